@@ -1,0 +1,1 @@
+"""The standard benchmark rows, and the physical limits of the machine they stand beside."""

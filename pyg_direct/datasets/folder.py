@@ -1,0 +1,113 @@
+"""Graphs kept as NumPy archives in a local folder."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.datasets.arguments import check_float_dtype
+from pyg_direct.datasets.dataset import NodeDataset
+from pyg_direct.datasets.edges import add_reverse_edges
+from pyg_direct.errors import ArgumentError
+
+GRAPH_FILE = "graph.npz"
+GRAPH_ARRAYS = ("edge_index", "y", "train", "valid", "test")
+FEATURE_ARRAYS = ("q", "scale")
+
+
+def load_folder(
+    path: str | PathLike,
+    *,
+    undirected: bool = True,
+    features: str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> NodeDataset:
+    """Read a graph from a folder of NumPy archives; the dataset is named after the folder.
+
+    `graph.npz` holds `edge_index` (integers `[2, E]`), `y` (integers `[N]`, -1 where unknown) and the nodes
+    `train`, `valid` and `test` (integers). A second archive holds features as `q` (int8 `[N, F]`) times
+    `scale` (float32 `[F]`).
+
+    Args:
+        path: The folder.
+        undirected: Add the reverse of every edge and keep each edge once, as is usual for citation graphs;
+            else the edges come as stored.
+        features: File name of the features; None takes the one archive in the folder that holds `q` and
+            `scale`, and `x` is None where there is none.
+        dtype: Dtype of the features.
+
+    Returns:
+        The graph on the CPU, with int64 edges and as many classes as `y` names.
+
+    Raises:
+        ArgumentError: The folder or an array is missing, or arrays do not fit each other.
+    """
+    folder = Path(path)
+    check_float_dtype("dtype", dtype)
+    if not (folder / GRAPH_FILE).is_file():
+        raise ArgumentError(f"path must be a folder that holds {GRAPH_FILE}, got {str(path)!r}")
+    edge_index, y, *split = (
+        torch.from_numpy(array.astype(np.int64)) for array in read_arrays(folder / GRAPH_FILE, GRAPH_ARRAYS)
+    )
+    check_ids(edge_index, y, split)
+    feature_file = find_features(folder) if features is None else folder / features
+    x = None if feature_file is None else read_features(feature_file, len(y), dtype)
+    if undirected:
+        edge_index = add_reverse_edges(edge_index, len(y))
+    num_classes = int(y.max()) + 1 if len(y) else 0
+    return NodeDataset(folder.resolve().name, len(y), num_classes, edge_index, x, y, *split)
+
+
+def read_arrays(file: Path, names: tuple[str, ...]) -> list[np.ndarray]:
+    """The arrays `names` of the archive `file`."""
+    if not file.is_file():
+        raise ArgumentError(f"features must name a file of the folder, got {file.name!r}")
+    with np.load(file, allow_pickle=False) as archive:
+        missing = [name for name in names if name not in archive]
+        if missing:
+            raise ArgumentError(
+                f"{file.name} must hold {', '.join(names)}, got none named {', '.join(missing)}"
+            )
+        return [archive[name] for name in names]
+
+
+def check_ids(edge_index: Tensor, y: Tensor, split: list[Tensor]) -> None:
+    """Raise unless edges `[2, E]` and split name nodes that `y` `[N]` has."""
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ArgumentError(f"edge_index must be [2, E], got {list(edge_index.shape)}")
+    if y.dim() != 1:
+        raise ArgumentError(f"y must be [N], got {list(y.shape)}")
+    for name, ids in zip(("edge_index", "train", "valid", "test"), (edge_index, *split)):
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(y):
+            raise ArgumentError(
+                f"{name} must hold ids in [0, {len(y)}), got {int(ids.min())} to {int(ids.max())}"
+            )
+
+
+def find_features(folder: Path) -> Path | None:
+    """The one archive of `folder` that holds features, or None."""
+    found = []
+    for file in sorted(folder.glob("*.npz")):
+        with np.load(file, allow_pickle=False) as archive:
+            if all(name in archive for name in FEATURE_ARRAYS):
+                found.append(file)
+    if len(found) > 1:
+        raise ArgumentError(
+            f"features must say which file to read, got None and {', '.join(f.name for f in found)}"
+        )
+    return found[0] if found else None
+
+
+def read_features(file: Path, num_nodes: int, dtype: torch.dtype) -> Tensor:
+    """Features `q * scale` of the archive `file`, `[N, F]`."""
+    q, scale = (torch.from_numpy(array) for array in read_arrays(file, FEATURE_ARRAYS))
+    if q.dim() != 2 or len(q) != num_nodes or scale.shape != q.shape[1:]:
+        raise ArgumentError(
+            f"{file.name} must hold q [{num_nodes}, F] and scale [F], got {list(q.shape)} and "
+            f"{list(scale.shape)}"
+        )
+    return q.float().mul_(scale).to(dtype)

@@ -1,0 +1,231 @@
+"""`Feature`: a table of rows on the host with its hottest rows in GPU memory, read by one kernel."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PlacementWarning
+from pyg_direct.features.size import parse_size
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.kernels.state import NO_POSITION
+from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.gather import Directory, gather_rows
+from pyg_direct.runtime.device import free_bytes, resolve_device
+from pyg_direct.runtime.memory import Block, move
+from pyg_direct.typing import Device
+
+POLICIES = ("device_replicate", "p2p_clique_replicate")
+_FREE_SHARE = 0.9
+# Blocks of a grid that reads host memory: more do not add to the rate of the link, and take the GPU from training.
+_LINK_BLOCKS = 128
+
+
+class Feature:
+    """Rows by node id, after Quiver's class of that name.
+
+    The rows that fit `device_cache_size` and are listed by most other rows of `csr_topo` are copied to GPU memory;
+    all rows stay in unified host memory, which the same kernel reads in place for the others. Without `csr_topo`
+    the first rows are the hot ones. On a machine without a GPU everything stays where it is.
+
+    Args:
+        rank: Index of the GPU that results are on.
+        device_list: GPUs that share the feature; one for now.
+        device_cache_size: GPU memory for hot rows: bytes, `"200M"`, `"0.9G"`, or a share of the rows such as `"20%"`.
+        cache_policy: `device_replicate`; `p2p_clique_replicate` comes with several GPUs.
+        csr_topo: The graph, to rank rows by.
+        device: Instead of `rank`: the device that results are on, e.g. `"cpu"`.
+        placement: Host memory for the rows: `unified` (default) or `pinned`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
+    """
+
+    def __init__(self, rank: int = 0, device_list: Sequence[int] = (0,), device_cache_size: int | str = 0,
+                 cache_policy: str = "device_replicate", csr_topo: CSRTopo | None = None, *, device: Device = None,
+                 placement: str = "unified") -> None:  # fmt: skip
+        if cache_policy not in POLICIES:
+            raise ArgumentError(f"cache_policy must be one of {', '.join(POLICIES)}, got {cache_policy!r}")
+        if cache_policy == "p2p_clique_replicate" or len(device_list) > 1:
+            raise NotImplementedError("device_list of several GPUs and cache_policy='p2p_clique_replicate'")
+        if csr_topo is not None and not isinstance(csr_topo, CSRTopo):
+            raise ArgumentTypeError(f"csr_topo must be a CSRTopo, got {type(csr_topo).__name__}")
+        if placement not in ("unified", "pinned"):
+            raise ArgumentError(f"placement must be 'unified' or 'pinned', got {placement!r}")
+        if device is None and torch.cuda.is_available():
+            device = rank
+        self.rank, self.device_list, self.cache_policy = rank, list(device_list), cache_policy
+        self.device = resolve_device(device)
+        self.device_cache_size = device_cache_size
+        self.csr_topo = csr_topo
+        self._placement = placement
+        parse_size(device_cache_size, 0)
+        self._hot: Tensor | None = None
+        self._cold: Tensor | None = None
+        self._directory: Directory | None = None
+        self._block: Block | None = None
+        self._shape: torch.Size | None = None
+        self._dtype = torch.float32
+        self._errors: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the whole table, `[N, ...]`."""
+        return self._filled()[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the rows."""
+        return self._dtype
+
+    @property
+    def num_hot_rows(self) -> int:
+        """Rows in GPU memory."""
+        return 0 if self._hot is None or not self._hot.is_cuda else self._hot.shape[0]
+
+    @property
+    def placement(self) -> str:
+        """Where the rows live that are not in GPU memory; `cuda` when all are."""
+        if self._block is not None:
+            return self._block.placement
+        return self.device.type
+
+    def size(self, dim: int | None = None) -> Any:
+        """Shape of the table, or its length along `dim`."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """Number of dimensions of the table."""
+        return len(self.shape)
+
+    def from_cpu_tensor(self, cpu_tensor: Tensor) -> Feature:
+        """Take the rows of a tensor; returns self.
+
+        The tensor's memory is moved, not copied, where it goes to host memory that a GPU reads: `cpu_tensor` becomes
+        a view of it, with the same contents.
+
+        Args:
+            cpu_tensor: `[N, ...]` of any dtype, on the CPU (or on the GPU of this feature).
+        """
+        if not isinstance(cpu_tensor, Tensor):
+            raise ArgumentTypeError(f"cpu_tensor must be a tensor, got {type(cpu_tensor).__name__}")
+        if cpu_tensor.dim() == 0:
+            raise ArgumentError("cpu_tensor must have at least one dimension, got a scalar")
+        if self.csr_topo is not None and cpu_tensor.shape[0] < self.csr_topo.node_count:
+            raise ArgumentError(
+                f"cpu_tensor must have a row for each of the {self.csr_topo.node_count} nodes of csr_topo, "
+                f"got {cpu_tensor.shape[0]}"
+            )
+        rows = cpu_tensor.detach()
+        self._hot = self._cold = self._directory = self._block = None
+        self._shape, self._dtype = rows.shape, rows.dtype
+        num_bytes = rows.numel() * rows.element_size()
+        if self.device.type == "cpu":
+            self._hot = rows.cpu().contiguous()
+            return self
+        self._errors = torch.full((1,), NO_POSITION, dtype=torch.int64, pin_memory=True)
+        if rows.is_cuda and rows.device == self.device:
+            self._hot = rows.contiguous()
+            return self
+        budget = self._fit_budget(min(num_bytes, parse_size(self.device_cache_size, num_bytes)))
+        if budget >= num_bytes:
+            self._hot = rows.to(self.device).contiguous()
+            return self
+        hot_ids = self._choose_hot_rows(rows, budget * rows.shape[0] // num_bytes)
+        hot = rows[hot_ids].contiguous().to(self.device)
+        self._place_on_host(cpu_tensor, hot, hot_ids)
+        return self
+
+    def _fit_budget(self, budget: int) -> int:
+        most = int(_FREE_SHARE * free_bytes(self.device.index or 0))
+        if budget > most:
+            warnings.warn(
+                f"device_cache_size={self.device_cache_size!r} is more than the free memory of {self.device}; "
+                f"{most} bytes are used instead", PlacementWarning, stacklevel=4)  # fmt: skip
+        return min(budget, most)
+
+    def _choose_hot_rows(self, rows: Tensor, count: int) -> Tensor:
+        """Ids of the `count` hottest rows, ascending."""
+        if self.csr_topo is None:
+            return torch.arange(count)
+        listed = count_listings(self.csr_topo, rows.shape[0])
+        return listed.sort(descending=True, stable=True).indices[:count].sort().values.cpu()
+
+    def _place_on_host(self, cpu_tensor: Tensor, hot: Tensor, hot_ids: Tensor) -> None:
+        source = cpu_tensor if cpu_tensor.is_contiguous() and not cpu_tensor.requires_grad else (
+            cpu_tensor.detach().contiguous())  # fmt: skip
+        self._block = move(source, self._placement, self.device, what="features")
+        if self._block.placement == "cpu":
+            self._hot = source.detach()
+            return
+        self._cold = self._block.view_on_gpu(source.dtype, source.shape, self.device)
+        self._hot = hot
+        if hot_ids.numel() > 0:
+            self._directory = Directory.of(hot_ids.to(self.device), source.shape[0])
+
+    def _filled(self) -> tuple[Tensor, torch.Size]:
+        if self._hot is None or self._shape is None:
+            raise ArgumentError("this Feature holds no rows yet: call from_cpu_tensor first")
+        return self._hot, self._shape
+
+    def __getitem__(self, node_idx: Tensor | Sequence[int]) -> Tensor:
+        """Rows of the ids, `[n, ...]` on `device`.
+
+        Ids on the CPU are checked at once. An id on the GPU that is out of range gives a row of zeros, and an
+        `IdError` at the next use of this feature or at `synchronize()`, as reading it would cost a wait.
+        """
+        hot, shape = self._filled()
+        self._raise_earlier_error()
+        if self._block is not None:
+            self._block.check_process()
+        ids = node_idx if isinstance(node_idx, Tensor) else torch.as_tensor(node_idx)
+        ids = check_ids("node_idx", ids, shape[0])
+        if self.device.type == "cpu":
+            return gather_rows(hot, ids.cpu())
+        if not hot.is_cuda:
+            return gather_rows(hot, check_ids("node_idx", ids.cpu(), shape[0])).to(self.device)
+        ids = ids.to(self.device, non_blocking=True)
+        if self._cold is None:
+            return gather_rows(hot, ids, errors=self._errors)
+        if self._directory is None:
+            return gather_rows(self._cold, ids, errors=self._errors, max_blocks=_LINK_BLOCKS)
+        return gather_rows(hot, ids, cold=self._cold, directory=self._directory, errors=self._errors)
+
+    def synchronize(self) -> None:
+        """Wait for all reads so far.
+
+        Raises:
+            IdError: one of them had an id out of range.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._raise_earlier_error()
+
+    def _raise_earlier_error(self) -> None:
+        if self._errors is not None and int(self._errors[0]) != NO_POSITION:
+            position = int(self._errors[0])
+            self._errors[0] = NO_POSITION
+            raise IdError(
+                f"node_idx must lie in [0, {self.shape[0]}); an earlier read had an id outside at position {position}"
+            )
+
+    def __repr__(self) -> str:
+        if self._shape is None:
+            return f"Feature(empty, device={self.device})"
+        return (
+            f"Feature({list(self._shape)} of {self._dtype}, {self.num_hot_rows} rows in GPU memory, "
+            f"the others {self.placement}, device={self.device})"
+        )
+
+
+def count_listings(csr_topo: CSRTopo, num_rows: int) -> Tensor:
+    """How many rows of the topology list each node, int64 `[num_rows]`: how often sampling may meet it."""
+    counts = torch.zeros(num_rows, dtype=torch.int64, device=csr_topo.indices.device)
+    step = 1 << 26
+    for begin in range(0, csr_topo.edge_count, step):
+        counts += torch.bincount(csr_topo.indices[begin : begin + step], minlength=num_rows)
+    return counts

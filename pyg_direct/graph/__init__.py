@@ -1,0 +1,1 @@
+"""Topology at rest: `CSRTopo` and the ways to make one."""

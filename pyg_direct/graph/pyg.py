@@ -1,0 +1,78 @@
+"""The door to PyG's and torch's graph containers: whatever holds edges becomes rows or a list of edges."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+
+
+class EdgeList(NamedTuple):
+    """Edges as PyG lists them: `edge_index` int64 or int32 `[2, E]`, row 0 the sources; N when the container knows."""
+
+    edge_index: Tensor
+    num_nodes: int | None
+
+
+class Rows(NamedTuple):
+    """Compressed rows taken as they are; `edge_ids` None when the position of an edge is its id."""
+
+    indptr: Tensor
+    indices: Tensor
+    edge_ids: Tensor | None
+
+
+def read_edges(graph: Any) -> EdgeList | Rows:
+    """Edges of an `edge_index`, an `EdgeIndex`, a `Data`, a `SparseTensor` or a torch sparse tensor.
+
+    Rows of compressed containers are the nodes that are sampled from, as in PyG's `adj_t`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if hasattr(graph, "edge_stores") or hasattr(graph, "edge_index") and not isinstance(graph, Tensor):
+        return _read_data(graph)
+    if type(graph).__name__ == "SparseTensor" and hasattr(graph, "csr"):
+        _check_square(graph.sparse_sizes())
+        indptr, indices, _ = graph.csr()
+        return Rows(indptr, indices, None)
+    if not isinstance(graph, Tensor):
+        raise ArgumentTypeError(
+            "edge_index must be a tensor [2, E], an EdgeIndex, a Data, a SparseTensor or a sparse CSR / CSC tensor, "
+            f"got {type(graph).__name__}"
+        )
+    if graph.layout in (torch.sparse_csr, torch.sparse_csc):
+        _check_square(graph.shape)
+        if graph.layout == torch.sparse_csr:
+            return Rows(graph.crow_indices().long(), graph.col_indices(), None)
+        return Rows(graph.ccol_indices().long(), graph.row_indices(), None)
+    num_nodes = None
+    if hasattr(graph, "sparse_size") and hasattr(graph, "as_tensor"):
+        sizes = [s for s in graph.sparse_size() if s is not None]
+        num_nodes = max(sizes) if sizes else None
+        graph = graph.as_tensor()
+    if graph.layout != torch.strided or graph.dim() != 2 or graph.shape[0] != 2:
+        raise ArgumentError(f"edge_index must have shape [2, E], got {tuple(graph.shape)} with layout {graph.layout}")
+    if graph.dtype not in (torch.int32, torch.int64):
+        raise ArgumentTypeError(f"edge_index must have dtype int64 or int32, got {graph.dtype}")
+    return EdgeList(graph, num_nodes)
+
+
+def _read_data(data: Any) -> EdgeList | Rows:
+    if len(getattr(data, "node_types", ())) > 0:
+        raise NotImplementedError("data must be homogeneous; HeteroData is not supported yet")
+    if getattr(data, "adj_t", None) is not None:
+        return read_edges(data.adj_t)
+    if getattr(data, "edge_index", None) is None:
+        raise ArgumentError("data must hold edge_index or adj_t, got neither")
+    edges = read_edges(data.edge_index)
+    return EdgeList(edges.edge_index, int(data.num_nodes)) if isinstance(edges, EdgeList) else edges
+
+
+def _check_square(sizes: Any) -> None:
+    rows, columns = (int(s) for s in sizes)
+    if rows != columns:
+        raise ArgumentError(f"a sparse adjacency must be square, got {rows} x {columns}")

@@ -1,0 +1,211 @@
+"""`CSRTopo`: a graph's edges as compressed rows, the rows being the nodes that are sampled from."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.graph.placed import PlacedTopology, place_array
+from pyg_direct.graph.pyg import Rows, read_edges
+from pyg_direct.ops.check import check_topology
+from pyg_direct.ops.compress import compress
+from pyg_direct.runtime.device import free_bytes, resolve_device
+from pyg_direct.typing import Device
+
+# Share of the free GPU memory that placement="auto" gives to topology.
+_GPU_SHARE = 0.5
+# Share of it up to which offsets and edge ids of a topology on the host still go to the GPU.
+_SMALL_SHARE = 0.125
+
+
+class CSRTopo:
+    """A graph's topology, after Quiver's class of that name.
+
+    By default a row lists the in-neighbors of its node, which is what PyG samples; `direction="out"` gives Quiver's
+    reading. Parallel edges, self loops, isolated and trailing nodes and the ids of edges are all kept.
+
+    Args:
+        edge_index: int64 or int32 `[2, E]`, PyG's `EdgeIndex` or `Data`, `torch_sparse.SparseTensor` (rows as in
+            `adj_t`), or a torch sparse CSR / CSC tensor (its compressed dimension becomes the rows).
+        indptr: Row offsets, int64 `[N + 1]`, instead of `edge_index`; taken as they are.
+        indices: Columns, int32 or int64 `[E]`, with `indptr`.
+        eid: Edge ids, int32 or int64 `[E]`, with `indptr`; the position of an edge when None.
+        num_nodes: N; by default one more than the largest id.
+        direction: `in` or `out`, for a list of edges.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    def __init__(self, edge_index: Any = None, indptr: Tensor | None = None, indices: Tensor | None = None,
+                 eid: Tensor | None = None, *, num_nodes: int | None = None, direction: str = "in") -> None:  # fmt: skip
+        if direction not in ("in", "out"):
+            raise ArgumentError(f"direction must be 'in' or 'out', got {direction!r}")
+        if (edge_index is None) == (indptr is None) or (indptr is None) != (indices is None):
+            raise ArgumentError("give either edge_index, or indptr and indices together")
+        self._feature_order: Tensor | None = None
+        self._placed: dict[tuple[str, torch.device], PlacedTopology] = {}
+        self._lock = threading.Lock()
+        if edge_index is not None:
+            edges = read_edges(edge_index)
+            if isinstance(edges, Rows):
+                indptr, indices, eid = edges
+            else:
+                self._compress(edges.edge_index, edges.num_nodes if num_nodes is None else num_nodes, direction)
+                return
+        assert indptr is not None and indices is not None
+        check_topology(indptr, indices)
+        if num_nodes is not None and num_nodes != indptr.numel() - 1:
+            raise ArgumentError(f"num_nodes must equal len(indptr) - 1 = {indptr.numel() - 1}, got {num_nodes}")
+        if eid is not None and (eid.shape != indices.shape or eid.dtype not in (torch.int32, torch.int64)):
+            raise ArgumentError(
+                f"eid must be int32 or int64 of shape {tuple(indices.shape)}, got {eid.dtype} of {tuple(eid.shape)}"
+            )
+        self._indptr, self._indices = indptr.contiguous(), self._narrow(indices).contiguous()
+        self._eid = None if eid is None else eid.contiguous()
+
+    def _compress(self, edge_index: Tensor, num_nodes: int | None, direction: str) -> None:
+        if num_nodes is None:
+            num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+        if isinstance(num_nodes, bool) or not isinstance(num_nodes, int) or num_nodes < 0:
+            raise ArgumentError(f"num_nodes must be an integer of at least 0, got {num_nodes!r}")
+        source, target = edge_index[0], edge_index[1]
+        rows, columns = (target, source) if direction == "in" else (source, target)
+        self._indptr, self._indices, self._eid = compress(rows, columns, num_nodes)
+
+    def _narrow(self, indices: Tensor) -> Tensor:
+        return indices.to(torch.int32) if self._indptr.numel() - 1 < 2**31 else indices
+
+    @property
+    def indptr(self) -> Tensor:
+        """Row offsets, int64 `[N + 1]`."""
+        return self._indptr
+
+    @property
+    def indices(self) -> Tensor:
+        """Columns of the rows, int32 `[E]` (int64 from 2**31 nodes)."""
+        return self._indices
+
+    @property
+    def eid(self) -> Tensor | None:
+        """Edge ids by position, `[E]`; None when the position of an edge is its id."""
+        return self._eid
+
+    @property
+    def degree(self) -> Tensor:
+        """Edges of each row, int64 `[N]`."""
+        return self._indptr.diff()
+
+    @property
+    def node_count(self) -> int:
+        """N."""
+        return self._indptr.numel() - 1
+
+    @property
+    def edge_count(self) -> int:
+        """E."""
+        return self._indices.numel()
+
+    @property
+    def feature_order(self) -> Tensor | None:
+        """Row of each node in a re-ordered feature table, int64 `[N]`, where a `Feature` set one (Quiver)."""
+        return self._feature_order
+
+    @feature_order.setter
+    def feature_order(self, order: Tensor) -> None:
+        self._feature_order = order
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays = [self._indptr, self._indices] + ([] if self._eid is None else [self._eid])
+        return sum(a.numel() * a.element_size() for a in arrays)
+
+    def share_memory_(self) -> CSRTopo:
+        """Move arrays on the CPU to shared memory, for other processes; returns self."""
+        for name in ("_indptr", "_indices", "_eid"):
+            array = getattr(self, name)
+            if array is not None and not array.is_cuda and not array.is_shared():
+                setattr(self, name, array.clone().share_memory_())
+        return self
+
+    def to_cpu(self) -> CSRTopo:
+        """The topology with arrays in ordinary memory, which any process can read; itself where that is so."""
+        if not self._indices.is_cuda and not any(p.blocks for p in self._placed.values()):
+            return self
+        arrays = [None if a is None else a.cpu().clone() for a in (self._indptr, self._indices, self._eid)]
+        copy = CSRTopo.__new__(CSRTopo)
+        copy.__setstate__({"_indptr": arrays[0], "_indices": arrays[1], "_eid": arrays[2],
+                           "_feature_order": self._feature_order})  # fmt: skip
+        return copy
+
+    def choose_placement(self, device: Device = None) -> str:
+        """Where `auto` puts this topology for a device: `cpu`, `cuda` when it fits half the free memory, `unified`."""
+        target = resolve_device(device)
+        if target.type == "cpu":
+            return "cpu"
+        if self._indices.is_cuda or ("cuda", target) in self._placed:
+            return "cuda"
+        return "cuda" if self.num_bytes <= _GPU_SHARE * free_bytes(target.index) else "unified"
+
+    def place(self, placement: str = "auto", device: Device = None) -> PlacedTopology:
+        """The arrays where a device reads them; placed once for each device and placement.
+
+        Args:
+            placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`. With the neighbors on the host, offsets and edge
+                ids still go to GPU memory where each takes at most an eighth of what is free.
+            device: The device that samples.
+
+        Raises:
+            ArgumentError: an unknown placement, or one that the device cannot read.
+        """
+        target = resolve_device(device)
+        if placement == "auto":
+            placement = self.choose_placement(target)
+        if placement not in ("cuda", "unified", "pinned", "cpu") or (placement == "cpu") != (target.type == "cpu"):
+            raise ArgumentError(f"placement must be one that {target} can read, got {placement!r}")
+        with self._lock:
+            if (placement, target) not in self._placed:
+                self._placed[placement, target] = self._place(placement, target)
+            return self._placed[placement, target]
+
+    def _place(self, placement: str, device: torch.device) -> PlacedTopology:
+        indptr, self._indptr, block_0 = place_array(
+            self._indptr, self._prefer_gpu(self._indptr, placement, device), device, "offsets")  # fmt: skip
+        indices, self._indices, block_1 = place_array(self._indices, placement, device, "neighbors")
+        blocks = [b for b in (block_0, block_1) if b is not None]
+        if self._eid is None:
+            edge_ids = torch.empty(0, dtype=torch.int32, device=device)
+        else:
+            edge_ids, self._eid, block_2 = place_array(
+                self._eid, self._prefer_gpu(self._eid, placement, device), device, "edge ids")  # fmt: skip
+            blocks += [] if block_2 is None else [block_2]
+        obtained = blocks[0].placement if blocks else placement
+        if obtained == "cpu" and device.type == "cuda":
+            # Neither unified nor page-locked memory could be had: no kernel can read host memory here.
+            raise ArgumentError("placement='unified' fell back to 'cpu', which a GPU cannot sample; use device='cpu'")
+        return PlacedTopology(indptr, indices, edge_ids, obtained, blocks)
+
+    def _prefer_gpu(self, array: Tensor, placement: str, device: torch.device) -> str:
+        if placement in ("cpu", "cuda"):
+            return placement
+        return "cuda" if array.numel() * array.element_size() <= _SMALL_SHARE * free_bytes(device.index) else placement
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_placed", "_lock")}
+        for placed in self._placed.values():
+            if placed.blocks:
+                # Views of GPU-visible memory cannot be sent; their bytes can.
+                state |= {k: v.clone() for k, v in state.items() if isinstance(v, Tensor) and not v.is_cuda}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._placed, self._lock = {}, threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"CSRTopo({self.node_count} nodes, {self.edge_count} edges)"

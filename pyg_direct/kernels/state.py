@@ -1,0 +1,24 @@
+"""The state of one batch on its way through the hops: int64 words that live where the kernels run.
+
+The host writes the first `HEADER` words before a batch and reads all `STATE` words once after it.
+"""
+
+KEY = 0
+NUM_SEEDS = 1
+# Lowest position of a seed outside the graph; NO_POSITION when there is none.
+BAD_SEED = 2
+# Edges that were needed when they did not fit the plan; 0 when all fitted.
+NEEDED_EDGES = 3
+HEADER = 8
+
+MAX_HOPS = 31
+# NODES + h: nodes after hop h (h = 0: the seeds). EDGES + h: edges before hop h.
+NODES = HEADER
+EDGES = NODES + MAX_HOPS + 1
+STATE = EDGES + MAX_HOPS + 1
+
+NO_POSITION = 2**62
+
+# Purposes of a draw, so that equal (key, node, slot) of different purposes never meet.
+NEIGHBOR_DRAW = 1
+SHUFFLE_DRAW = 2

@@ -1,0 +1,1 @@
+"""Mini-batches, sampled and fetched ahead while the model trains on the last one."""

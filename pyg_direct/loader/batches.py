@@ -1,0 +1,54 @@
+"""Which positions of the input nodes make up each batch of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+
+from pyg_direct.ops.draw import permute
+from pyg_direct.sampling.key import shuffle_key
+
+
+def order_of_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> Tensor | None:
+    """Positions in the order of an epoch, int64 on the CPU; None when a sampler of the user's decides.
+
+    Shuffling is a function of (seed, epoch), so that an epoch can be resumed and is equal on every machine.
+    """
+    batching = loader.batch_sampler
+    if type(batching) is not BatchSampler or batching.sampler is not loader.sampler:
+        return None
+    sampler = loader.sampler
+    count = len(loader.dataset)
+    if type(sampler) is SequentialSampler:
+        return torch.arange(count)
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None and (
+        sampler.num_samples == count
+    ):
+        return permute(count, key=shuffle_key(seed, epoch))
+    return None
+
+
+def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int = 0) -> Iterator[tuple[int, Tensor]]:
+    """(number, positions int64 `[B]`) of the batches of an epoch from batch `first` on.
+
+    Numbers are global: rank r of w under a `DistributedSampler` gets r, r + w, ... so that no two ranks share keys.
+    """
+    stride, offset = 1, 0
+    if isinstance(loader.sampler, DistributedSampler):
+        stride, offset = loader.sampler.num_replicas, loader.sampler.rank
+    order = order_of_epoch(loader, seed, epoch)
+    if order is not None:
+        assert loader.batch_size is not None
+        end = len(order) // loader.batch_size * loader.batch_size if loader.drop_last else len(order)
+        for number in range(first, -(-end // loader.batch_size)):
+            begin = number * loader.batch_size
+            yield number, order[begin : min(begin + loader.batch_size, end)]
+        return
+    source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    for number, positions in enumerate(source):
+        if number >= first:
+            yield number * stride + offset, torch.as_tensor(positions, dtype=torch.int64).reshape(-1)

@@ -1,0 +1,65 @@
+"""Sampling in worker processes, for those who ask for them: workers sample on the CPU, features are fetched here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.sampling.key import batch_key
+from pyg_direct.sampling.open import Plan, open_plan
+from pyg_direct.sampling.sample import Recipe, Sample
+
+
+class WorkItem(list[int]):
+    """Positions of a batch, with what its key is made of; a list, as DataLoader wants it."""
+
+    def __init__(self, positions: Tensor, epoch: int, number: int) -> None:
+        super().__init__(positions.tolist())
+        self.epoch, self.number = epoch, number
+
+    def __reduce__(self) -> Any:
+        return WorkItem, (torch.tensor(list(self), dtype=torch.int64), self.epoch, self.number)
+
+
+class Positions(Dataset[Any]):
+    """The positions 0 .. count-1 of the input nodes; a batch of them is fetched as it is."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, position: int) -> int:
+        return position
+
+    def __getitems__(self, positions: list[int]) -> list[int]:
+        return positions
+
+
+class WorkerSampler:
+    """`collate_fn` of worker processes: samples on the CPU the batch that any device would sample."""
+
+    def __init__(self, csr_topo: CSRTopo, recipe: Recipe, seed: int, input_nodes: Tensor) -> None:
+        self.csr_topo, self.recipe, self.seed, self.input_nodes = csr_topo, recipe, seed, input_nodes
+        self._plan: Plan | None = None
+
+    def __call__(self, item: WorkItem) -> tuple[WorkItem, Sample]:
+        if self._plan is None:
+            self._plan = open_plan(self.csr_topo.place("cpu", "cpu"), self.recipe)
+        seeds = self.input_nodes[torch.tensor(list(item), dtype=torch.int64)]
+        return item, self._plan.sample(seeds, batch_key(self.seed, item.epoch, item.number))  # type: ignore[return-value]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plan": None}
+
+
+def number_items(batches: Iterator[tuple[int, Tensor]], epoch: int) -> Iterator[WorkItem]:
+    """Work items of an epoch."""
+    for number, positions in batches:
+        yield WorkItem(positions, epoch, number)

@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: each op checks its arguments, allocates and launches the kernel of the same noun."""

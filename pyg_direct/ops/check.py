@@ -1,0 +1,84 @@
+"""Checks of arguments before anything is launched; each error names the argument, the rule and the value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+
+INDEX_DTYPES = (torch.int32, torch.int64)
+MAX_KEY = 2**64 - 1
+
+
+def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
+    """1-D int32 or int64 ids, made contiguous; ids on the CPU must lie in [0, upper).
+
+    Ids on a GPU are not read here: kernels check them and the error is raised at the next wait for the GPU.
+    """
+    if not isinstance(ids, Tensor):
+        raise ArgumentTypeError(f"{name} must be a tensor, got {type(ids).__name__}")
+    if ids.dtype not in INDEX_DTYPES:
+        raise ArgumentTypeError(f"{name} must have dtype int64 or int32, got {ids.dtype}")
+    if ids.dim() != 1:
+        raise ArgumentError(f"{name} must have one dimension, got shape {tuple(ids.shape)}")
+    if upper is not None and not ids.is_cuda and ids.numel() > 0:
+        low, high = (int(v) for v in torch.aminmax(ids))
+        if low < 0 or high >= upper:
+            raise IdError(f"{name} must lie in [0, {upper}), got {low if low < 0 else high}")
+    return ids.contiguous()
+
+
+def check_fanouts(name: str, fanouts: Sequence[int]) -> list[int]:
+    """Fanouts per hop: integers, each at least -1 (which takes all neighbors)."""
+    if isinstance(fanouts, (str, bytes)) or not isinstance(fanouts, Sequence):
+        raise ArgumentTypeError(f"{name} must be a list of integers, got {fanouts!r}")
+    checked = []
+    for fanout in fanouts:
+        if isinstance(fanout, bool) or not isinstance(fanout, int):
+            raise ArgumentTypeError(f"{name} must hold integers, got {fanout!r}")
+        if fanout < -1:
+            raise ArgumentError(f"{name} must hold values of at least -1, got {fanout}")
+        checked.append(int(fanout))
+    return checked
+
+
+def check_key(name: str, key: int) -> int:
+    """A key of draws: an unsigned 64-bit integer."""
+    if isinstance(key, bool) or not isinstance(key, int):
+        raise ArgumentTypeError(f"{name} must be an integer, got {key!r}")
+    if not 0 <= key <= MAX_KEY:
+        raise ArgumentError(f"{name} must lie in [0, 2**64), got {key}")
+    return key
+
+
+def check_same_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Both tensors live on one device."""
+    if tensor.device != other.device:
+        raise ArgumentError(f"{name} must be on the device of {other_name} ({other.device}), got {tensor.device}")
+
+
+def check_topology(indptr: Tensor, indices: Tensor) -> None:
+    """`indptr` int64 `[N + 1]`, not decreasing from 0 to E; `indices` int32 or int64 `[E]` within [0, N)."""
+    if indptr.dtype != torch.int64 or indptr.dim() != 1 or indptr.numel() == 0:
+        raise ArgumentTypeError(
+            f"indptr must be int64 with shape [N + 1], got {indptr.dtype} with shape {tuple(indptr.shape)}"
+        )
+    if indices.dtype not in INDEX_DTYPES or indices.dim() != 1:
+        raise ArgumentTypeError(
+            f"indices must be int32 or int64 with shape [E], got {indices.dtype} with shape {tuple(indices.shape)}"
+        )
+    first, last = int(indptr[0]), int(indptr[-1])
+    if first != 0 or last != indices.numel():
+        raise ArgumentError(
+            f"indptr must run from 0 to the number of edges {indices.numel()}, got {first} to {last}"
+        )
+    if indptr.numel() > 1 and bool((indptr[1:] < indptr[:-1]).any()):
+        row = int((indptr[1:] < indptr[:-1]).nonzero()[0])
+        raise ArgumentError(f"indptr must not decrease, got {int(indptr[row])} before {int(indptr[row + 1])}")
+    if indices.numel() > 0:
+        low, high = (int(v) for v in torch.aminmax(indices))
+        if low < 0 or high >= indptr.numel() - 1:
+            raise IdError(f"indices must lie in [0, {indptr.numel() - 1}), got {low if low < 0 else high}")

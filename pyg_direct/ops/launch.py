@@ -1,0 +1,71 @@
+"""Runs a kernel where its tensors live: CPU loops on NumPy views, GPU grids through the driver or the simulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.kernels.jit import SIMULATED, THREADS, CpuKernel, GpuKernel, get_cpu_threads
+from pyg_direct.runtime.device import abilities
+from pyg_direct.runtime.launch import Launcher
+
+_CODES = {torch.int8: "i1", torch.uint8: "u1", torch.int16: "i2", torch.int32: "i4", torch.uint32: "u4",
+          torch.int64: "i8", torch.float32: "f4", torch.float64: "f8"}  # fmt: skip
+_LAUNCHERS: dict[tuple[Any, ...], Launcher] = {}
+# Blocks of a grid whose blocks share out the work; each leaves one partial sum, which every block adds up.
+_BLOCKS_PER_MULTIPROCESSOR = 8
+MAX_BLOCKS = 3 if SIMULATED else 4096
+
+
+def runs_on_gpu(tensor: Tensor) -> bool:
+    """Whether kernels over this tensor run as GPU grids (under the simulator: always)."""
+    return SIMULATED or tensor.is_cuda
+
+
+def full_grid(tensor: Tensor) -> int:
+    """Blocks that fill the GPU of `tensor`."""
+    if SIMULATED:
+        return MAX_BLOCKS
+    return min(MAX_BLOCKS, abilities(tensor.device.index).multiprocessors * _BLOCKS_PER_MULTIPROCESSOR)
+
+
+def grid_for(items: int, tensor: Tensor) -> int:
+    """Blocks for `items` independent items, one a thread, at most a full GPU."""
+    return max(1, min(full_grid(tensor), -(-items // THREADS)))
+
+
+def cpu_chunks() -> int:
+    """Pieces into which a CPU loop is cut: one a thread."""
+    return get_cpu_threads()
+
+
+def run_cpu(kernel: CpuKernel, *args: Any) -> Any:
+    """Call a CPU loop; tensors become NumPy arrays over the same memory."""
+    return kernel(*[a.numpy() if isinstance(a, Tensor) else a for a in args])
+
+
+def find_launcher(kernel: GpuKernel, args: tuple[Any, ...], index: int) -> Launcher:
+    """The compiled specialisation of `kernel` for the dtypes of `args`, on GPU `index`."""
+    key = (kernel, index, *[a.dtype for a in args if isinstance(a, Tensor)])
+    launcher = _LAUNCHERS.get(key)
+    if launcher is None:
+        choice = kernel.choose([_CODES[a.dtype] if isinstance(a, Tensor) else "" for a in args])
+        code = kernel.compile(abilities(index).compute_capability, choice)
+        launcher = _LAUNCHERS[key] = Launcher(code, kernel.parameters(choice), index)
+    return launcher
+
+
+def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None) -> None:
+    """Enqueue a GPU grid on `stream`, or on torch's current stream. Every tensor must be contiguous and on the GPU."""
+    if SIMULATED:
+        kernel.simulate(grid, THREADS, [a.numpy() if isinstance(a, Tensor) else a for a in args])
+        return
+    index = next(a.device.index for a in args if isinstance(a, Tensor))
+    launcher = find_launcher(kernel, args, index)
+    if index != torch.cuda.current_device():
+        with torch.cuda.device(index):
+            launcher(grid, THREADS, args, stream)
+    else:
+        launcher(grid, THREADS, args, stream)

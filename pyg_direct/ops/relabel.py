@@ -1,0 +1,128 @@
+"""Local ids for a batch: seeds first in the order given, then new nodes ascending (see `kernels/relabel.py`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, IdError
+from pyg_direct.kernels import bitmap, relabel as kernels
+from pyg_direct.kernels.state import HEADER, NO_POSITION, NODES, NUM_SEEDS, BAD_SEED, STATE
+from pyg_direct.ops.check import check_ids, check_same_device
+from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
+
+
+class Relabelled(NamedTuple):
+    """Local numbering of a hop.
+
+    Attributes:
+        n_id: Global ids by local id: the seeds, then the new nodes; int64 `[M]`.
+        local: Local id of every neighbor, int64 `[E']`; of a repeated seed, its first position.
+    """
+
+    n_id: Tensor
+    local: Tensor
+
+
+def relabel(seeds: Tensor, neighbors: Tensor, num_nodes: int, *, method: str = "auto") -> Relabelled:
+    """Number the nodes of a hop.
+
+    Args:
+        seeds: int32 or int64 `[B]`; repeats keep their places.
+        neighbors: int32 or int64 `[E']`.
+        num_nodes: N; all ids lie in [0, N).
+        method: `bitmap` (N / 4 bytes of scratch), `sort` (scratch by the batch), or `auto`, which takes the bitmap
+            unless scanning it would cost more than sorting the batch. Both give the same result.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    seeds = check_ids("seeds", seeds, num_nodes)
+    neighbors = check_ids("neighbors", neighbors, num_nodes).to(seeds.dtype)
+    check_same_device("neighbors", neighbors, "seeds", seeds)
+    if method not in ("auto", "bitmap", "sort"):
+        raise ArgumentError(f"method must be 'auto', 'bitmap' or 'sort', got {method!r}")
+    if method == "auto":
+        method = choose_method(num_nodes, seeds.numel() + neighbors.numel())
+    if seeds.numel() + neighbors.numel() == 0:
+        empty = seeds.new_empty(0, dtype=torch.int64)
+        return Relabelled(empty, empty)
+    for name, ids in (("seeds", seeds), ("neighbors", neighbors)):
+        if ids.is_cuda and ids.numel() > 0:
+            low, high = (int(v) for v in torch.aminmax(ids))
+            if low < 0 or high >= num_nodes:
+                raise IdError(f"{name} must lie in [0, {num_nodes}), got {low if low < 0 else high}")
+    if method == "sort":
+        return _by_sorting(seeds, neighbors)
+    return (_by_bitmap_on_gpu if runs_on_gpu(seeds) else _by_bitmap_on_cpu)(seeds, neighbors, num_nodes)
+
+
+def choose_method(num_nodes: int, num_items: int) -> str:
+    """`bitmap` while its words are at most 64 times the items of the batch (and always up to 2**24 nodes)."""
+    return "bitmap" if num_nodes <= max(1 << 24, 2048 * num_items) else "sort"
+
+
+def _by_sorting(seeds: Tensor, neighbors: Tensor) -> Relabelled:
+    keys = torch.unique(torch.cat([seeds, neighbors]))
+    rank_of_seed = torch.searchsorted(keys, seeds)
+    is_new = torch.ones_like(keys, dtype=torch.bool)
+    is_new[rank_of_seed] = False
+    local_of_rank = is_new.long().cumsum(0) + (seeds.numel() - 1)
+    order = torch.arange(seeds.numel(), device=seeds.device)
+    first = torch.full_like(local_of_rank, seeds.numel()).scatter_reduce(0, rank_of_seed, order, "amin")
+    local_of_rank = torch.where(is_new, local_of_rank, first)
+    n_id = torch.cat([seeds, keys[is_new]]).long()
+    return Relabelled(n_id, local_of_rank[torch.searchsorted(keys, neighbors)])
+
+
+def num_words(num_nodes: int) -> int:
+    """Words of a bitmap over `num_nodes` ids."""
+    return -(-num_nodes // bitmap.WORD)
+
+
+def _by_bitmap_on_cpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relabelled:
+    chunks = cpu_chunks()
+    seen = torch.zeros(num_words(num_nodes), dtype=torch.uint32)
+    fresh, ranks = torch.zeros_like(seen), torch.empty(seen.numel(), dtype=torch.int32)
+    sums = np.zeros(chunks, np.int64)
+    run_cpu(kernels.mark_fresh_cpu, seeds, fresh, seen, chunks)
+    run_cpu(kernels.mark_fresh_cpu, neighbors, seen, fresh, chunks)
+    nodes = torch.cat([seeds, seeds.new_empty(neighbors.numel())])
+    run_cpu(kernels.emit_fresh_cpu, fresh, seen, sums, nodes, seeds.numel())
+    nodes = nodes[: seeds.numel() + int(sums.sum())]
+    run_cpu(bitmap.rank_words_cpu, seen, ranks, sums)
+    locals_of_rank = torch.empty(nodes.numel(), dtype=torch.int32)
+    run_cpu(kernels.locate_nodes_cpu, nodes, seeds.numel(), seen, ranks, locals_of_rank)
+    local = torch.empty(neighbors.numel(), dtype=torch.int64)
+    run_cpu(kernels.look_up_cpu, neighbors, seen, ranks, locals_of_rank, local)
+    return Relabelled(nodes.long(), local)
+
+
+def _by_bitmap_on_gpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relabelled:
+    device, grid = seeds.device, full_grid(seeds)
+    state = torch.zeros(STATE, dtype=torch.int64)
+    state[NUM_SEEDS], state[BAD_SEED] = seeds.numel(), NO_POSITION
+    state = state.to(device)
+    bits = torch.zeros(2, num_words(num_nodes), dtype=torch.int32, device=device).view(torch.uint32)
+    seen, fresh = bits[0], bits[1]
+    block_sums = state.new_empty(grid)
+    nodes = seeds.new_empty(seeds.numel() + neighbors.numel())
+    run_gpu(kernels.load_seeds_gpu, grid_for(seeds.numel(), seeds), state, seeds.long(), seen, nodes, num_nodes)
+    run_gpu(kernels.mark_fresh_gpu, grid_for(neighbors.numel(), seeds), neighbors, seen, fresh)
+    run_gpu(bitmap.sum_words_gpu, grid, fresh, block_sums)
+    run_gpu(kernels.emit_fresh_gpu, grid, state, 0, fresh, seen, block_sums, nodes)
+    ranks = torch.empty(seen.numel(), dtype=torch.int32, device=device)
+    run_gpu(bitmap.sum_words_gpu, grid, seen, block_sums)
+    run_gpu(bitmap.rank_words_gpu, grid, seen, block_sums, ranks)
+    locals_of_rank = torch.full((nodes.numel(),), 2**31 - 1, dtype=torch.int32, device=device)
+    run_gpu(kernels.locate_nodes_gpu, grid, state, 1, nodes, seen, ranks, locals_of_rank)
+    local = torch.empty(neighbors.numel(), dtype=torch.int64, device=device)
+    if neighbors.numel() > 0:
+        run_gpu(kernels.look_up_gpu, grid_for(neighbors.numel(), seeds), neighbors, seen, ranks, locals_of_rank, local)
+    return Relabelled(nodes[: int(state[NODES + 1])].long(), local)
+
+
+assert HEADER <= NODES

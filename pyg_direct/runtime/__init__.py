@@ -1,0 +1,1 @@
+"""What the GPU driver offers: devices, placed memory, streams, kernel launches and captured graphs."""

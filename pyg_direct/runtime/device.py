@@ -1,0 +1,74 @@
+"""Which device is meant, and what it can do."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError
+from pyg_direct.runtime.driver import call, load_driver
+from pyg_direct.typing import Device
+
+
+def resolve_device(device: Device = None) -> torch.device:
+    """The device meant by an argument; `None` is the current GPU if there is one, else the CPU.
+
+    Raises:
+        DeviceError: a GPU was asked for and there is none, or none with that index.
+        ArgumentError: the name is not a device, or not one of cpu and cuda.
+    """
+    if device is None:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
+        raise ArgumentTypeError(f"device must be a torch.device, a name or a GPU index, got {device!r}")
+    try:
+        resolved = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError(f"device must name a torch device, got {device!r}") from error
+    if resolved.type == "cpu":
+        return torch.device("cpu")
+    if resolved.type != "cuda":
+        raise ArgumentError(f"device must be a CPU or a CUDA device, got {device!r}")
+    if not torch.cuda.is_available():
+        raise DeviceError(f"device={str(device)!r} asks for a GPU, but torch.cuda.is_available() is False here")
+    index = torch.cuda.current_device() if resolved.index is None else resolved.index
+    if index >= torch.cuda.device_count():
+        raise DeviceError(f"device={str(device)!r} asks for GPU {index}, but there are {torch.cuda.device_count()}")
+    return torch.device("cuda", index)
+
+
+class Abilities(NamedTuple):
+    """What decides where rows can live for a GPU."""
+
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    managed_without_migration: bool
+    reads_pageable_memory: bool
+    driver_version: int
+
+
+@functools.cache
+def abilities(index: int) -> Abilities:
+    """Facts about GPU `index`, from the driver."""
+    driver = load_driver()
+    attribute = driver.CUdevice_attribute
+    device = call("cuDeviceGet", index)
+
+    def read(name: str) -> int:
+        return int(call("cuDeviceGetAttribute", getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
+
+    return Abilities(
+        compute_capability=(read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")),
+        multiprocessors=read("MULTIPROCESSOR_COUNT"),
+        managed_without_migration=bool(read("CONCURRENT_MANAGED_ACCESS")),
+        reads_pageable_memory=bool(read("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")),
+        driver_version=int(call("cuDriverGetVersion")),
+    )
+
+
+def free_bytes(index: int) -> int:
+    """Bytes of GPU memory that a new tensor could get: free in the driver plus cached by torch."""
+    free, _ = torch.cuda.mem_get_info(index)
+    return free + torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)

@@ -1,0 +1,53 @@
+"""The CUDA driver through `cuda.bindings`, with every return code checked."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from pyg_direct.errors import CudaError, DeviceError
+
+
+@functools.cache
+def load_driver() -> Any:
+    """The module `cuda.bindings.driver`, initialised.
+
+    Raises:
+        DeviceError: the bindings are not installed, or this machine has no CUDA driver.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DeviceError(
+            "device='cuda' needs the CUDA bindings: pip install 'pyg_direct[cu13]' (or [cu12]); "
+            f"importing cuda.bindings failed with: {error}"
+        ) from error
+    try:
+        code = driver.cuInit(0)[0]
+    except RuntimeError as error:
+        raise DeviceError(f"device='cuda' needs a CUDA driver, and none was found: {error}") from error
+    if int(code) != 0:
+        raise DeviceError(f"device='cuda' needs a working CUDA driver; cuInit returned {code.name}")
+    return driver
+
+
+def call(name: str, *args: Any) -> Any:
+    """Call a driver function; returns its result (a tuple for several, None for none).
+
+    Raises:
+        CudaError: the driver returned an error code.
+    """
+    driver = load_driver()
+    code, *results = getattr(driver, name)(*args)
+    if code:
+        raise CudaError(name, int(code), code.name, describe(code))
+    if not results:
+        return None
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def describe(code: Any) -> str:
+    """The driver's own sentence for an error code."""
+    driver = load_driver()
+    error, text = driver.cuGetErrorString(code)
+    return text.decode() if not int(error) and text else "no description"

@@ -1,0 +1,63 @@
+"""A sequence of our kernels captured once as a CUDA graph and replayed with one submission."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pyg_direct.runtime.driver import call, load_driver
+
+
+def fill_words(tensor: torch.Tensor, word: int, stream: int) -> None:
+    """Enqueue: set every 32-bit word of a tensor (done at once for one on the CPU)."""
+    if not tensor.is_cuda:
+        tensor.view(torch.int32).fill_(word)
+        return
+    call("cuMemsetD32Async", tensor.data_ptr(), word, tensor.numel() * tensor.element_size() // 4, stream)
+
+
+def copy_words(target: torch.Tensor, source: torch.Tensor, stream: int) -> None:
+    """Enqueue: copy `source` into the leading items of `target`, of the same dtype; host memory must be page-locked."""
+    if not (target.is_cuda or source.is_cuda):
+        target.view(-1)[: source.numel()].copy_(source)
+        return
+    call("cuMemcpyAsync", target.data_ptr(), source.data_ptr(), source.numel() * source.element_size(), stream)
+
+
+class CapturedGraph:
+    """What `record(stream)` enqueues, as one replayable graph.
+
+    Capture runs on a stream of its own in thread-local mode, so that it neither sees nor disturbs work, captures
+    and allocations of other streams and threads. The tensors used must outlive the graph and keep their addresses.
+    """
+
+    def __init__(self, record: Callable[[int], None], index: int) -> None:
+        driver = load_driver()
+        self.index = index
+        with torch.cuda.device(index):
+            stream = call("cuStreamCreate", int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+            try:
+                mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+                call("cuStreamBeginCapture", stream, mode)
+                try:
+                    record(int(stream))
+                finally:
+                    graph = call("cuStreamEndCapture", stream)
+                self.num_nodes = int(driver.cuGraphGetNodes(graph)[2])
+                self._executable: Any = call("cuGraphInstantiate", graph, 0)
+                call("cuGraphDestroy", graph)
+            finally:
+                call("cuStreamDestroy", stream)
+
+    def replay(self, stream: int | None = None) -> None:
+        """Enqueue all of it on `stream`, or on torch's current stream."""
+        if stream is None:
+            stream = torch._C._cuda_getCurrentRawStream(self.index)
+        call("cuGraphLaunch", self._executable, stream)
+
+    def __del__(self) -> None:
+        executable = getattr(self, "_executable", None)
+        if executable is not None:
+            load_driver().cuGraphExecDestroy(executable)

@@ -1,0 +1,380 @@
+"""Where arrays live: GPU memory, unified memory, page-locked memory, ordinary memory, or a file.
+
+Unified memory here never migrates: it is advised to stay on the CPU and is mapped into every GPU that uses it, in
+2 MB pages, which is what makes random reads from a kernel run at the rate of the link (PyTorch-Direct, section 4.2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import warnings
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CudaError,
+    DeviceError,
+    ForkedProcessError,
+    MemoryLimitError,
+    PlacementWarning,
+)
+from pyg_direct.runtime.device import abilities, resolve_device
+from pyg_direct.runtime.driver import call, load_driver
+from pyg_direct.typing import Device
+
+PLACEMENTS = ("cuda", "unified", "pinned", "cpu", "mmap")
+# What is tried when a placement cannot be had, in this order.
+FALLBACK = {"unified": ("pinned", "cpu"), "pinned": ("cpu",)}
+_FILL_BYTES = 256 << 20
+# Smaller tensors may share pages with others of the allocator, so theirs are not given back early.
+_RELEASE_BYTES = 64 << 20
+_DONTNEED = 4
+_BAR_BYTES = 4 << 30
+
+
+_BLOCKS: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
+
+
+class Block:
+    """A piece of memory with an owner: allocated whole, freed when its last view is gone.
+
+    Attributes:
+        placement: One of `PLACEMENTS`, the one that was obtained.
+        num_bytes: Its size.
+        device: The GPU it belongs to or was made for; None for `cpu` and `mmap`.
+    """
+
+    def __init__(self, placement: str, num_bytes: int, device: torch.device | None) -> None:
+        self.placement = placement
+        self.num_bytes = num_bytes
+        self.device = device
+        self._process = os.getpid()
+        self._keep: Any = None
+        self._address = 0
+        self._users: set[int] = set()
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte.
+
+        Raises:
+            ForkedProcessError: this process was forked from the one that allocated GPU-visible memory.
+        """
+        self.check_process()
+        return self._address
+
+    def check_process(self) -> None:
+        """Refuse GPU-visible memory in a forked child, which would end by SIGBUS on touching it."""
+        if self._process != os.getpid() and self.placement in ("cuda", "unified", "pinned"):
+            raise ForkedProcessError(
+                f"{self.placement} memory of process {self._process} was used in its forked child {os.getpid()}, which "
+                "the CUDA driver cannot serve; start the child with the 'spawn' method, or keep num_workers=0"
+            )
+
+    def view_on_cpu(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        """A CPU tensor over the same bytes; keeps this block alive.
+
+        Raises:
+            ArgumentError: the block lies in GPU memory or is too small.
+        """
+        if self.placement == "cuda":
+            raise ArgumentError("placement must be one the CPU can read, got 'cuda'")
+        self._check_size(dtype, shape)
+        if isinstance(self._keep, Tensor):
+            return self._keep[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
+        if self.num_bytes == 0 or 0 in shape:
+            return torch.empty(tuple(shape), dtype=dtype)
+        buffer = (ctypes.c_uint8 * self.num_bytes).from_address(self.address)
+        buffer._owner = self
+        flat = torch.frombuffer(buffer, dtype=torch.uint8)
+        return flat[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
+
+    def view_on_gpu(self, dtype: torch.dtype, shape: Sequence[int], device: Device = None) -> Tensor:
+        """A CUDA tensor over the same bytes, without copying; keeps this block alive.
+
+        Raises:
+            ArgumentError: a GPU cannot read this placement (`cpu`, `mmap`).
+        """
+        if self.placement in ("cpu", "mmap"):
+            raise ArgumentError(f"placement must be one a GPU can read, got {self.placement!r}")
+        self._check_size(dtype, shape)
+        target = self.device if device is None else resolve_device(device)
+        assert target is not None and target.index is not None
+        if self.placement == "cuda":
+            assert isinstance(self._keep, Tensor)
+            return self._keep[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
+        if self.num_bytes == 0 or 0 in shape:
+            return torch.empty(tuple(shape), dtype=dtype, device=target)
+        self.let_use(target)
+        address = self.address
+        if self.placement == "pinned":
+            address = int(call("cuMemHostGetDevicePointer", self.address, 0))
+        with torch.cuda.device(target):
+            flat = torch.as_tensor(_DeviceBytes(address, self.num_bytes, self), device=target)
+        return flat[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
+
+    def let_use(self, device: torch.device) -> None:
+        """Map unified memory into one more GPU, so that its reads neither fault nor migrate pages."""
+        if self.placement != "unified" or device.index in self._users:
+            return
+        _advise(self.address, self.num_bytes, "SET_ACCESSED_BY", device.index)
+        self._users.add(device.index)
+
+    def _check_size(self, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        if _count_bytes(dtype, shape) > self.num_bytes:
+            raise ArgumentError(f"shape must fit the block of {self.num_bytes} bytes, got {tuple(shape)} of {dtype}")
+
+    def __getstate__(self) -> Any:
+        raise ArgumentTypeError(f"a block of {self.placement} memory cannot be pickled; send its CPU view instead")
+
+    def __del__(self) -> None:
+        # In a forked child, and while the interpreter goes down, the memory is not ours to free.
+        if getattr(self, "_address", 0) and self._process == os.getpid():
+            with contextlib.suppress(Exception):
+                self._free()
+
+    def _free(self) -> None:
+        address, self._address = self._address, 0
+        if self.placement == "unified":
+            with torch.cuda.device(self.device):
+                call("cuMemFree", address)
+        elif self.placement == "pinned":
+            if self._keep is not None:
+                call("cuMemHostUnregister", address)
+            else:
+                call("cuMemFreeHost", address)
+
+
+class _DeviceBytes:
+    """Bytes at an address a GPU can read, in the form torch imports without copying."""
+
+    def __init__(self, address: int, num_bytes: int, owner: Block) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 3, "strides": None,
+        }  # fmt: skip
+
+
+def _count_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _advise(address: int, num_bytes: int, advice: str, index: int) -> None:
+    driver = load_driver()
+    value = getattr(driver.CUmem_advise, f"CU_MEM_ADVISE_{advice}")
+    location = driver.CUmemLocation()
+    kinds = driver.CUmemLocationType
+    location.type = kinds.CU_MEM_LOCATION_TYPE_HOST if index < 0 else kinds.CU_MEM_LOCATION_TYPE_DEVICE
+    location.id = max(index, 0)
+    name = "cuMemAdvise_v2" if hasattr(driver, "cuMemAdvise_v2") else "cuMemAdvise"
+    call(name, address, num_bytes, value, location)
+
+
+def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: bool = False,
+             path: str | os.PathLike[str] | None = None) -> Block:  # fmt: skip
+    """Allocate memory in exactly this placement.
+
+    Args:
+        num_bytes: Size, at least 0.
+        placement: `cuda`, `unified`, `pinned`, `cpu` or `mmap`.
+        device: The GPU that will use it; ignored for `cpu` and `mmap`.
+        shared: For `pinned` and `cpu`: visible to other processes through its CPU view.
+        path: For `mmap`: the file, made with this size when it does not exist.
+
+    Raises:
+        ArgumentError, DeviceError, MemoryLimitError, CudaError: see the message; nothing stays allocated.
+    """
+    if placement not in PLACEMENTS:
+        raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
+    if num_bytes < 0:
+        raise ArgumentError(f"num_bytes must be at least 0, got {num_bytes}")
+    if placement in ("cpu", "mmap"):
+        block = Block(placement, num_bytes, None)
+        block._keep = _map_file(path, num_bytes) if placement == "mmap" else _empty_bytes(num_bytes, shared)
+        return block
+    target = resolve_device("cuda" if device is None else device)
+    if target.type != "cuda":
+        raise DeviceError(f"placement={placement!r} needs a GPU, got device={str(device)!r}")
+    block = Block(placement, num_bytes, target)
+    with torch.cuda.device(target):
+        torch.cuda.current_stream()
+        if placement == "cuda":
+            try:
+                block._keep = torch.empty(num_bytes, dtype=torch.uint8, device=target)
+            except torch.OutOfMemoryError as error:
+                raise MemoryLimitError(f"num_bytes must fit free GPU memory, got {num_bytes}: {error}") from error
+        elif num_bytes > 0:
+            _allocate_on_host(block, shared)
+            _BLOCKS[block.address] = block
+    return block
+
+
+def _allocate_on_host(block: Block, shared: bool) -> None:
+    driver = load_driver()
+    assert block.device is not None
+    if block.placement == "unified":
+        if not abilities(block.device.index).managed_without_migration:
+            raise DeviceError("this GPU cannot share managed memory with the CPU (concurrentManagedAccess is 0)")
+        flags = int(driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
+        block._address = int(call("cuMemAllocManaged", block.num_bytes, flags))
+        _advise(block._address, block.num_bytes, "SET_PREFERRED_LOCATION", -1)
+        block.let_use(block.device)
+    elif shared:
+        block._keep = _empty_bytes(block.num_bytes, shared)
+        call("cuMemHostRegister", block._keep.data_ptr(), block.num_bytes, 0x01 | 0x02)
+        block._address = block._keep.data_ptr()
+    else:
+        block._address = int(call("cuMemHostAlloc", block.num_bytes, 0x01 | 0x02))
+
+
+def _empty_bytes(num_bytes: int, shared: bool) -> Tensor:
+    try:
+        flat = torch.empty(num_bytes, dtype=torch.uint8)
+        return flat.share_memory_() if shared else flat
+    except RuntimeError as error:
+        raise MemoryLimitError(f"num_bytes must fit host memory, got {num_bytes}: {error}") from error
+
+
+def _map_file(path: str | os.PathLike[str] | None, num_bytes: int) -> Tensor:
+    if path is None:
+        raise ArgumentError("path must name a file for placement='mmap', got None")
+    file = Path(path)
+    if not file.exists():
+        with file.open("wb") as handle:
+            handle.truncate(num_bytes)
+    if file.stat().st_size < num_bytes:
+        raise ArgumentError(f"path must name a file of at least {num_bytes} bytes, {file} has {file.stat().st_size}")
+    if num_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(num_bytes,)))
+
+
+def allocate_or_fall_back(num_bytes: int, placement: str, device: Device = None, *, shared: bool = False) -> Block:
+    """As `allocate`, but unified falls back to pinned and pinned to cpu, with one warning that says why."""
+    reasons = []
+    for attempt in (placement, *FALLBACK.get(placement, ())):
+        try:
+            block = allocate(num_bytes, attempt, device, shared=shared)
+        except (CudaError, DeviceError) as error:
+            reasons.append(f"{attempt}: {error}")
+            continue
+        if reasons:
+            note = "; the CPU will gather rows, which is slower" if attempt == "cpu" else ""
+            warnings.warn(f"placement={placement!r} fell back to {attempt!r} ({'; '.join(reasons)}){note}",
+                          PlacementWarning, stacklevel=3)  # fmt: skip
+        return block
+    raise MemoryLimitError(f"placement={placement!r} and its fall-backs could not be had: {'; '.join(reasons)}")
+
+
+def find_block(tensor: Tensor) -> Block | None:
+    """The unified or page-locked block that a CPU tensor is a whole view of, if there is one."""
+    if tensor.is_cuda or not tensor.is_contiguous():
+        return None
+    block = _BLOCKS.get(tensor.data_ptr())
+    if block is None or _count_bytes(tensor.dtype, tensor.shape) > block.num_bytes:
+        return None
+    return block
+
+
+def fill(target: Tensor, source: Tensor, *, what: str = "rows", release: bool = False) -> None:
+    """Copy `source` into `target` chunk by chunk, on all cores; shows a bar when it moves more than 4 GiB.
+
+    Args:
+        target: Tensor over the destination; same shape and dtype as `source`.
+        source: CPU tensor, possibly over a file.
+        what: Noun for the bar.
+        release: Give the pages of `source` back as they are copied, so that both are never held whole; its
+            contents are undefined afterwards.
+    """
+    if target.shape != source.shape or target.dtype != source.dtype:
+        raise ArgumentError(
+            f"source must have shape {tuple(target.shape)} and dtype {target.dtype}, "
+            f"got {tuple(source.shape)} and {source.dtype}"
+        )
+    total = source.numel() * source.element_size()
+    if source.dim() == 0 or total <= _FILL_BYTES:
+        target.copy_(source)
+        return
+    from tqdm import tqdm
+
+    rows = max(1, _FILL_BYTES * len(source) // total)
+    with tqdm(total=total, unit="B", unit_scale=True, desc=f"placing {what}", disable=total < _BAR_BYTES) as bar:
+        begin = 0
+        try:
+            while begin < len(source):
+                piece = source[begin : begin + rows]
+                target[begin : begin + rows].copy_(piece)
+                begin += rows
+                if release:
+                    _release_pages(piece)
+                bar.update(piece.numel() * piece.element_size())
+        except BaseException:
+            if release:
+                # The first pages of the source are gone: the target must end up whole, also on Ctrl-C.
+                target[begin:].copy_(source[begin:])
+            raise
+
+
+def _release_pages(piece: Tensor) -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    begin = -(-piece.data_ptr() // page) * page
+    end = (piece.data_ptr() + piece.numel() * piece.element_size()) // page * page
+    if end > begin:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONTNEED)
+
+
+def _owns_storage(tensor: Tensor) -> bool:
+    """Whether this tensor alone sees its memory, and torch allocated it (NumPy or a file may see it otherwise)."""
+    storage = tensor.untyped_storage()
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return (
+        count is not None
+        and storage.resizable()
+        and not tensor.is_shared()
+        and tensor.is_contiguous()
+        and storage.nbytes() == tensor.numel() * tensor.element_size() >= _RELEASE_BYTES
+        # One count for the tensor and one for the storage object in hand.
+        and count(storage._cdata) <= 2
+    )
+
+
+def move(tensor: Tensor, placement: str, device: Device = None, *, what: str = "rows") -> Block:
+    """Move a CPU tensor's bytes into host memory that a GPU reads; the tensor itself becomes a view of them.
+
+    So rows are not held twice. Memory that only this tensor sees is given back while it is copied; if another
+    tensor or array sees it, that one keeps the old bytes. A tensor that already is a view of such memory stays.
+
+    Args:
+        tensor: CPU tensor without gradient; `tensor.data` is replaced.
+        placement: `unified` or `pinned`; falls back as `allocate_or_fall_back` does.
+    """
+    known = find_block(tensor)
+    if known is not None:
+        return known
+    block = allocate_or_fall_back(tensor.numel() * tensor.element_size(), placement, device)
+    if block.placement == "cpu":
+        # Ordinary memory is what the tensor has already.
+        block._keep = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        return block
+    target = block.view_on_cpu(tensor.dtype, tensor.shape)
+    release = _owns_storage(tensor)
+    try:
+        fill(target, tensor, what=what, release=release)
+    except BaseException:
+        if release:
+            tensor.data = target
+        raise
+    tensor.data = target
+    return block

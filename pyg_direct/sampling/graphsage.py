@@ -1,0 +1,185 @@
+"""`GraphSageSampler`: Quiver's sampler, with PyG's frontier, edge ids, and draws that can be drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.kernels.state import MAX_HOPS
+from pyg_direct.ops.check import check_fanouts, check_ids, check_key
+from pyg_direct.ops.neighbor import sample_neighbors
+from pyg_direct.ops.relabel import relabel
+from pyg_direct.runtime.device import resolve_device
+from pyg_direct.sampling.key import call_key, resolve_seed
+from pyg_direct.sampling.open import open_plan
+from pyg_direct.sampling.sample import Recipe, check_hops
+from pyg_direct.typing import Device
+
+MODES = ("auto", "GPU", "UVA", "CPU")
+_PLACEMENT = {"GPU": "cuda", "UVA": "unified", "CPU": "cpu", "auto": "auto"}
+
+
+class Adj(NamedTuple):
+    """One bipartite layer, in the order of PyG's `NeighborSampler`.
+
+    Attributes:
+        edge_index: Local (source, target), int64 `[2, E']`, sorted by target.
+        e_id: Edge ids, int64 `[E']`.
+        size: (number of source nodes, number of target nodes).
+    """
+
+    edge_index: Tensor
+    e_id: Tensor
+    size: tuple[int, int]
+
+    def to(self, *args: Any, **kwargs: Any) -> Adj:
+        """The layer on another device."""
+        return Adj(self.edge_index.to(*args, **kwargs), self.e_id.to(*args, **kwargs), self.size)
+
+
+class GraphSageSampler:
+    """Multi-hop neighbor sampler.
+
+    A layer expands all nodes so far, as PyG's `NeighborSampler` and Quiver's sampler do; every node takes part with
+    up to `sizes[l]` neighbors drawn without replacement (Hamilton et al., NeurIPS 2017, section 3.1).
+
+    Args:
+        csr_topo: The graph.
+        sizes: Fanout of each layer, seeds outwards; -1 takes all neighbors.
+        device: The device that samples and that results are on; None is the current GPU if there is one, else the
+            CPU.
+        mode: `GPU` (topology in GPU memory), `UVA` (topology in unified host memory, read by the GPU), `CPU`, or
+            `auto`: GPU memory if the topology fits half of what is free, else host memory; the CPU without a GPU.
+        seed: Seed of all draws; None takes torch's initial seed. The n-th call of two samplers with one seed gives
+            equal batches on any device.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
+    """
+
+    def __init__(self, csr_topo: CSRTopo, sizes: Sequence[int], device: Device = None, mode: str = "auto", *,
+                 seed: int | None = None) -> None:  # fmt: skip
+        if not isinstance(csr_topo, CSRTopo):
+            raise ArgumentTypeError(f"csr_topo must be a CSRTopo, got {type(csr_topo).__name__}")
+        if mode not in MODES:
+            raise ArgumentError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+        self.csr_topo = csr_topo
+        self.sizes = check_fanouts("sizes", sizes)
+        check_hops(self.sizes, MAX_HOPS, "sizes")
+        if mode == "CPU":
+            self.device = torch.device("cpu")
+        else:
+            self.device = resolve_device("cuda" if device is None and mode in ("GPU", "UVA") else device)
+            if self.device.type == "cpu" and mode in ("GPU", "UVA"):
+                raise ArgumentError(f"mode={mode!r} needs a GPU, got device={str(device)!r}")
+        self.mode = mode
+        self.seed = resolve_seed(seed)
+        self._num_calls = 0
+        self._open()
+
+    def _open(self) -> None:
+        self._topology = self.csr_topo.place(_PLACEMENT[self.mode], self.device)
+        self._plan = open_plan(self._topology, Recipe(tuple(self.sizes), expand_all=True))
+
+    def sample(self, input_nodes: Tensor | Sequence[int], *, key: int | None = None) -> tuple[Tensor, int, list[Adj]]:
+        """Sample around seeds.
+
+        Args:
+            input_nodes: Seeds, int64 or int32 `[B]` on any device, or a list; repeats keep their rows.
+            key: Draw under this key instead of the sampler's own count of calls.
+
+        Returns:
+            `(n_id, batch_size, adjs)`: global ids of all nodes, int64 `[M]`, seeds first; B; the layers, outermost
+            first. Quiver's order; PyG's `NeighborSampler` puts `batch_size` first.
+
+        Raises:
+            IdError: a seed lies outside the graph.
+        """
+        seeds = self._read_seeds("input_nodes", input_nodes)
+        if key is None:
+            key = call_key(self.seed, self._num_calls)
+            self._num_calls += 1
+        self._topology.check_process()
+        sample = self._plan.sample(seeds, check_key("key", key))
+        adjs = []
+        for hop in range(len(self.sizes)):
+            part = slice(sample.edge_counts[hop], sample.edge_counts[hop + 1])
+            size = (sample.node_counts[hop + 1], sample.node_counts[hop])
+            adjs.append(Adj(sample.edge_index[:, part], sample.e_id[part], size))
+        return sample.n_id, seeds.numel(), adjs[::-1]
+
+    def sample_layer(self, batch: Tensor | Sequence[int], size: int, *, key: int | None = None
+                     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """One hop: (neighbors of all nodes, node after node, int64 `[E']`; neighbors of each node, int64 `[B]`)."""
+        nodes = self._read_seeds("batch", batch).to(self.device)
+        if key is None:
+            key = call_key(self.seed, self._num_calls)
+            self._num_calls += 1
+        topology = self._topology
+        picks = sample_neighbors(topology.indptr, topology.indices, nodes, fanout=size, key=key)
+        return picks.nodes.long(), picks.counts
+
+    def reindex(self, inputs: Tensor, outputs: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Local ids for one hop: (n_id with `inputs` first, local target, local source of every edge)."""
+        inputs, outputs = self._read_seeds("inputs", inputs), self._read_seeds("outputs", outputs)
+        numbered = relabel(inputs.to(self.device), outputs.to(self.device), self.csr_topo.node_count)
+        targets = torch.arange(inputs.numel(), device=self.device).repeat_interleave(counts.to(self.device))
+        return numbered.n_id, targets, numbered.local
+
+    def sample_prob(self, train_idx: Tensor, total_node_count: int) -> Tensor:
+        """Chance of each node to be met in a sample around all of `train_idx`, float32 `[N]`.
+
+        A node is met unless none of the rows that list it picks it, rows taken as independent: the estimate that
+        Quiver ranks its caches by.
+        """
+        topology = self._topology
+        if total_node_count != topology.num_nodes:
+            raise ArgumentError(
+                f"total_node_count must be the number of nodes {topology.num_nodes}, got {total_node_count}"
+            )
+        prob = torch.zeros(total_node_count, dtype=torch.float64, device=self.device)
+        prob[self._read_seeds("train_idx", train_idx).to(self.device)] = 1.0
+        degree = topology.indptr.diff()
+        for size in self.sizes:
+            share = torch.ones_like(prob) if size < 0 else (size / degree.clamp(min=1)).clamp(max=1.0)
+            missed = torch.log1p(-(prob * share).clamp(max=1 - 1e-12))
+            total = torch.zeros_like(prob)
+            step = 1 << 24
+            for begin in range(0, topology.num_edges, step):
+                end = min(begin + step, topology.num_edges)
+                edges = torch.arange(begin, end, device=self.device)
+                rows = torch.searchsorted(topology.indptr, edges, right=True) - 1
+                total.index_add_(0, topology.indices[begin:end].long(), missed[rows])
+            prob = 1 - (1 - prob) * total.exp()
+        return prob.float()
+
+    def share_ipc(self) -> tuple[CSRTopo, list[int], str]:
+        """What another process needs to build this sampler: (topology in shared memory, sizes, mode)."""
+        return self.csr_topo.share_memory_(), self.sizes, self.mode
+
+    @classmethod
+    def lazy_from_ipc_handle(cls, ipc_handle: tuple[CSRTopo, list[int], str]) -> GraphSageSampler:
+        """The sampler of `share_ipc` in this process."""
+        csr_topo, sizes, mode = ipc_handle
+        return cls(csr_topo, sizes, mode=mode)
+
+    def _read_seeds(self, name: str, nodes: Tensor | Sequence[int]) -> Tensor:
+        if not isinstance(nodes, Tensor):
+            nodes = torch.as_tensor(nodes, dtype=torch.int64) if len(nodes) == 0 else torch.as_tensor(nodes)
+        nodes = check_ids(name, nodes, self.csr_topo.node_count).long()
+        return nodes.cpu() if self.device.type == "cpu" else nodes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_plan", "_topology")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def __repr__(self) -> str:
+        return f"GraphSageSampler({self.csr_topo}, sizes={self.sizes}, device={self.device}, mode={self.mode!r})"

@@ -1,0 +1,41 @@
+"""Keys of batches: everything that is drawn for a batch is a function of (seed, epoch, number of the batch)."""
+
+from __future__ import annotations
+
+import torch
+
+from pyg_direct.errors import ArgumentTypeError
+from pyg_direct.ops.draw import derive_key
+
+_WORD = 2**64
+# Stands where an epoch stands, for calls outside any epoch.
+_DIRECT_CALLS = 2**63
+_SHUFFLES = 2**63 + 1
+
+
+def resolve_seed(seed: int | None) -> int:
+    """The unsigned 64-bit seed meant by an argument; None takes torch's initial seed.
+
+    Raises:
+        ArgumentTypeError: not an integer.
+    """
+    if seed is None:
+        return torch.initial_seed() % _WORD
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ArgumentTypeError(f"seed must be an integer or None, got {seed!r}")
+    return seed % _WORD
+
+
+def batch_key(seed: int, epoch: int, number: int) -> int:
+    """Key of the batch `number` of an epoch."""
+    return derive_key(seed, epoch, number)
+
+
+def call_key(seed: int, number: int) -> int:
+    """Key of the call `number` of a sampler that is used outside an epoch."""
+    return derive_key(seed, _DIRECT_CALLS, number)
+
+
+def shuffle_key(seed: int, epoch: int) -> int:
+    """Key of the order of an epoch's seeds."""
+    return derive_key(seed, _SHUFFLES, epoch)

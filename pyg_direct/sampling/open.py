@@ -1,0 +1,32 @@
+"""Which plan serves a topology."""
+
+from __future__ import annotations
+
+from typing import Union
+
+from pyg_direct.graph.placed import PlacedTopology
+from pyg_direct.kernels.jit import SIMULATED
+from pyg_direct.ops.relabel import choose_method
+from pyg_direct.sampling.host import CpuPlan
+from pyg_direct.sampling.plan import GpuPlan
+from pyg_direct.sampling.sample import Recipe
+from pyg_direct.sampling.sorted import SortingPlan
+
+Plan = Union[CpuPlan, GpuPlan, SortingPlan]
+# A batch large enough that sorting it costs what scanning a bitmap does is assumed when choosing by N alone.
+_TYPICAL_EDGES = 1 << 20
+
+
+def open_plan(topology: PlacedTopology, recipe: Recipe, *, method: str = "auto") -> Plan:
+    """The plan for a topology and a recipe; all of them give equal batches.
+
+    Args:
+        method: How nodes are numbered: `bitmap`, `sort`, or `auto` by the number of nodes.
+    """
+    if method == "auto":
+        method = choose_method(topology.num_nodes, _TYPICAL_EDGES)
+    if method == "sort":
+        return SortingPlan(topology, recipe)
+    if topology.device.type == "cuda" or SIMULATED:
+        return GpuPlan(topology, recipe)
+    return CpuPlan(topology, recipe)

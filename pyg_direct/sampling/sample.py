@@ -1,0 +1,86 @@
+"""What a plan returns for a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError
+
+
+@dataclass
+class Sample:
+    """A sampled batch: seeds first in the order given, then the new nodes of each hop, ascending.
+
+    Attributes:
+        n_id: Global node ids, int64 `[M]`.
+        edge_index: Local (source, target), int64 `[2, E']`, hop after hop, sorted by target within a hop.
+        e_id: Edge ids, int64 `[E']`.
+        node_counts: Nodes up to and including each hop, length H + 1; node_counts[0] seeds.
+        edge_counts: Edges up to and including each hop, length H + 1; edge_counts[0] = 0.
+    """
+
+    n_id: Tensor
+    edge_index: Tensor
+    e_id: Tensor
+    node_counts: list[int]
+    edge_counts: list[int]
+
+    @property
+    def num_sampled_nodes(self) -> list[int]:
+        """New nodes of each hop, seeds first, as PyG gives them."""
+        return [b - a for a, b in zip([0, *self.node_counts], self.node_counts)]
+
+    @property
+    def num_sampled_edges(self) -> list[int]:
+        """Edges of each hop, as PyG gives them."""
+        return [b - a for a, b in zip(self.edge_counts, self.edge_counts[1:])]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is sampled around seeds.
+
+    Attributes:
+        fanouts: Neighbors a node, per hop; -1 takes all.
+        replace: Draw with replacement.
+        expand_all: A hop expands all nodes so far (PyG's old NeighborSampler) instead of those new in the last hop
+            (PyG's NeighborLoader).
+    """
+
+    fanouts: tuple[int, ...]
+    replace: bool = False
+    expand_all: bool = False
+
+    def worst_case(self, num_seeds: int, num_nodes: int, num_edges: int) -> int | None:
+        """Upper bound of the edges of a batch; None when a fanout takes all neighbors."""
+        frontier, total, nodes = num_seeds, 0, num_seeds
+        for fanout in self.fanouts:
+            if fanout < 0:
+                return None
+            edges = frontier * fanout
+            total += edges
+            new = min(edges, num_nodes)
+            nodes = min(nodes + new, num_seeds + num_nodes)
+            frontier = nodes if self.expand_all else new
+        if not self.replace and not self.expand_all:
+            # Every node but a repeated seed is expanded once.
+            first = num_seeds * self.fanouts[0] if self.fanouts else 0
+            total = min(total, first + num_edges)
+        return total
+
+
+def check_hops(fanouts: Sequence[int], limit: int, name: str) -> None:
+    """At most `limit` hops."""
+    if len(fanouts) > limit:
+        raise ArgumentError(f"{name} must have at most {limit} hops, got {len(fanouts)}")
+
+
+def empty_sample(seeds: Tensor, hops: int) -> Sample:
+    """The sample of a batch without hops or seeds."""
+    count = seeds.numel()
+    none = torch.empty(0, dtype=torch.int64, device=seeds.device)
+    return Sample(seeds.long(), none.view(2, 0), none, [count] * (hops + 1), [0] * (hops + 1))

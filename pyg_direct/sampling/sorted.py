@@ -1,0 +1,45 @@
+"""The plan for id spaces too large to scan: nodes are numbered by sorting keys, with memory by the batch alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyg_direct.graph.placed import PlacedTopology
+from pyg_direct.ops.neighbor import sample_neighbors
+from pyg_direct.ops.relabel import relabel
+from pyg_direct.sampling.sample import Recipe, Sample, empty_sample
+
+
+class SortingPlan:
+    """Samples hop after hop on the device of the topology; same batches as the plans that use bitmaps."""
+
+    def __init__(self, topology: PlacedTopology, recipe: Recipe) -> None:
+        self.topology, self.recipe = topology, recipe
+
+    def sample(self, seeds: Tensor, key: int) -> Sample:
+        """The batch of `seeds` (int64 `[B]` on the device of the topology) under `key`."""
+        topology, recipe = self.topology, self.recipe
+        if seeds.numel() == 0:
+            return empty_sample(seeds, len(recipe.fanouts))
+        n_id = seeds.long()
+        node_counts, edge_counts = [seeds.numel()], [0]
+        rows, columns, ids = [], [], []
+        begin = 0
+        for hop, fanout in enumerate(recipe.fanouts):
+            picks = sample_neighbors(topology.indptr, topology.indices, n_id[begin:], fanout=fanout, key=key, hop=hop,
+                                     replace=recipe.replace)  # fmt: skip
+            targets = torch.arange(begin, n_id.numel(), device=n_id.device)
+            columns.append(targets.repeat_interleave(picks.counts))
+            # The nodes so far are the seeds of this numbering: they keep their places, new ones follow.
+            n_id, local = relabel(n_id, picks.nodes.long(), topology.num_nodes, method="sort")
+            rows.append(local)
+            edge_ids = topology.edge_ids
+            ids.append(edge_ids[picks.positions].long() if edge_ids.numel() else picks.positions)
+            begin = 0 if recipe.expand_all else node_counts[-1]
+            node_counts.append(n_id.numel())
+            edge_counts.append(edge_counts[-1] + local.numel())
+        if not rows:
+            return empty_sample(seeds, 0)
+        edge_index = torch.stack([torch.cat(rows), torch.cat(columns)])
+        return Sample(n_id, edge_index, torch.cat(ids), node_counts, edge_counts)

@@ -1,0 +1,12 @@
+"""The letters used in shapes, and the type aliases of the public surface.
+
+`N` nodes, `E` edges, `B` seeds of a batch, `K` fanout, `H` hops, `F` features of a row, `W` 32-bit words of a bitmap.
+"""
+
+from typing import Literal, Union
+
+import torch
+
+Device = Union[str, int, torch.device, None]
+Placement = Literal["auto", "cuda", "unified", "pinned", "cpu", "mmap"]
+Frontier = Literal["last", "all"]

@@ -1,0 +1,111 @@
+"""Which tests run where, and the rule that no skip goes unseen.
+
+`pytest` runs on the CPU and, where there is a GPU, on the GPU (`-m gpu` runs that half alone).
+`NUMBA_ENABLE_CUDASIM=1 pytest -m sim` runs the GPU kernels in Numba's simulator, on CPU tensors.
+"""
+
+import importlib.util
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+
+# Equal runs draw equal examples; HYPOTHESIS_PROFILE=explore looks for new ones.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50, print_blob=True)
+hypothesis.settings.register_profile("sim", parent=hypothesis.settings.get_profile("ci"), max_examples=3)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sim" if SIMULATED else "ci"))
+
+if SIMULATED:
+    # GPU kernels on CPU tensors: the ops send them to the simulator.
+    DEVICES = [pytest.param("cpu", id="sim", marks=pytest.mark.sim)]
+else:
+    DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="session", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where the test's tensors live."""
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+def pytest_report_header() -> str:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return f"torch {torch.__version__}, GPU: {gpu}, CUDA simulator: {'on' if SIMULATED else 'off'}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def runs_here(item: pytest.Item) -> bool:
+        is_for_sim = item.get_closest_marker("sim") is not None
+        return is_for_sim == SIMULATED and not (SIMULATED and item.get_closest_marker("slow"))
+
+    elsewhere = [item for item in items if not runs_here(item)]
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if runs_here(item)]
+
+    missing = {}
+    if not torch.cuda.is_available():
+        missing["gpu"] = "needs a CUDA device"
+    if any(importlib.util.find_spec(name) is None for name in ("torch_scatter", "torch_sparse")):
+        missing["sparse"] = "needs torch_scatter and torch_sparse"
+    for item in items:
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def skips(config: pytest.Config) -> Iterator[tuple[str, str]]:
+    """Id and reason of every skipped test."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    for report in reporter.stats.get("skipped", []) if reporter else []:
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        yield report.nodeid, text.removeprefix("Skipped: ")
+
+
+def is_allowed(nodeid: str, reason: str) -> bool:
+    """Whether the skip is listed in `allowed_skips.txt`."""
+    lines = ALLOWED_SKIPS.read_text().splitlines()
+    listed = [line.split("|", 1) for line in lines if line and not line.startswith("#")]
+    return any(fnmatch(nodeid, test.strip()) and reason == why.strip() for test, why in listed)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if hasattr(session.config, "workerinput"):
+        return
+    found = list(skips(session.config))
+    if exitstatus == pytest.ExitCode.OK and not all(is_allowed(*skip) for skip in found):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    elif exitstatus == pytest.ExitCode.OK and len(found) == session.testscollected > 0:
+        # A run in which everything was skipped has tested nothing.
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # Tests by reason and file; the parameters of one function fold into one name.
+    by_reason: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(int)))
+    for nodeid, reason in skips(terminalreporter.config):
+        file, _, test = nodeid.partition("::")
+        status = "" if is_allowed(nodeid, reason) else "NOT ALLOWED (not in tests/allowed_skips.txt): "
+        by_reason[status + reason][file][re.sub(r"\[.*", "", test)] += 1
+    if by_reason:
+        terminalreporter.section("skipped tests")
+    for reason, files in by_reason.items():
+        terminalreporter.write_line(f"{sum(sum(tests.values()) for tests in files.values())} x {reason}")
+        for file, tests in files.items():
+            names = [(name or "the whole file") + (f" x{count}" if count > 1 else "") for name, count in tests.items()]
+            terminalreporter.write_line(f"    {file}: {', '.join(names)}")
