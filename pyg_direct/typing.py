@@ -3,10 +3,10 @@
 `N` nodes, `E` edges, `B` seeds of a batch, `K` fanout, `H` hops, `F` features of a row, `W` 32-bit words of a bitmap.
 """
 
-from typing import Literal, Union
+from typing import Literal
 
 import torch
 
-Device = Union[str, int, torch.device, None]
+Device = str | int | torch.device | None
 Placement = Literal["auto", "cuda", "unified", "pinned", "cpu", "mmap"]
 Frontier = Literal["last", "all"]

@@ -1,1 +1,1 @@
-"""The standard benchmark rows, and the physical limits of the machine they stand beside."""
+"""The standard benchmark rows: what `benchmarks/run.py` measures on a machine, each beside a limit of the same run."""

@@ -51,9 +51,8 @@ class NodeDataset:
         """The same dataset with every tensor on `device`; tensors that are there already are shared."""
         names = ("edge_index", "x", "y", "train_idx", "val_idx", "test_idx")
         tensors = {name: getattr(self, name) for name in names}
-        return replace(
-            self, **{name: value.to(device) for name, value in tensors.items() if value is not None}
-        )
+        moved = {name: value.to(device) for name, value in tensors.items() if value is not None}
+        return replace(self, **moved)
 
     def to_data(self) -> Data:
         """PyG's `Data`: `x`, `edge_index` int64, `y`, and bool `train_mask`, `val_mask`, `test_mask`."""

@@ -37,11 +37,13 @@ def fill_edges(
     """
     num_drawn = out.shape[1] if directed else out.shape[1] // 2
     # a class without nodes would be a range without slots
-    starts = class_starts.unique()
+    starts = class_starts.unique_consecutive()
     chunk = CHUNK_EDGES["cpu" if out.device.type == "cpu" else "cuda"]
     for begin in range(0, num_drawn, chunk):
         end = min(begin + chunk, num_drawn)
-        source, target = draw_slots(end - begin, starts, homophily=homophily, hub=hub, generator=generator)
+        source, target = draw_slots(
+            end - begin, len(node_of_slot), starts, homophily=homophily, hub=hub, generator=generator
+        )
         out[0, begin:end] = node_of_slot[source]
         out[1, begin:end] = node_of_slot[target]
     if not directed:
@@ -50,7 +52,13 @@ def fill_edges(
 
 
 def draw_slots(
-    num_edges: int, starts: Tensor, *, homophily: float, hub: float, generator: torch.Generator
+    num_edges: int,
+    num_nodes: int,
+    starts: Tensor,
+    *,
+    homophily: float,
+    hub: float,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Draw source and target slots, int64 `[num_edges]` each; `starts` is float64 and strictly ascending."""
     device = starts.device
@@ -58,14 +66,14 @@ def draw_slots(
     position, other = torch.rand(2, num_edges, dtype=torch.float64, generator=generator, device=device)
     stay = torch.rand(num_edges, generator=generator, device=device) < homophily
 
-    position.mul_(starts[-1])
+    position.mul_(num_nodes)
     begin, end = find_class(position, starts)
     source = skew_position(position, begin, end, hub)
 
-    position = torch.where(stay, begin + other * (end - begin), other * starts[-1])
+    position = torch.where(stay, begin + other * (end - begin), other * num_nodes)
     begin, end = find_class(position, starts)
     target = skew_position(position, begin, end, hub)
-    return source, torch.where(source == target, (target + 1) % int(starts[-1]), target)
+    return source, torch.where(source == target, (target + 1) % num_nodes, target)
 
 
 def find_class(position: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ FEATURE_ARRAYS = ("q", "scale")
 
 
 def load_folder(
-    path: str | PathLike,
+    path: str | PathLike[str],
     *,
     undirected: bool = True,
     features: str | None = None,
@@ -69,9 +69,7 @@ def read_arrays(file: Path, names: tuple[str, ...]) -> list[np.ndarray]:
     with np.load(file, allow_pickle=False) as archive:
         missing = [name for name in names if name not in archive]
         if missing:
-            raise ArgumentError(
-                f"{file.name} must hold {', '.join(names)}, got none named {', '.join(missing)}"
-            )
+            raise ArgumentError(f"{file.name} must hold {', '.join(names)}, got no {', '.join(missing)}")
         return [archive[name] for name in names]
 
 
@@ -81,11 +79,10 @@ def check_ids(edge_index: Tensor, y: Tensor, split: list[Tensor]) -> None:
         raise ArgumentError(f"edge_index must be [2, E], got {list(edge_index.shape)}")
     if y.dim() != 1:
         raise ArgumentError(f"y must be [N], got {list(y.shape)}")
-    for name, ids in zip(("edge_index", "train", "valid", "test"), (edge_index, *split)):
+    for name, ids in zip(("edge_index", "train", "valid", "test"), (edge_index, *split), strict=True):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(y):
-            raise ArgumentError(
-                f"{name} must hold ids in [0, {len(y)}), got {int(ids.min())} to {int(ids.max())}"
-            )
+            low, high = int(ids.min()), int(ids.max())
+            raise ArgumentError(f"{name} must hold ids in [0, {len(y)}), got {low} to {high}")
 
 
 def find_features(folder: Path) -> Path | None:
@@ -96,9 +93,8 @@ def find_features(folder: Path) -> Path | None:
             if all(name in archive for name in FEATURE_ARRAYS):
                 found.append(file)
     if len(found) > 1:
-        raise ArgumentError(
-            f"features must say which file to read, got None and {', '.join(f.name for f in found)}"
-        )
+        names = ", ".join(file.name for file in found)
+        raise ArgumentError(f"features must say which file to read, got None with {names}")
     return found[0] if found else None
 
 
@@ -106,8 +102,6 @@ def read_features(file: Path, num_nodes: int, dtype: torch.dtype) -> Tensor:
     """Features `q * scale` of the archive `file`, `[N, F]`."""
     q, scale = (torch.from_numpy(array) for array in read_arrays(file, FEATURE_ARRAYS))
     if q.dim() != 2 or len(q) != num_nodes or scale.shape != q.shape[1:]:
-        raise ArgumentError(
-            f"{file.name} must hold q [{num_nodes}, F] and scale [F], got {list(q.shape)} and "
-            f"{list(scale.shape)}"
-        )
+        shapes = f"{list(q.shape)} and {list(scale.shape)}"
+        raise ArgumentError(f"{file.name} must hold q [{num_nodes}, F] and scale [F], got {shapes}")
     return q.float().mul_(scale).to(dtype)

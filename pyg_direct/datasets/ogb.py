@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from contextlib import AbstractContextManager, nullcontext
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike, fspath
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +17,20 @@ from pyg_direct.datasets.edges import add_reverse_edges
 from pyg_direct.errors import ArgumentError
 
 OGB_NAMES = ("ogbn-products", "ogbn-arxiv", "ogbn-papers100M")
+# torch's own switch back to what `torch.load` did before 2.6, when OGB was written
+TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 def load_ogb(
-    name: str = "ogbn-products", root: str | PathLike = "dataset", *, undirected: bool = False
+    name: str = "ogbn-products",
+    root: str | PathLike[str] = "dataset",
+    *,
+    undirected: bool = False,
 ) -> NodeDataset:
     """Load a node-classification graph with the package `ogb`, which downloads it once into `root`.
 
     For a download of more than 1 GB (ogbn-products, ogbn-papers100M) the package asks on the terminal first.
+    It keeps pickles in `root`, and reading a pickle can run code: `root` must be a folder you trust.
 
     Args:
         name: "ogbn-products" (both directions stored), "ogbn-arxiv" or "ogbn-papers100M" (one direction).
@@ -41,50 +48,48 @@ def load_ogb(
     if name not in OGB_NAMES:
         raise ArgumentError(f"name must be one of {', '.join(OGB_NAMES)}, got {name!r}")
     try:
-        ogb = importlib.import_module("ogb.nodeproppred")
+        from ogb.nodeproppred import NodePropPredDataset
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"load_ogb needs the package ogb (pip install ogb), got: {error}", name=error.name
         ) from error
-    # the library-agnostic class: its cache holds NumPy arrays only
-    with allow_numpy_pickles():
-        dataset = ogb.NodePropPredDataset(name=name, root=fspath(root))
+    with trust_pickles():
+        # the class without a graph library: its cache survives versions of PyG
+        dataset = NodePropPredDataset(name=name, root=fspath(root))
         split = dataset.get_idx_split()
     graph, labels = dataset[0]
     num_nodes = int(graph["num_nodes"])
-    edge_index = torch.as_tensor(graph["edge_index"]).long()
+    edge_index = make_tensor(graph["edge_index"], np.int64)
     if undirected:
         edge_index = add_reverse_edges(edge_index, num_nodes)
-    train_idx, val_idx, test_idx = (
-        torch.as_tensor(split[part]).long() for part in ("train", "valid", "test")
-    )
     return NodeDataset(
         name,
         num_nodes,
         int(dataset.num_classes),
         edge_index,
-        torch.as_tensor(graph["node_feat"]),
-        read_labels(labels),
-        train_idx,
-        val_idx,
-        test_idx,
+        make_tensor(graph["node_feat"], np.float32),
+        # OGB marks a node without a class by nan
+        make_tensor(np.nan_to_num(labels.reshape(-1), nan=-1), np.int64),
+        *(make_tensor(split[part], np.int64) for part in ("train", "valid", "test")),
     )
 
 
-def read_labels(labels: np.ndarray) -> Tensor:
-    """Classes, int64 `[N]`, from OGB's `[N, 1]`, where nan marks a node without one."""
-    return torch.from_numpy(np.nan_to_num(labels.reshape(-1), nan=-1).astype(np.int64))
+def make_tensor(array: np.ndarray, dtype: type[np.generic]) -> Tensor:
+    """Tensor on the memory of `array`; a copy if it has another dtype or may not be written."""
+    return torch.from_numpy(np.require(array, dtype, "W"))
 
 
-def allow_numpy_pickles() -> AbstractContextManager[Any]:
-    """Let `torch.load` read the NumPy arrays of OGB's caches, which torch refuses by default from 2.6 on."""
-    if not hasattr(torch.serialization, "safe_globals"):
-        return nullcontext()
-    core = np._core if hasattr(np, "_core") else np.core
-    parts = [np.ndarray, np.dtype, *(type(np.dtype(kind)) for kind in ("i4", "i8", "f4", "f8", "?"))]
-    for function in (core.multiarray._reconstruct, core.multiarray.scalar):
-        # the module has another name in files that the other major version of NumPy wrote
-        parts += [
-            (function, f"numpy.{core_name}.multiarray.{function.__name__}") for core_name in ("core", "_core")
-        ]
-    return torch.serialization.safe_globals(parts)
+@contextmanager
+def trust_pickles() -> Iterator[None]:
+    """Let `torch.load` read OGB's caches; their pickles use opcodes that `weights_only=True` cannot read."""
+    before = os.environ.get(TRUST)
+    os.environ[TRUST] = "1"
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=f".*{TRUST}")
+            yield
+    finally:
+        if before is None:
+            del os.environ[TRUST]
+        else:
+            os.environ[TRUST] = before

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from pyg_direct.datasets.arguments import (
     check_device,
@@ -19,32 +18,9 @@ from pyg_direct.datasets.arguments import (
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.datasets.edges import fill_edges
 from pyg_direct.datasets.features import fill_features
+from pyg_direct.datasets.nodes import draw_classes, draw_split
+from pyg_direct.datasets.presets import PRESETS, Preset
 from pyg_direct.errors import ArgumentError
-
-
-class Preset(NamedTuple):
-    """Shape of a graph at scale 1; `hub` is its largest expected degree, in mean degrees."""
-
-    num_nodes: int
-    num_edges: int
-    num_features: int
-    num_classes: int
-    num_train: int
-    num_val: int
-    num_test: int
-    directed: bool
-    hub: float
-    homophily: float
-    feature_signal: float
-
-
-PRESETS = {
-    "products": Preset(2_449_029, 123_718_280, 100, 47, 196_615, 39_323, 2_213_091, False, 350, 0.3, 2.4),
-    "reddit": Preset(232_965, 114_615_892, 602, 41, 153_431, 23_831, 55_703, False, 45, 0.1, 2.3),
-    "papers100M": Preset(
-        111_059_956, 1_615_685_872, 128, 172, 1_207_179, 125_265, 214_338, True, 2000, 0.4, 2.7
-    ),
-}
 
 
 def synthetic_graph(
@@ -68,8 +44,8 @@ def synthetic_graph(
     The degrees are skewed (the top 1 % of the nodes hold 15-20 % of the edge ends; some nodes have none), the
     class sizes unequal, and ids say nothing about degree or class. Features alone identify the class of about
     half the nodes; a network that averages neighbors gets most. "products" and "reddit" hold every edge in
-    both directions,
-    "papers100M" in one. There are no self loops; parallel edges occur, often in a small graph.
+    both directions, "papers100M" in one. There are no self loops; parallel edges occur, often in a small
+    graph.
 
     Everything follows from `seed`: equal arguments on one device type give equal graphs, whether or not
     features are drawn. Random numbers are drawn on `device`, and torch draws others on a GPU than on a CPU;
@@ -105,14 +81,10 @@ def synthetic_graph(
         raise ArgumentError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
     shape = PRESETS[preset]
     num_nodes, num_edges = choose_sizes(shape, scale, num_nodes, num_edges)
-    num_features = (
-        shape.num_features if num_features is None else check_int("num_features", num_features, least=1)
-    )
-    num_classes = shape.num_classes if num_classes is None else check_int("num_classes", num_classes, least=1)
-    homophily = shape.homophily if homophily is None else check_fraction("homophily", homophily)
-    if feature_signal is None:
-        feature_signal = shape.feature_signal
-    feature_signal = check_not_negative("feature_signal", feature_signal)
+    num_features = check_int("num_features", choose(num_features, shape.num_features), least=1)
+    num_classes = check_int("num_classes", choose(num_classes, shape.num_classes), least=1)
+    homophily = check_fraction("homophily", choose(homophily, shape.homophily))
+    feature_signal = check_not_negative("feature_signal", choose(feature_signal, shape.feature_signal))
     seed = check_int("seed", seed, least=0)
     device = check_device("device", device)
     dtype = check_float_dtype("dtype", dtype)
@@ -121,13 +93,11 @@ def synthetic_graph(
     if num_nodes > torch.iinfo(index_dtype).max:
         raise ArgumentError(f"index_dtype must hold ids below {num_nodes}, got {index_dtype}")
 
-    class_starts, node_of_slot, y = draw_classes(
-        num_nodes, num_classes, make_generator(seed, "classes", device)
-    )
+    starts, node_of_slot, y = draw_classes(num_nodes, num_classes, make_generator(seed, "classes", device))
     edge_index = torch.empty(2, num_edges, dtype=index_dtype, device=device)
     fill_edges(
         edge_index,
-        class_starts,
+        starts,
         node_of_slot,
         homophily=homophily,
         hub=shape.hub,
@@ -135,16 +105,25 @@ def synthetic_graph(
         generator=make_generator(seed, "edges", device),
     )
     del node_of_slot
-    train_idx, val_idx, test_idx = draw_split(shape, num_nodes, make_generator(seed, "split", device))
+    shares = [count / shape.num_nodes for count in (shape.num_train, shape.num_val, shape.num_test)]
+    split = draw_split(num_nodes, shares, make_generator(seed, "split", device))
     x = None
     if not topology_only:
         x = torch.empty(num_nodes, num_features, dtype=dtype, device=device)
         fill_features(x, y, seed=seed, num_classes=num_classes, feature_signal=feature_signal)
-    return NodeDataset(preset, num_nodes, num_classes, edge_index, x, y, train_idx, val_idx, test_idx)
+    return NodeDataset(preset, num_nodes, num_classes, edge_index, x, y, *split)
+
+
+def choose(value: Any, default: Any) -> Any:
+    """`value`, or `default` in place of None."""
+    return default if value is None else value
 
 
 def choose_sizes(
-    shape: Preset, scale: float, num_nodes: int | None, num_edges: int | None
+    shape: Preset,
+    scale: float,
+    num_nodes: int | None,
+    num_edges: int | None,
 ) -> tuple[int, int]:
     """N and E: what the caller says, else the preset's times `scale`; E is even where edges come in pairs."""
     scale = check_positive("scale", scale)
@@ -153,45 +132,9 @@ def choose_sizes(
         num_edges = check_int("num_edges", num_edges, least=0)
         if num_edges % step:
             raise ArgumentError(f"num_edges must be even in an undirected graph, got {num_edges}")
-    elif num_nodes is None:
+    if num_nodes is not None:
+        num_nodes = check_int("num_nodes", num_nodes, least=1)
+        scale = num_nodes / shape.num_nodes
+    if num_edges is None:
         num_edges = int(shape.num_edges * scale) // step * step
-    else:
-        num_edges = (
-            shape.num_edges * check_int("num_nodes", num_nodes, least=1) // shape.num_nodes // step * step
-        )
-    if num_nodes is None:
-        num_nodes = max(1, int(shape.num_nodes * scale))
-    return check_int("num_nodes", num_nodes, least=1), num_edges
-
-
-def draw_classes(
-    num_nodes: int, num_classes: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """First slot of every class (float64 `[C + 1]`), node of every slot, class of every node (int64 `[N]`).
-
-    Class c holds a share proportional to 1 / (c + 3): of 47 classes the largest 11 %, the smallest 0.7 % of
-    the nodes.
-    """
-    share = 1 / (torch.arange(num_classes, dtype=torch.float64) + 3)
-    starts = torch.zeros(num_classes + 1, dtype=torch.float64)
-    starts[1:] = (num_nodes * share.cumsum(0) / share.sum()).round()
-    starts[-1] = num_nodes
-    starts = starts.to(generator.device)
-    # shuffled ids: a sampler must gain nothing from them
-    node_of_slot = torch.randperm(num_nodes, generator=generator, device=generator.device)
-    y = torch.empty_like(node_of_slot)
-    y[node_of_slot] = torch.arange(num_classes, device=y.device).repeat_interleave(starts.diff().long())
-    return starts, node_of_slot, y
-
-
-def draw_split(shape: Preset, num_nodes: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Ascending ids of the train, validation and test nodes, int64, in the proportions of `shape`."""
-    order = torch.randperm(num_nodes, generator=generator, device=generator.device)
-    counts = [
-        round(count * num_nodes / shape.num_nodes)
-        for count in (shape.num_train, shape.num_val, shape.num_test)
-    ]
-    train_end, val_end = counts[0], counts[0] + counts[1]
-    test_end = min(val_end + counts[2], num_nodes)
-    parts = order[:train_end], order[train_end:val_end], order[val_end:test_end]
-    return tuple(part.sort().values for part in parts)
+    return num_nodes or max(1, int(shape.num_nodes * scale)), num_edges

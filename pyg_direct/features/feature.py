@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PlacementWarning
 from pyg_direct.features.size import parse_size
-from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.gather import Directory, gather_rows
 from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.memory import Block, move
 from pyg_direct.typing import Device
+
+
+class Listing(Protocol):
+    """What ranks rows: the part of a `CSRTopo` that a feature reads."""
+
+    @property
+    def indices(self) -> Tensor:
+        """Nodes listed by rows, `[E]`."""
+
+    @property
+    def node_count(self) -> int:
+        """N."""
+
+    @property
+    def edge_count(self) -> int:
+        """E."""
+
 
 POLICIES = ("device_replicate", "p2p_clique_replicate")
 _FREE_SHARE = 0.9
@@ -46,13 +62,13 @@ class Feature:
     """
 
     def __init__(self, rank: int = 0, device_list: Sequence[int] = (0,), device_cache_size: int | str = 0,
-                 cache_policy: str = "device_replicate", csr_topo: CSRTopo | None = None, *, device: Device = None,
+                 cache_policy: str = "device_replicate", csr_topo: Listing | None = None, *, device: Device = None,
                  placement: str = "unified") -> None:  # fmt: skip
         if cache_policy not in POLICIES:
             raise ArgumentError(f"cache_policy must be one of {', '.join(POLICIES)}, got {cache_policy!r}")
         if cache_policy == "p2p_clique_replicate" or len(device_list) > 1:
             raise NotImplementedError("device_list of several GPUs and cache_policy='p2p_clique_replicate'")
-        if csr_topo is not None and not isinstance(csr_topo, CSRTopo):
+        if csr_topo is not None and not hasattr(csr_topo, "node_count"):
             raise ArgumentTypeError(f"csr_topo must be a CSRTopo, got {type(csr_topo).__name__}")
         if placement not in ("unified", "pinned"):
             raise ArgumentError(f"placement must be 'unified' or 'pinned', got {placement!r}")
@@ -120,7 +136,7 @@ class Feature:
                 f"cpu_tensor must have a row for each of the {self.csr_topo.node_count} nodes of csr_topo, "
                 f"got {cpu_tensor.shape[0]}"
             )
-        rows = cpu_tensor.detach()
+        rows = cpu_tensor.detach().resolve_conj().resolve_neg()
         self._hot = self._cold = self._directory = self._block = None
         self._shape, self._dtype = rows.shape, rows.dtype
         num_bytes = rows.numel() * rows.element_size()
@@ -145,7 +161,7 @@ class Feature:
         if budget > most:
             warnings.warn(
                 f"device_cache_size={self.device_cache_size!r} is more than the free memory of {self.device}; "
-                f"{most} bytes are used instead", PlacementWarning, stacklevel=4)  # fmt: skip
+                f"{most} bytes are used instead", PlacementWarning, stacklevel=3)  # fmt: skip
         return min(budget, most)
 
     def _choose_hot_rows(self, rows: Tensor, count: int) -> Tensor:
@@ -156,8 +172,9 @@ class Feature:
         return listed.sort(descending=True, stable=True).indices[:count].sort().values.cpu()
 
     def _place_on_host(self, cpu_tensor: Tensor, hot: Tensor, hot_ids: Tensor) -> None:
-        source = cpu_tensor if cpu_tensor.is_contiguous() and not cpu_tensor.requires_grad else (
-            cpu_tensor.detach().contiguous())  # fmt: skip
+        plain = not (cpu_tensor.requires_grad or cpu_tensor.is_conj() or cpu_tensor.is_neg())
+        source = cpu_tensor if plain and cpu_tensor.is_contiguous() else (
+            cpu_tensor.detach().resolve_conj().resolve_neg().contiguous())  # fmt: skip
         self._block = move(source, self._placement, self.device, what="features")
         if self._block.placement == "cpu":
             self._hot = source.detach()
@@ -183,6 +200,7 @@ class Feature:
         if self._block is not None:
             self._block.check_process()
         ids = node_idx if isinstance(node_idx, Tensor) else torch.as_tensor(node_idx)
+        ids = ids.long() if not isinstance(node_idx, Tensor) and ids.numel() == 0 else ids
         ids = check_ids("node_idx", ids, shape[0])
         if self.device.type == "cpu":
             return gather_rows(hot, ids.cpu())
@@ -222,7 +240,7 @@ class Feature:
         )
 
 
-def count_listings(csr_topo: CSRTopo, num_rows: int) -> Tensor:
+def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
     """How many rows of the topology list each node, int64 `[num_rows]`: how often sampling may meet it."""
     counts = torch.zeros(num_rows, dtype=torch.int64, device=csr_topo.indices.device)
     step = 1 << 26

@@ -33,7 +33,7 @@ def read_edges(graph: Any) -> EdgeList | Rows:
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
-    if hasattr(graph, "edge_stores") or hasattr(graph, "edge_index") and not isinstance(graph, Tensor):
+    if hasattr(graph, "edge_stores") or (hasattr(graph, "edge_index") and not isinstance(graph, Tensor)):
         return _read_data(graph)
     if type(graph).__name__ == "SparseTensor" and hasattr(graph, "csr"):
         _check_square(graph.sparse_sizes())

@@ -65,7 +65,8 @@ class CSRTopo:
             raise ArgumentError(
                 f"eid must be int32 or int64 of shape {tuple(indices.shape)}, got {eid.dtype} of {tuple(eid.shape)}"
             )
-        self._indptr, self._indices = indptr.contiguous(), self._narrow(indices).contiguous()
+        self._indptr = indptr.contiguous()
+        self._indices = self._narrow(indices).contiguous()
         self._eid = None if eid is None else eid.contiguous()
 
     def _compress(self, edge_index: Tensor, num_nodes: int | None, direction: str) -> None:

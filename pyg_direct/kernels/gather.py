@@ -12,7 +12,7 @@ import numpy as np
 from pyg_direct.kernels.bitmap import has_bit, rank_of
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, device_function, gpu_kernel, prange
 
-copy_rows_16 = device_function("copy_rows_16", "u8 u8 u8 u8 u8 i8 i8 i8 i8")
+copy_row_16 = device_function("copy_row_16", "u8 u8 i8 i8 i8")
 
 
 @body
@@ -50,54 +50,59 @@ def check_item(ids, i, num_rows, lane, errors):
 
 @gpu_kernel("T[] T[] u4[] i4[] I[] i8 i8 i8 T[] i8[]", T=("u1", "u4", "i8"), I=("i4", "i8"))
 def gather_rows_gpu(hot, cold, bits, ranks, ids, num_rows, width, lanes, out, errors):
-    """Rows of `width` items of any alignment; `lanes` (a power of two) threads share a row."""
-    thread = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    """Rows of `width` items of any alignment; `lanes` (a power of two) threads share a row, four items each at once."""
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lane = thread & (lanes - 1)
-    step = cuda.gridDim.x * THREADS // lanes
+    step = np.int64(cuda.gridDim.x) * THREADS // lanes
     i = thread // lanes
     while i < ids.shape[0]:
         item = check_item(ids, i, num_rows, lane, errors)
         slot, is_hot = np.int64(0), True
         if item >= 0:
             slot, is_hot = find_row_slot(bits, ranks, item)
+        table = hot if is_hot else cold
+        source, target = slot * width, i * width
         f = lane
         while f < width:
-            value = out.dtype.type(0)
+            g, h, j = f + lanes, f + 2 * lanes, f + 3 * lanes
+            zero = out.dtype.type(0)
+            a, b, c, d = zero, zero, zero, zero
             if item >= 0:
-                value = hot[slot * width + f] if is_hot else cold[slot * width + f]
-            out[i * width + f] = value
-            f += lanes
+                a = table[source + f]
+                if g < width:
+                    b = table[source + g]
+                if h < width:
+                    c = table[source + h]
+                if j < width:
+                    d = table[source + j]
+            out[target + f] = a
+            if g < width:
+                out[target + g] = b
+            if h < width:
+                out[target + h] = c
+            if j < width:
+                out[target + j] = d
+            f += 4 * lanes
         i += step
-
-
-@body
-def row_address(hot, cold, bits, ranks, item, row_bytes):
-    """Address of a row; 0 for item -1."""
-    if item < 0:
-        return np.uint64(0)
-    slot, is_hot = find_row_slot(bits, ranks, item)
-    base = hot if is_hot else cold
-    return base + np.uint64(slot * row_bytes)
 
 
 @gpu_kernel("u8 u8 u4[] i4[] I[] i8 i8 i8 i8[] i8[]", I=("i4", "i8"), sources=("rows",))
 def gather_wide_rows_gpu(hot, cold, bits, ranks, ids, num_rows, pieces, lanes, out, errors):
-    """Rows of `pieces` times 16 bytes, 16-byte aligned; `hot` and `cold` are addresses; four rows at a time."""
-    thread = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
-    lane = np.int64(thread & (lanes - 1))
-    step = cuda.gridDim.x * THREADS // lanes * 4
-    last = ids.shape[0] - 1
-    i = thread // lanes * 4
-    while i <= last:
-        count = min(np.int64(4), last + 1 - i)
-        item_0 = check_item(ids, i, num_rows, lane, errors)
-        item_1 = check_item(ids, min(i + 1, last), num_rows, lane, errors)
-        item_2 = check_item(ids, min(i + 2, last), num_rows, lane, errors)
-        item_3 = check_item(ids, min(i + 3, last), num_rows, lane, errors)
-        from_0 = row_address(hot, cold, bits, ranks, item_0, 16 * pieces)
-        from_1 = row_address(hot, cold, bits, ranks, item_1, 16 * pieces)
-        from_2 = row_address(hot, cold, bits, ranks, item_2, 16 * pieces)
-        from_3 = row_address(hot, cold, bits, ranks, item_3, 16 * pieces)
-        target = np.uint64(out.ctypes.data) + np.uint64(i * pieces * 16)
-        copy_rows_16(target, from_0, from_1, from_2, from_3, count, pieces, lane, lanes)
+    """Rows of `pieces` times 16 bytes, 16-byte aligned; `hot` and `cold` are addresses, `out` is read as int64."""
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lane = thread & (lanes - 1)
+    step = np.int64(cuda.gridDim.x) * THREADS // lanes
+    i = thread // lanes
+    while i < ids.shape[0]:
+        item = check_item(ids, i, num_rows, lane, errors)
+        if item < 0:
+            f = lane
+            while f < 2 * pieces:
+                out[i * 2 * pieces + f] = 0
+                f += lanes
+        else:
+            slot, is_hot = find_row_slot(bits, ranks, item)
+            base = hot if is_hot else cold
+            target = np.uint64(out.ctypes.data) + np.uint64(i * pieces * 16)
+            copy_row_16(target, base + np.uint64(slot * pieces * 16), pieces, lane, lanes)
         i += step

@@ -245,8 +245,7 @@ class GpuKernel:
     def _compile_ptx(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> tuple[str, str]:
         assert not SIMULATED, "the simulator has no code generator"
         with _LOCK, _pretend_device(compute_capability):
-            from numba import cuda as numba_cuda
-            from numba import types
+            from numba import cuda as numba_cuda, types
 
             _bind(on_gpu=True)
             args = [_types(p.code, p.is_array) for p in self.parameters(choice)]
@@ -295,7 +294,7 @@ def cache_folder(kind: str) -> Path:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
-    for package in ("numba", "numba-cuda", "llvmlite", "numpy"):
+    for package in ("numba", "numba-cuda", "llvmlite", "numpy", "nvidia-nvvm", "nvidia-cuda-nvrtc"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             digest.update(f"{package}{metadata.version(package)}".encode())
     root = os.environ.get("PYG_DIRECT_CACHE") or os.path.join(

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.loader import NodeLoader
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader, NodeLoader
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
+from pyg_direct.features.size import parse_size
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import iterate_batches
 from pyg_direct.loader.pipeline import Pipeline
@@ -49,7 +50,7 @@ class NodeSampler:
         return _to_output(sample, input_id)
 
 
-class NeighborLoader(NodeLoader):  # type: ignore[misc]
+class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
     """Mini-batches around seeds, after PyG's `NeighborLoader` (same arguments, same batches in form and order).
 
     A batch is a PyG `Data` on `device`, with node and edge attributes gathered there, and `n_id`, `e_id`, `input_id`,
@@ -96,26 +97,24 @@ class NeighborLoader(NodeLoader):  # type: ignore[misc]
             raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise ArgumentError(f"prefetch must be an integer of at least 0, got {prefetch!r}")
-        self.num_neighbors = check_fanouts("num_neighbors", list(num_neighbors))
+        self.num_neighbors = check_fanouts("num_neighbors", num_neighbors)
         check_hops(self.num_neighbors, MAX_HOPS, "num_neighbors")
         self.device = resolve_device(device)
         if (placement == "cpu") != (self.device.type == "cpu") and placement != "auto":
             raise ArgumentError(f"placement must be one that device={self.device} can read, got {placement!r}")
+        parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
         self.placement, self.feature_cache, self.prefetch = placement, feature_cache, prefetch
         self.seed = resolve_seed(seed)
         self.replace = bool(replace)
-        if isinstance(input_nodes, Tensor) and input_nodes.dtype == torch.bool and (
-            input_nodes.shape != (data.num_nodes,)
-        ):
+        input_nodes = _read_input_nodes(input_nodes)
+        if input_nodes is not None and input_nodes.dtype == torch.bool and input_nodes.shape != (data.num_nodes,):
             raise ArgumentError(
                 f"input_nodes must have shape [{data.num_nodes}] as a mask, got {tuple(input_nodes.shape)}"
             )
-        super().__init__(data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output, False,
-                         **_settle_workers(kwargs, self.device))  # fmt: skip
-        nodes = self.input_data.node
-        if not isinstance(nodes, Tensor) or nodes.dim() != 1:
-            raise ArgumentTypeError(f"input_nodes must be ids or a mask with one dimension, got {input_nodes!r}")
-        self.input_data.node = check_ids("input_nodes", nodes, int(data.num_nodes)).long().cpu()
+        # Not PyG's own constructor, which makes its sampler; its class is what PyG's models ask loaders for.
+        NodeLoader.__init__(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
+                            False, **_settle_workers(kwargs, self.device))  # fmt: skip
+        self.input_data.node = check_ids("input_nodes", self.input_data.node, int(data.num_nodes)).long().cpu()
         self._recipe = Recipe(tuple(self.num_neighbors), replace=self.replace)
         self._plan: Any = None
         self._plan_topology: Any = None
@@ -147,9 +146,10 @@ class NeighborLoader(NodeLoader):  # type: ignore[misc]
     def __call__(self, index: Tensor | Sequence[int]) -> Any:
         """The batch around the input nodes at these positions; each call draws anew."""
         self._prepare()
-        if isinstance(index, Tensor) and index.dtype == torch.bool:
-            index = index.nonzero().view(-1)
-        positions = torch.as_tensor(index, dtype=torch.int64).cpu().reshape(-1)
+        positions = torch.as_tensor(index).cpu().reshape(-1)
+        if positions.dtype == torch.bool or positions.numel() == 0:
+            positions = positions.nonzero().view(-1)
+        positions = check_ids("index", positions, len(self.dataset)).long()
         return self._finish_batch(self._sample_now(self.input_data.node[positions]), positions)
 
     def _finish_batch(self, sample: Sample, positions: Tensor) -> Any:
@@ -226,7 +226,7 @@ class NeighborLoader(NodeLoader):  # type: ignore[misc]
             ArgumentError: not a state of a loader.
         """
         for name in ("seed", "epoch", "batch"):
-            value = state.get(name)
+            value = state.get(name) if isinstance(state, dict) else None
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ArgumentError(f"state must hold {name!r} as an integer of at least 0, got {value!r}")
         self.seed = state["seed"]
@@ -256,6 +256,19 @@ def _from_output(out: SamplerOutput) -> Sample:
     edge_index = torch.stack([out.row, out.col])
     e_id = torch.empty(0, dtype=torch.int64, device=out.node.device) if out.edge is None else out.edge
     return Sample(out.node, edge_index, e_id, node_counts, edge_counts)
+
+
+def _read_input_nodes(input_nodes: Any) -> Tensor | None:
+    """Ids or a mask as a tensor; PyG would read a mask in NumPy or a list, or ids that are not whole, as ids."""
+    if input_nodes is None:
+        return None
+    try:
+        nodes = input_nodes if isinstance(input_nodes, Tensor) else torch.tensor(input_nodes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(f"input_nodes must be ids or a mask, got {input_nodes!r}") from error
+    if nodes.dim() != 1:
+        raise ArgumentError(f"input_nodes must have one dimension, got shape {tuple(nodes.shape)}")
+    return nodes if nodes.numel() > 0 or isinstance(input_nodes, Tensor) else nodes.long()
 
 
 def _refuse_later_options(*, data: Any, num_neighbors: Any, **options: Any) -> None:

@@ -1,14 +1,14 @@
 """The order of work of an epoch: sample ahead, fetch ahead, hand over, from one thread.
 
-On a GPU everything runs on a side stream: while batch i trains, batch i + 1 is fetched and batch i + 2 is sampled.
-Events order the streams; the host waits only for the sizes of a batch that was sampled one turn before.
+On a GPU this runs on side streams: while batch i trains, batch i + 1 is fetched and batch i + 2 is sampled. Events
+order the streams; the host waits only for the sizes of a batch that was sampled one turn before.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -36,23 +36,22 @@ class Pipeline:
         self._work, self._submit_batch, self._fetch_batch = work, submit, fetch
         self._device = device
         self._prefetch = prefetch if device.type == "cuda" else 0
-        self._stream = None
+        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
         self._sampled: deque[tuple[Work, Pending | Sample]] = deque()
         self._fetched: deque[tuple[int, Any, torch.cuda.Event | None]] = deque()
-        self._error: BaseException | None = None
         if self._prefetch > 0:
-            self._stream = torch.cuda.Stream(device)
-            # Placed rows were written on the stream that is current now.
-            self._stream.wait_stream(torch.cuda.current_stream(device))
+            # Two streams, so that the sizes of a batch are not waited for behind the rows of the one before. They
+            # come first where blocks of both could start: few of theirs keep the link busy.
+            self._streams = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)
+            for stream in self._streams:
+                # Placed rows were written on the stream that is current now.
+                stream.wait_stream(torch.cuda.current_stream(device))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         return self
 
     def __next__(self) -> tuple[int, Any]:
         """(number, batch); the batch is ready on torch's current stream and stays valid as long as it is kept."""
-        if self._error is not None:
-            self.close()
-            raise StopIteration
         if not self._fetched:
             self._advance()
         if not self._fetched:
@@ -63,7 +62,7 @@ class Pipeline:
             current.wait_event(ready)
             hold_for(batch, current)
         if self._prefetch > 0:
-            self._advance()
+            self._advance(ahead=True)
         return number, batch
 
     def close(self) -> None:
@@ -72,37 +71,49 @@ class Pipeline:
         self._fetched.clear()
         self._work = iter(())
 
-    def _advance(self) -> None:
+    def _advance(self, ahead: bool = False) -> None:
         """Fetch batches until enough are ready, keeping one more being sampled."""
         try:
-            with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-                while len(self._fetched) < max(1, self._prefetch):
-                    if not self._sampled and not self._start_next():
-                        break
-                    (number, positions), pending = self._sampled.popleft()
-                    sample = pending.finish() if isinstance(pending, Pending) else pending
-                    batch = self._fetch_batch(sample, number, positions)
-                    ready = None
-                    if self._stream is not None:
-                        ready = torch.cuda.Event()
-                        ready.record()
-                    self._fetched.append((number, batch, ready))
-                    if self._stream is not None and not self._sampled:
-                        self._start_next()
+            while len(self._fetched) < max(1, self._prefetch):
+                if not self._sampled and not self._start_next():
+                    break
+                (number, positions), pending = self._sampled.popleft()
+                self._fetched.append((number, *self._make(pending, number, positions)))
+                if self._streams is not None and not self._sampled:
+                    self._start_next()
         except BaseException as error:
-            if not self._fetched:
-                self._error = error
+            if not isinstance(error, Exception) or not (ahead or self._fetched):
                 self.close()
                 raise
-            # Batches before the failing one are still handed over; then it is made again, and raises.
+            # Batches before the failing one are still handed over.
             self._work = _raise_later(error)
 
     def _start_next(self) -> bool:
         work = next(self._work, None)
         if work is None:
             return False
-        self._sampled.append((work, self._submit_batch(*work)))
+        with self._on_stream(0):
+            self._sampled.append((work, self._submit_batch(*work)))
         return True
+
+    def _make(self, pending: Pending | Sample, number: int, positions: Tensor) -> tuple[Any, torch.cuda.Event | None]:
+        """(batch, event after its last kernel)."""
+        with self._on_stream(0):
+            sample = pending.finish() if isinstance(pending, Pending) else pending
+        if self._streams is None:
+            return self._fetch_batch(sample, number, positions), None
+        sampling, fetching = self._streams
+        fetching.wait_stream(sampling)
+        for ids in (sample.n_id, sample.e_id):
+            ids.record_stream(fetching)
+        with self._on_stream(1):
+            batch = self._fetch_batch(sample, number, positions)
+            ready = torch.cuda.Event()
+            ready.record()
+        return batch, ready
+
+    def _on_stream(self, which: int) -> AbstractContextManager[Any]:
+        return nullcontext() if self._streams is None else torch.cuda.stream(self._streams[which])
 
 
 def _raise_later(error: BaseException) -> Iterator[Work]:
@@ -115,8 +126,6 @@ def hold_for(batch: Any, stream: Any) -> None:
     store = getattr(batch, "_store", None)
     values = store.values() if store is not None else [batch]
     for value in values:
-        if isinstance(value, Tensor) and value.is_cuda:
-            value.record_stream(stream)
-        elif hasattr(value, "record_stream"):
+        if getattr(value, "is_cuda", False) and hasattr(value, "record_stream"):
             value.record_stream(stream)
 

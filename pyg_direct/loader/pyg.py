@@ -21,6 +21,9 @@ from pyg_direct.sampling.sample import Sample
 _NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id")
 # Share of the free GPU memory that node and edge attributes may take under placement="auto".
 _GPU_SHARE = 0.5
+# Rows of at most so many bytes, such as labels and masks, go to the GPU also where wider ones stay on the host: a
+# read over the link costs the same for one byte as for a line.
+_NARROW_ROW = 16
 _FEATURES: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], weakref.ref[Feature]]] = {}
 _TOPOLOGIES: dict[tuple[Any, ...], tuple[weakref.ref[Any], weakref.ref[CSRTopo]]] = {}
 # Compressing on the GPU takes about this many bytes an edge at its peak.
@@ -30,6 +33,8 @@ _COMPRESS_BYTES = 64
 def read_topology(data: Data, device: torch.device) -> CSRTopo:
     """The topology of a graph; loaders over the same edges share one."""
     edges = data.adj_t if "edge_index" not in data and "adj_t" in data else data.edge_index
+    if edges is None:
+        raise ArgumentError("data must hold edge_index or adj_t, got neither")
     key = (id(edges), getattr(edges, "_version", 0), int(data.num_nodes), device)
     known = _TOPOLOGIES.get(key)
     if known is not None and known[0]() is edges and known[1]() is not None:
@@ -87,11 +92,14 @@ class Attributes:
                 rows.append((key, value, kind))
             else:
                 self._other_dim[key] = (_as_tensor(value), dim, kind)
-        if placement == "auto":
-            num_bytes = sum(_as_tensor(v).numel() * _as_tensor(v).element_size() for _, v, _ in rows)
-            placement = "cuda" if device.type == "cuda" and _fits(num_bytes, device) else "unified"
-        for key, value, kind in rows:
-            (self._node if kind == "node" else self._edge)[key] = self._place(value, kind, placement)
+        left = 0 if device.type == "cpu" else int(_GPU_SHARE * free_bytes(device.index))
+        for key, value, kind in sorted(rows, key=lambda row: _count_bytes(row[1])):
+            num_bytes, target = _count_bytes(value), placement
+            narrow = num_bytes <= _NARROW_ROW * len(value) and 4 * num_bytes <= left
+            if device.type == "cuda" and (narrow or (target == "auto" and num_bytes <= left)):
+                target = "cuda"
+            left -= num_bytes if target == "cuda" else 0
+            (self._node if kind == "node" else self._edge)[key] = self._place(value, kind, target)
 
     def _place(self, value: Any, kind: str, placement: str) -> Feature:
         tensor = _as_tensor(value)
@@ -155,8 +163,9 @@ def _as_tensor(value: Any) -> Tensor:
         return torch.from_numpy(value)
 
 
-def _fits(num_bytes: int, device: torch.device) -> bool:
-    return num_bytes <= _GPU_SHARE * free_bytes(device.index)
+def _count_bytes(value: Any) -> int:
+    tensor = _as_tensor(value)
+    return tensor.numel() * tensor.element_size()
 
 
 def _slice_adjacency(adj_t: Any, sample: Sample) -> Any:

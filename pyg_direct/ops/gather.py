@@ -13,7 +13,7 @@ from pyg_direct.kernels.bitmap import WORD, rank_words_cpu, rank_words_gpu, sum_
 from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
-from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.launch import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu
 
 
 class Directory(NamedTuple):
@@ -75,6 +75,8 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     """
     num_rows = hot.shape[0] if cold is None else cold.shape[0]
     ids = check_ids("ids", ids, num_rows)
+    if (cold is None) != (directory is None):
+        raise ArgumentError(f"directory must say which ids are hot where cold is given, got {directory}")
     cold = hot[:0] if cold is None else cold
     directory = Directory.empty(ids.device) if directory is None else directory
     if not hot.is_contiguous() or not cold.is_contiguous():
@@ -131,27 +133,24 @@ def _flat(tensor: Tensor, unit: torch.dtype) -> Tensor:
 
 
 def _lanes(items: int) -> int:
-    return min(32, THREADS, 1 << max(0, (items - 1).bit_length()))
+    """Threads that share a row: a power of two, for about four items each."""
+    return min(32, THREADS, 1 << max(0, (-(-items // 4) - 1).bit_length()))
 
 
 def _gather_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor, num_rows: int, out: Tensor,
                    errors: Tensor, max_blocks: int | None) -> None:  # fmt: skip
     row_bytes = _row_bytes(out)
     addresses = hot.data_ptr() | cold.data_ptr() | out.data_ptr()
-    if row_bytes % 16 == 0 and addresses % 16 == 0 and not SIMULATED:
-        pieces = row_bytes // 16
-        lanes = _lanes(pieces)
-        grid = _cap(grid_for(-(-ids.numel() // 4) * lanes, ids), max_blocks)
-        run_gpu(kernels.gather_wide_rows_gpu, grid, hot.data_ptr(), cold.data_ptr(), *directory, ids, num_rows,
-                pieces, lanes, _flat(out, torch.int64), errors)  # fmt: skip
-        return
-    unit = _widest_unit(hot, cold, out, (torch.int64, torch.uint32, torch.uint8))
-    width = row_bytes // unit.itemsize
+    wide = row_bytes % 16 == 0 and addresses % 16 == 0 and not SIMULATED
+    unit = torch.int64 if wide else _widest_unit(hot, cold, out, (torch.int64, torch.uint32, torch.uint8))
+    width = row_bytes // (16 if wide else unit.itemsize)
     lanes = _lanes(width)
-    grid = _cap(grid_for(ids.numel() * lanes, ids), max_blocks)
-    run_gpu(kernels.gather_rows_gpu, grid, _flat(hot, unit), _flat(cold, unit), *directory, ids, num_rows, width,
-            lanes, _flat(out, unit), errors)  # fmt: skip
-
-
-def _cap(grid: int, max_blocks: int | None) -> int:
-    return grid if max_blocks is None else min(grid, max_blocks)
+    # As many threads as there are lanes of rows, each done after its row: faster than fewer that loop.
+    grid = -(-ids.numel() * lanes // THREADS)
+    grid = min(grid, (3 if SIMULATED else 2**31 - 1) if max_blocks is None else max_blocks)
+    if wide:
+        run_gpu(kernels.gather_wide_rows_gpu, grid, hot.data_ptr(), cold.data_ptr(), *directory, ids, num_rows, width,
+                lanes, _flat(out, unit), errors)  # fmt: skip
+    else:
+        run_gpu(kernels.gather_rows_gpu, grid, _flat(hot, unit), _flat(cold, unit), *directory, ids, num_rows, width,
+                lanes, _flat(out, unit), errors)  # fmt: skip

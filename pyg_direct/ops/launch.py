@@ -13,7 +13,6 @@ from pyg_direct.runtime.launch import Launcher
 
 _CODES = {torch.int8: "i1", torch.uint8: "u1", torch.int16: "i2", torch.int32: "i4", torch.uint32: "u4",
           torch.int64: "i8", torch.float32: "f4", torch.float64: "f8"}  # fmt: skip
-_LAUNCHERS: dict[tuple[Any, ...], Launcher] = {}
 # Blocks of a grid whose blocks share out the work; each leaves one partial sum, which every block adds up.
 _BLOCKS_PER_MULTIPROCESSOR = 8
 MAX_BLOCKS = 3 if SIMULATED else 4096
@@ -46,15 +45,28 @@ def run_cpu(kernel: CpuKernel, *args: Any) -> Any:
     return kernel(*[a.numpy() if isinstance(a, Tensor) else a for a in args])
 
 
-def find_launcher(kernel: GpuKernel, args: tuple[Any, ...], index: int) -> Launcher:
-    """The compiled specialisation of `kernel` for the dtypes of `args`, on GPU `index`."""
-    key = (kernel, index, *[a.dtype for a in args if isinstance(a, Tensor)])
-    launcher = _LAUNCHERS.get(key)
-    if launcher is None:
-        choice = kernel.choose([_CODES[a.dtype] if isinstance(a, Tensor) else "" for a in args])
-        code = kernel.compile(abilities(index).compute_capability, choice)
-        launcher = _LAUNCHERS[key] = Launcher(code, kernel.parameters(choice), index)
-    return launcher
+class _Dispatch:
+    """The compiled specialisations of a kernel, found by the arguments that tell them apart."""
+
+    def __init__(self, kernel: GpuKernel) -> None:
+        self.kernel = kernel
+        codes = [token.removesuffix("[]") for token in kernel.signature]
+        self.first_array = next(i for i, token in enumerate(kernel.signature) if token.endswith("[]"))
+        self.telling = [codes.index(letter) for letter in kernel.variants]
+        self.launchers: dict[tuple[Any, ...], Launcher] = {}
+
+    def find(self, index: int, args: tuple[Any, ...]) -> Launcher:
+        """The launcher for the dtypes of `args` on GPU `index`; compiled when it is the first."""
+        key = (index, *[args[i].dtype for i in self.telling])
+        launcher = self.launchers.get(key)
+        if launcher is None:
+            choice = self.kernel.choose([_CODES[a.dtype] if isinstance(a, Tensor) else "" for a in args])
+            code = self.kernel.compile(abilities(index).compute_capability, choice)
+            launcher = self.launchers[key] = Launcher(code, self.kernel.parameters(choice), index)
+        return launcher
+
+
+_DISPATCHES: dict[GpuKernel, _Dispatch] = {}
 
 
 def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None) -> None:
@@ -62,9 +74,12 @@ def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None)
     if SIMULATED:
         kernel.simulate(grid, THREADS, [a.numpy() if isinstance(a, Tensor) else a for a in args])
         return
-    index = next(a.device.index for a in args if isinstance(a, Tensor))
-    launcher = find_launcher(kernel, args, index)
-    if index != torch.cuda.current_device():
+    dispatch = _DISPATCHES.get(kernel)
+    if dispatch is None:
+        dispatch = _DISPATCHES[kernel] = _Dispatch(kernel)
+    index = args[dispatch.first_array].get_device()
+    launcher = dispatch.find(index, args)
+    if index != torch._C._cuda_getDevice():
         with torch.cuda.device(index):
             launcher(grid, THREADS, args, stream)
     else:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.kernels import bitmap, relabel as kernels
-from pyg_direct.kernels.state import HEADER, NO_POSITION, NODES, NUM_SEEDS, BAD_SEED, STATE
+from pyg_direct.kernels.state import BAD_SEED, HEADER, NO_POSITION, NODES, NUM_SEEDS, STATE
 from pyg_direct.ops.check import check_ids, check_same_device
 from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
 

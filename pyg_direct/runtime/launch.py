@@ -7,9 +7,9 @@ parameter block of a kernel is packed into one buffer that the driver copies dur
 from __future__ import annotations
 
 import ctypes
-import functools
 import re
 import struct
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -27,16 +27,29 @@ _PACK = {"i1": "b7x", "u1": "B7x", "i2": "h6x", "u2": "H6x", "i4": "i4x", "u4": 
 class Parameter(Protocol):
     """One parameter of a kernel, by dtype code."""
 
-    code: str
-    is_array: bool
+    @property
+    def code(self) -> str:
+        """Dtype code, such as `i8`."""
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it is a 1-D array."""
 
 
 class Code(Protocol):
-    """A compiled kernel: the entry's name, its PTX, and the PTX it is linked with."""
+    """A compiled kernel."""
 
-    entry: str
-    ptx: str
-    linked: tuple[str, ...]
+    @property
+    def entry(self) -> str:
+        """Name of the kernel in its PTX."""
+
+    @property
+    def ptx(self) -> str:
+        """Its PTX."""
+
+    @property
+    def linked(self) -> tuple[str, ...]:
+        """The PTX it is linked with."""
 
 
 def current_stream(index: int) -> int:
@@ -79,47 +92,50 @@ def load_function(code: Code, index: int) -> Any:
         return call("cuModuleGetFunction", module, code.entry.encode())
 
 
-@functools.cache
-def _launch_entry() -> Any:
-    """`cuLaunchKernel` through ctypes, which spends about half as long on its arguments as the bindings do."""
-    name, version, flags = b"cuLaunchKernel", 12000, 0
-    address = call("cuGetProcAddress", name, version, flags)[0]
-    unsigned, pointer = ctypes.c_uint, ctypes.c_void_p
-    # A call that keeps the interpreter's lock, so that no other thread can refill the parameter buffer meanwhile.
-    prototype = ctypes.PYFUNCTYPE(ctypes.c_int, pointer, *[unsigned] * 7, pointer, pointer, pointer)
-    return prototype(int(address))
-
-
 class Launcher:
-    """Launches one specialisation of a kernel on one GPU."""
+    """Launches one specialisation of a kernel on one GPU; about 4 us a call from Python."""
 
     def __init__(self, code: Code, parameters: Sequence[Parameter], index: int) -> None:
         self.index = index
-        self.parameters = tuple(parameters)
-        self._function = int(load_function(code, index))
-        self._launch = _launch_entry()
-        layout = struct.Struct("<" + "".join("16xqqqqq" if p.is_array else _PACK[p.code] for p in self.parameters))
-        slots = layout.size // 8
-        self._buffer = ctypes.create_string_buffer(8 * slots)
+        self._function = load_function(code, index)
+        driver = load_driver()
+        self._launch, self._stream_type = driver.cuLaunchKernel, driver.CUstream
+        self._streams: dict[int, Any] = {}
+        self._are_arrays = [p.is_array for p in parameters]
+        # What differs between calls lies in one buffer: address and length of an array, the value of a scalar.
+        layout = struct.Struct("<" + "".join("qq" if p.is_array else _PACK[p.code] for p in parameters))
+        self._buffer = ctypes.create_string_buffer(max(layout.size, 8))
         self._pack_into = layout.pack_into
-        self._sizes = [_ITEM_BYTES[p.code] if p.is_array else 0 for p in self.parameters]
-        base = ctypes.addressof(self._buffer)
-        self._pointers = (ctypes.c_void_p * slots)(*(base + 8 * s for s in range(slots)))
+        self._fixed = (ctypes.c_int64 * (1 + len(parameters)))(0, *(_ITEM_BYTES[p.code] for p in parameters))
+        at, null = ctypes.addressof(self._buffer), ctypes.addressof(self._fixed)
+        pointers = []
+        for number, parameter in enumerate(parameters, 1):
+            if parameter.is_array:
+                item_bytes = null + 8 * number
+                pointers += [null, null, at + 8, item_bytes, at, at + 8, item_bytes]
+            else:
+                pointers.append(at)
+            at += 16 if parameter.is_array else 8
+        self._pointers = (ctypes.c_void_p * len(pointers))(*pointers)
         self._kernel_params = ctypes.addressof(self._pointers)
+        # The buffer is shared by all callers, and the driver's call lets other threads run.
+        self._lock = threading.Lock()
 
     def __call__(self, grid: int, block: int, args: Sequence[Any], stream: int | None = None) -> None:
         """Enqueue on `stream`, or on torch's current stream; arrays must be contiguous and on this GPU."""
         values: list[Any] = []
-        for size, arg in zip(self._sizes, args):
-            if size:
-                items = arg.numel()
-                values += (items, size, arg.data_ptr(), items, size)
+        for is_array, arg in zip(self._are_arrays, args, strict=True):
+            if is_array:
+                values += (arg.data_ptr(), arg.numel())
             else:
                 values.append(arg)
         if stream is None:
             stream = torch._C._cuda_getCurrentRawStream(self.index)
-        self._pack_into(self._buffer, 0, *values)
-        code = self._launch(self._function, grid, 1, 1, block, 1, 1, 0, stream, self._kernel_params, None)
+        handle = self._streams.get(stream)
+        if handle is None:
+            handle = self._streams[stream] = self._stream_type(stream)
+        with self._lock:
+            self._pack_into(self._buffer, 0, *values)
+            code = self._launch(self._function, grid, 1, 1, block, 1, 1, 0, handle, self._kernel_params, 0)[0]
         if code:
-            error = load_driver().CUresult(code)
-            raise CudaError("cuLaunchKernel", code, error.name, f"grid {grid}, block {block}")
+            raise CudaError("cuLaunchKernel", int(code), code.name, f"grid {grid}, block {block}")

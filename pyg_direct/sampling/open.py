@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Union
-
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.kernels.jit import SIMULATED
 from pyg_direct.ops.relabel import choose_method
@@ -12,7 +10,7 @@ from pyg_direct.sampling.plan import GpuPlan
 from pyg_direct.sampling.sample import Recipe
 from pyg_direct.sampling.sorted import SortingPlan
 
-Plan = Union[CpuPlan, GpuPlan, SortingPlan]
+Plan = CpuPlan | GpuPlan | SortingPlan
 # A batch large enough that sorting it costs what scanning a bitmap does is assumed when choosing by N alone.
 _TYPICAL_EDGES = 1 << 20
 

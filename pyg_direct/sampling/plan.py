@@ -61,6 +61,8 @@ class Pending:
 
     def __init__(self, plan: GpuPlan, seeds: Tensor, key: int) -> None:
         self._plan, self.seeds, self.key = plan, seeds, key
+        # Whoever finishes it, it is read on the stream it was enqueued on: there its user expects the result.
+        self.stream = torch.cuda.current_stream(plan.topology.device) if plan._sized is not None else None
         self._result: Sample | None = None
         self._error: Exception | None = None
 
@@ -88,6 +90,7 @@ class GpuPlan:
         self._graph: CapturedGraph | None = None
         self._pending: Pending | None = None
         self._sized = torch.cuda.Event() if topology.device.type == "cuda" else None
+        self._exported = torch.cuda.Event() if topology.device.type == "cuda" else None
         self.num_captures = 0
 
     @property
@@ -138,8 +141,9 @@ class GpuPlan:
                 f"{list(self.recipe.fanouts)} need {num_edges}; use fewer seeds or smaller fanouts"
             )
         before, self._buffers, self._graph = self._buffers, None, None
-        if before is not None and self.topology.device.type == "cuda":
+        if before is not None and self._exported is not None:
             torch.cuda.current_stream(self.topology.device).synchronize()
+            self._exported.synchronize()
         if before is not None:
             num_seeds = max(num_seeds, before.num_seeds)
         del before
@@ -163,6 +167,9 @@ class GpuPlan:
     def _enqueue_batch(self, pending: Pending) -> None:
         buffers, seeds = self._buffers, pending.seeds
         assert buffers is not None
+        if self._exported is not None:
+            # The batch before, maybe of another stream, must have left the buffers.
+            self._exported.wait()
         count = seeds.numel()
         header = [0] * HEADER
         header[KEY], header[NUM_SEEDS], header[BAD_SEED] = _signed(pending.key), count, NO_POSITION
@@ -214,7 +221,8 @@ class GpuPlan:
         if pending._result is not None or pending._error is not None:
             return
         try:
-            pending._result = self._read(pending)
+            with torch.cuda.stream(pending.stream):
+                pending._result = self._read(pending)
         except Exception as error:
             pending._error = error
         finally:
@@ -251,6 +259,8 @@ class GpuPlan:
         run_gpu(relabel.export_batch_gpu, grid_for(max(num_nodes, num_edges), n_id), b.sources, b.positions, b.targets,
                 b.nodes, b.seen, b.ranks, b.locals_of_rank, self.topology.edge_ids, edge_index.view(-1), e_id,
                 n_id)  # fmt: skip
+        if self._exported is not None:
+            self._exported.record()
         return Sample(n_id, edge_index, e_id, node_counts, edge_counts)
 
 

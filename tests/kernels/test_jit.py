@@ -18,18 +18,23 @@ from pyg_direct.kernels.jit import cache_folder, get_cpu_threads, set_cpu_thread
 PACKAGE = Path(pyg_direct.__file__).parent
 COMPILERS = {"numba", "llvmlite", "numba_cuda", "numba_cuda_mlir", "nvrtc"}
 
+# The package without its own __init__, whose import of PyG imports Numba.
+BARE_PACKAGE = f"""
+import sys, types
+package = sys.modules["pyg_direct"] = types.ModuleType("pyg_direct")
+package.__path__ = [{str(PACKAGE)!r}]
+"""
+
 # The one cached folder of this process stays as it is.
 find_folder = cache_folder.__wrapped__
 
 
 def run_python(text, **environment):
-    """Standard output of a fresh interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-c", text], env={**os.environ, **environment}, cwd=PACKAGE.parent, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    """Standard output of a fresh interpreter that sees the bare package."""
+    done = subprocess.run([sys.executable, "-c", BARE_PACKAGE + text], env={**os.environ, **environment},
+                          capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.strip()
 
 
 def find_imports(path):
@@ -69,19 +74,16 @@ def test_only_one_file_imports_a_compiler():
 
 
 def test_importing_kernels_imports_no_compiler():
-    # Without the package's own __init__, whose import of PyG imports Numba.
-    found = run_python(
-        "import importlib, pkgutil, sys, types\n"
-        "package = sys.modules['pyg_direct'] = types.ModuleType('pyg_direct')\n"
-        f"package.__path__ = [{str(PACKAGE)!r}]\n"
-        "import pyg_direct.kernels as kernels\n"
-        "names = [module.name for module in pkgutil.iter_modules(kernels.__path__)]\n"
-        "for name in names:\n"
-        "    importlib.import_module(f'pyg_direct.kernels.{name}')\n"
-        "print('jit' in names, sorted({'numba', 'llvmlite', 'cuda', 'torch'} & set(sys.modules)))"
-    )
+    found = run_python("""
+import importlib, pkgutil
+import pyg_direct.kernels as kernels
+names = [module.name for module in pkgutil.iter_modules(kernels.__path__)]
+for name in names:
+    importlib.import_module(f"pyg_direct.kernels.{name}")
+print("jit" in names, sorted({"numba", "llvmlite", "cuda", "torch"} & set(sys.modules)))
+""")
 
-    assert found.strip() == "True []"
+    assert found == "True []"
 
 
 def test_cache_follows_the_environment(tmp_path, monkeypatch):
@@ -120,16 +122,16 @@ def test_cache_that_cannot_be_written_is_replaced(tmp_path, monkeypatch):
 
 
 def test_compiled_loops_are_read_back_from_disk(tmp_path):
-    script = (
-        "import numpy as np\n"
-        "from pyg_direct.kernels.bitmap import rank_words_cpu as kernel\n"
-        "ranks = np.full(2, -1, np.int32)\n"
-        "kernel(np.array([7, 1], np.uint32), ranks, np.zeros(1, np.int64))\n"
-        "stats = kernel._compiled.stats\n"
-        "print(ranks.tolist(), sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))"
-    )
+    script = """
+import numpy as np
+from pyg_direct.kernels.bitmap import rank_words_cpu as kernel
+ranks = np.full(2, -1, np.int32)
+kernel(np.array([7, 1], np.uint32), ranks, np.zeros(1, np.int64))
+stats = kernel._compiled.stats
+print(ranks.tolist(), sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+"""
 
-    outputs = [run_python(script, PYG_DIRECT_CACHE=str(tmp_path)).strip() for _ in range(2)]
+    outputs = [run_python(script, PYG_DIRECT_CACHE=str(tmp_path)) for _ in range(2)]
 
     assert outputs == ["[0, 3] 0 1", "[0, 3] 1 0"]
 

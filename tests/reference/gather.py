@@ -21,8 +21,9 @@ def find_first_bad(ids: Sequence[int], num_rows: int) -> int | None:
     return next((place for place, item in enumerate(ids) if not 0 <= item < num_rows), None)
 
 
-def split_rows(table: np.ndarray, hot_ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """(hot rows, cold rows), each in ascending order of their ids."""
-    hot = sorted(hot_ids)
-    cold = [item for item in range(len(table)) if item not in set(hot)]
-    return table[hot], table[cold]
+def make_directory(hot_ids: Sequence[int], num_rows: int) -> tuple[list[int], list[int]]:
+    """(words of 32 bits, one bit an id; number of hot ids before each word)."""
+    words = [[item for item in hot_ids if item // 32 == word] for word in range(-(-num_rows // 32))]
+    bits = [sum(2 ** (item % 32) for item in word) for word in words]
+    ranks = [sum(len(earlier) for earlier in words[:word]) for word in range(len(words))]
+    return bits, ranks

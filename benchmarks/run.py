@@ -1,0 +1,67 @@
+"""Measure the standard rows on this machine: `python benchmarks/run.py sampling gather loader`.
+
+Rows go to `benchmarks/results/<name>.json` (one file for a GPU, one for a CPU) with a picture each.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from pyg_direct.bench.gather import measure_cold_rows, measure_hot_rows
+from pyg_direct.bench.loader import measure_loader
+from pyg_direct.bench.picture import draw_rows
+from pyg_direct.bench.row import Machine, Row, save_rows
+from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
+from pyg_direct.datasets import synthetic_graph
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def sampling(scale: float) -> Iterator[Row]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    graph = synthetic_graph("products", scale=scale, topology_only=True, device=device)
+    measure = measure_gpu_sampling if device == "cuda" else measure_cpu_sampling
+    yield from measure(graph.edge_index, graph.num_nodes, "products" if scale == 1 else f"products x {scale:g}")
+
+
+def gather(scale: float) -> Iterator[Row]:
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("gather is measured on a GPU, and there is none here")
+    yield from measure_hot_rows()
+    yield from measure_cold_rows()
+
+
+def loader(scale: float) -> Iterator[Row]:
+    on_gpu = torch.cuda.is_available()
+    graph = synthetic_graph("products", scale=scale, device="cuda" if on_gpu else "cpu").to("cpu")
+    name = "products" if scale == 1 else f"products x {scale:g}"
+    for placement, cache in [("cuda", None), ("unified", None), ("unified", "20%")] if on_gpu else [("cpu", None)]:
+        data = graph.to_data()
+        yield from measure_loader(data, graph.train_idx, graph.num_classes, name, placement, cache,
+                                  batches=60 if on_gpu else 6)  # fmt: skip
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="sampling, gather, loader; all by default")] = None,
+    scale: Annotated[float, typer.Option(help="Factor on the nodes and edges of the products-shaped graph.")] = 1.0,
+    out: Annotated[Path, typer.Option(help="Folder of the rows and pictures.")] = RESULTS,
+) -> None:
+    machine = Machine()
+    suffix = "cpu" if machine.gpu == "none" else machine.gpu.split()[-1].lower()
+    for name in names or ["sampling", "gather", "loader"]:
+        rows = []
+        for row in {"sampling": sampling, "gather": gather, "loader": loader}[name](scale):
+            print(row, flush=True)
+            rows.append(row)
+        save_rows(out / f"{name}_{suffix}.json", rows, machine)
+        for unit in dict.fromkeys(r.unit for r in rows):
+            same = [r for r in rows if r.unit == unit]
+            if len(same) > 1:
+                draw_rows(same, out / f"{name}_{suffix}_{unit.replace('/', '_per_')}.png", name, machine)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,48 @@
+"""What the machine can do at most, measured in the run that uses it."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from pyg_direct.bench.timing import time_on_gpu
+from pyg_direct.kernels.draw import draw_bits_gpu
+from pyg_direct.ops.launch import run_gpu
+from pyg_direct.runtime.graph import CapturedGraph
+
+_BYTES = 2 << 30
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+@functools.cache
+def device_copy_rate() -> float:
+    """Bytes a second that a copy inside GPU memory reads plus writes."""
+    source = torch.empty(_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * _BYTES / _median(time_on_gpu(lambda: target.copy_(source)))
+
+
+@functools.cache
+def pinned_copy_rate() -> float:
+    """Bytes a second of a copy from page-locked host memory to the GPU."""
+    source = torch.empty(_BYTES // 2, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty_like(source, device="cuda")
+    return _BYTES / 2 / _median(time_on_gpu(lambda: target.copy_(source, non_blocking=True)))
+
+
+@functools.cache
+def replay_seconds(num_kernels: int) -> float:
+    """Seconds to replay a captured graph of that many kernels that do next to nothing."""
+    items = torch.zeros(1, dtype=torch.int64, device="cuda")
+    run_gpu(draw_bits_gpu, 1, 0, items, 0, items)
+
+    def record(stream: int) -> None:
+        for _ in range(num_kernels):
+            run_gpu(draw_bits_gpu, 1, 0, items, 0, items, stream=stream)
+
+    graph = CapturedGraph(record, torch.cuda.current_device())
+    return _median(time_on_gpu(graph.replay, 50))

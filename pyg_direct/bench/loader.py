@@ -1,0 +1,79 @@
+"""The loader under a training GraphSAGE: an epoch with it beside the same steps on a batch that is already there."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
+
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.timing import wait_for_gpu
+from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.runtime.device import resolve_device
+
+_FANOUTS = [15, 10, 5]
+
+
+def measure_loader(data: Data, train_idx: torch.Tensor, num_classes: int, name: str, placement: str = "auto",
+                   feature_cache: int | str | None = None, batches: int = 60, prefetch: int = 1,
+                   batch_size: int = 1024) -> Iterator[Row]:  # fmt: skip
+    """Time of a training step with the loader and without, and what the loader takes of the host."""
+    device = resolve_device(None)
+    begin = time.perf_counter()
+    loader = NeighborLoader(data, _FANOUTS, input_nodes=train_idx, batch_size=batch_size, shuffle=True, seed=0,
+                            drop_last=True, placement=placement, feature_cache=feature_cache,
+                            prefetch=prefetch)  # fmt: skip
+    first = next(iter(loader))
+    wait_for_gpu()
+    cache = "" if feature_cache is None else f" + {feature_cache} cached"
+    case = f"loader/{name}/{placement}{cache}/{batch_size}"
+    yield Row.of(case, "Data to first batch", "s", [time.perf_counter() - begin])
+    model = GraphSAGE(first.x.shape[1], 256, 3, num_classes).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                    num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
+        F.cross_entropy(out, batch.y[: batch.batch_size].long()).backward()
+        optimizer.step()
+
+    compute = _run(repeat(first), step, batches)
+    alone = _run(_without_end(loader), lambda batch: None, batches)
+    both = _run(_without_end(loader), step, batches)
+    yield Row.of(case, "step, loader and compute", "ms", both, _median(compute), "compute on one batch")
+    yield Row.of(case, "step, loader alone", "ms", alone)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    yield Row.of(case, "peak host memory of the process", "GB", [peak])
+    if device.type == "cuda":
+        yield Row.of(case, "peak GPU memory", "GB", [torch.cuda.max_memory_allocated() / 1e9])
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _without_end(loader: NeighborLoader) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def _run(batches: Iterable[Any], step: Callable[[Any], None], count: int, windows: int = 6) -> list[float]:
+    """Milliseconds a step in each window of `count` steps; the first window warms up."""
+    size = max(1, count // windows)
+    times = []
+    source = iter(batches)
+    for _ in range(windows):
+        begin = time.perf_counter()
+        for _ in range(size):
+            step(next(source))
+        wait_for_gpu()
+        times.append(1e3 * (time.perf_counter() - begin) / size)
+    return times[1:]

@@ -1,0 +1,104 @@
+"""A benchmark row, and the files that rows are kept in."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata as metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        case: What was measured, e.g. `sampling/products/cuda/1024`.
+        metric, unit: What the numbers are.
+        p20, p50, p80: Percentiles over the repeats, in `unit`.
+        limit: Physical limit of the same run in `unit`; None where there is none.
+        limit_name: What the limit is.
+        note: Anything a reader must know.
+    """
+
+    case: str
+    metric: str
+    unit: str
+    p20: float
+    p50: float
+    p80: float
+    limit: float | None = None
+    limit_name: str = ""
+    note: str = ""
+
+    @classmethod
+    def of(cls, case: str, metric: str, unit: str, values: Iterable[float], limit: float | None = None,
+           limit_name: str = "", note: str = "") -> Row:  # fmt: skip
+        """A row from the values of the repeats."""
+        ordered = sorted(values)
+
+        def at(share: float) -> float:
+            return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+        return cls(case, metric, unit, at(0.2), at(0.5), at(0.8), limit, limit_name, note)
+
+    @property
+    def ratio(self) -> float | None:
+        """Median over the limit."""
+        return None if not self.limit else self.p50 / self.limit
+
+    def __str__(self) -> str:
+        ratio = "" if self.ratio is None else f"   {self.ratio:.2f} of {self.limit:.4g} ({self.limit_name})"
+        return f"{self.case:<44} {self.metric:<24} {self.p50:>10.4g} {self.unit}{ratio}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and with what a row was measured."""
+
+    gpu: str = field(default_factory=lambda: torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
+    cpu: str = field(default_factory=lambda: f"{os.cpu_count()} cores, {platform.machine()}")
+    versions: dict[str, str] = field(default_factory=lambda: _versions())
+    commit: str = field(default_factory=lambda: _commit())
+    date: str = field(default_factory=lambda: datetime.date.today().isoformat())
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("pyg_direct", "torch", "torch_geometric", "numba", "numba-cuda", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    if "PYG_DIRECT_COMMIT" in os.environ:
+        return os.environ["PYG_DIRECT_COMMIT"]
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def save_rows(path: Path, rows: Iterable[Row], machine: Machine) -> None:
+    """Merge rows into a JSON file: a row replaces the one of equal case, metric and GPU."""
+    known = {} if not path.exists() else {_key(r): r for r in json.loads(path.read_text())}
+    for row in rows:
+        entry = {**asdict(row), "ratio": row.ratio, **asdict(machine)}
+        known[_key(entry)] = entry
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+
+
+def _key(entry: dict[str, object]) -> tuple[object, ...]:
+    return entry["case"], entry["metric"], entry["gpu"]

@@ -1,0 +1,107 @@
+"""Sampling: edges a second with NeighborLoader's frontier and `e_id`, memory, and the time to the first batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from pyg_direct.bench.limits import replay_seconds
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.timing import time_on_clock, time_on_gpu, wait_for_gpu
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.kernels.draw import draw_bits_gpu
+from pyg_direct.kernels.jit import set_cpu_threads
+from pyg_direct.ops.launch import run_gpu
+from pyg_direct.runtime.device import resolve_device
+from pyg_direct.sampling.open import open_plan
+from pyg_direct.sampling.plan import GpuPlan
+from pyg_direct.sampling.sample import Recipe
+
+FANOUTS = (15, 10, 5)
+_BATCHES = 50
+
+
+def measure_gpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) -> Iterator[Row]:
+    """Rows of a graph whose edges are on the GPU, with topology there and in unified host memory."""
+    device = resolve_device("cuda")
+    yield measure_launch()
+    begin = time.perf_counter()
+    wait_for_gpu()
+    topology = CSRTopo(edge_index, num_nodes=num_nodes)
+    for placement in ("cuda", "unified"):
+        placed = topology.place(placement, device)
+        for num_seeds in (1024, 8192):
+            plan = open_plan(placed, Recipe(FANOUTS))
+            assert isinstance(plan, GpuPlan)
+            case = f"sampling/{name}/{placement}/{num_seeds}"
+            batches = [torch.randint(num_nodes, (num_seeds,)) for _ in range(_BATCHES)]
+            plan.sample(batches[0], 0)
+            wait_for_gpu()
+            if placement == "cuda" and num_seeds == 1024:
+                yield Row.of(case, "COO to first batch", "s", [time.perf_counter() - begin],
+                             note="compress on the GPU, place, capture, sample; kernels compiled or cached")  # fmt: skip
+            yield from measure_plan(plan, batches, case)
+
+
+def measure_plan(plan: GpuPlan, batches: list[torch.Tensor], case: str) -> Iterator[Row]:
+    """Edges a second, one batch at a time and in a row, and the memory of a plan."""
+    edges, seconds = [], []
+    for number, seeds in enumerate(batches):
+        wait_for_gpu()
+        begin = time.perf_counter()
+        sample = plan.sample(seeds, number)
+        wait_for_gpu()
+        seconds.append(time.perf_counter() - begin)
+        edges.append(sample.edge_counts[-1])
+    assert plan._graph is not None
+    floor = replay_seconds(plan._graph.num_nodes)
+    yield Row.of(case, "time", "ms", [1e3 * s for s in seconds], 1e3 * floor,
+                 f"replay of {plan._graph.num_nodes} empty kernels", note="alone, with the wait and the export")  # fmt: skip
+    yield Row.of(case, "edges", "G/s", [e / s / 1e9 for e, s in zip(edges, seconds)])
+    wait_for_gpu()
+    begin = time.perf_counter()
+    for number, seeds in enumerate(batches):
+        plan.sample(seeds, number)
+    wait_for_gpu()
+    yield Row.of(case, "edges, sustained", "G/s", [sum(edges) / (time.perf_counter() - begin) / 1e9])
+    graph = plan._graph
+    yield Row.of(case, "graph replay", "ms", [1e3 * s for s in time_on_gpu(graph.replay, 30)], 1e3 * floor,
+                 f"replay of {graph.num_nodes} empty kernels")  # fmt: skip
+    yield Row.of(case, "GPU memory of the plan", "MB", [plan.num_bytes / 1e6])
+
+
+def measure_launch() -> Row:
+    """Microseconds of Python for one launch on torch's current stream."""
+    items = torch.arange(8, device="cuda")
+    out = torch.empty_like(items)
+
+    def launch() -> None:
+        for _ in range(200):
+            run_gpu(draw_bits_gpu, 1, 7, items, 0, out)
+
+    return Row.of("launch", "time", "us", [s / 200 * 1e6 for s in time_on_clock(launch, 20)], note="two arrays, two scalars")
+
+
+def measure_cpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) -> Iterator[Row]:
+    """Edges a second of the CPU plan on one and two threads."""
+    placed = CSRTopo(edge_index, num_nodes=num_nodes).place("cpu", "cpu")
+    batches = [torch.randint(num_nodes, (1024,)) for _ in range(12)]
+    before = set_cpu_threads(1)
+    try:
+        for threads in (1, 2):
+            set_cpu_threads(threads)
+            plan = open_plan(placed, Recipe(FANOUTS))
+            counts = [plan.sample(seeds, number).edge_counts[-1] for number, seeds in enumerate(batches)]
+            numbers = iter(range(10**6))
+
+            def work(plan=plan, numbers=numbers) -> None:  # type: ignore[no-untyped-def]
+                number = next(numbers) % len(batches)
+                plan.sample(batches[number], number)
+
+            mean = sum(counts) / len(counts)
+            seconds = time_on_clock(work, 36, 0)
+            yield Row.of(f"sampling/{name}/cpu/1024/{threads} threads", "edges", "M/s", [mean / s / 1e6 for s in seconds])
+    finally:
+        set_cpu_threads(before)

@@ -1,0 +1,303 @@
+"""A feature gives the rows of its table bit for bit, wherever they lie."""
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_direct import CSRTopo, Feature
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError
+from pyg_direct.features.feature import count_listings
+from tests.poison import poisoned_memory
+
+DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+          torch.float64, torch.bool, torch.complex64, torch.float8_e4m3fn]  # fmt: skip
+ROWS = [(), (1,), (2,), (3,), (4,), (7,), (25,), (32,), (100,), (3, 5), (4, 4), (2, 3, 5), (2, 2, 4)]
+CACHES = [0, "20%", 700, "0.5K", "100%", "1G"]
+IDS = [5, 0, 39, 5, 5, 17, 38, 1, 0]
+
+
+def make_table(num_rows=40, row=(3,), dtype=torch.float32):
+    """Rows of random bytes: also NaNs, infinities and subnormal numbers."""
+    if dtype == torch.bool:
+        return torch.randint(2, (num_rows, *row)).bool()
+    size = num_rows * torch.Size(row).numel() * dtype.itemsize
+    return torch.randint(256, (size,), dtype=torch.uint8).view(dtype).view(num_rows, *row)
+
+
+def bytes_of(rows):
+    """Bytes of each row `[n, bytes]`, as a NaN does not equal itself."""
+    return rows.cpu().contiguous().view(len(rows), -1).view(torch.uint8)
+
+
+def read_poisoned(feature, ids):
+    with poisoned_memory():
+        return feature[ids]
+
+
+@pytest.mark.parametrize("cache", [0, "20%", "100%"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_any_dtype_come_bit_for_bit(device, dtype, cache):
+    table = make_table(row=(5,), dtype=dtype)
+    expected = bytes_of(table)[IDS]
+    feature = Feature(device=device, device_cache_size=cache).from_cpu_tensor(table)
+
+    got = read_poisoned(feature, torch.tensor(IDS, device=device))
+
+    assert (got.shape, got.dtype, got.device.type) == ((9, 5), dtype, device.type)
+    assert torch.equal(bytes_of(got), expected)
+
+
+@pytest.mark.parametrize("cache", [0, "20%", "100%"])
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_rows_of_any_shape_come_bit_for_bit(device, row, cache):
+    table = make_table(row=row)
+    expected = bytes_of(table)[IDS]
+    feature = Feature(device=device, device_cache_size=cache).from_cpu_tensor(table)
+
+    got = read_poisoned(feature, torch.tensor(IDS, device=device))
+
+    assert got.shape == (9, *row)
+    assert torch.equal(bytes_of(got), expected)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_the_size_of_the_cache_changes_no_row(device, cache):
+    table = make_table(num_rows=70, row=(7,))
+    ids = torch.randint(70, (500,))
+    expected = bytes_of(table)[ids]
+    feature = Feature(device_cache_size=cache, device=device).from_cpu_tensor(table)
+
+    got = read_poisoned(feature, ids.to(device))
+
+    assert torch.equal(bytes_of(got), expected)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[3, 1, 3], (3, 1, 3), np.array([3, 1, 3]), torch.tensor([3, 1, 3]), torch.tensor([3, 1, 3], dtype=torch.int32),
+     torch.tensor([3, 9, 1, 9, 3, 9])[::2]],
+    ids=["list", "tuple", "numpy", "int64", "int32", "strided"],
+)  # fmt: skip
+def test_ids_may_come_from_the_host_in_any_form(device, ids):
+    table = make_table()
+    expected = bytes_of(table)[[3, 1, 3]]
+    feature = Feature(device=device, device_cache_size="20%").from_cpu_tensor(table)
+
+    got = read_poisoned(feature, ids)
+
+    assert torch.equal(bytes_of(got), expected)
+    assert got.device.type == device.type
+
+
+def test_ids_of_32_bits_are_read_where_they_lie(device):
+    table = make_table()
+    expected = bytes_of(table)[IDS]
+    feature = Feature(device=device, device_cache_size="20%").from_cpu_tensor(table)
+
+    got = read_poisoned(feature, torch.tensor(IDS, dtype=torch.int32, device=device))
+
+    assert torch.equal(bytes_of(got), expected)
+
+
+@pytest.mark.parametrize("ids", [[], torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)], ids=str)
+def test_no_ids_give_no_rows(device, ids):
+    feature = Feature(device=device, device_cache_size="20%").from_cpu_tensor(make_table(row=(3, 2)))
+
+    got = feature[ids]
+
+    assert (got.shape, got.dtype) == ((0, 3, 2), torch.float32)
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (4, 3, 0), (4, 0, 2)])
+def test_rows_may_have_no_width(device, shape):
+    feature = Feature(device=device, device_cache_size="20%").from_cpu_tensor(torch.empty(shape))
+
+    got = feature[[3, 1, 1]]
+
+    assert got.shape == (3, *shape[1:])
+
+
+def test_a_table_may_have_no_rows(device):
+    feature = Feature(device=device).from_cpu_tensor(torch.empty(0, 5))
+
+    got = feature[[]]
+
+    assert (feature.shape, got.shape) == ((0, 5), (0, 5))
+    with pytest.raises(IdError, match=r"must lie in \[0, 0\), got 0"):
+        feature[[0]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda t: t.t().contiguous().t(), lambda t: t[::2], lambda t: t[1:], lambda t: t.clone().requires_grad_(),
+     lambda t: t.expand(2, *t.shape)[1], lambda t: t[:1].expand(30, 3)],
+    ids=["transposed", "strided", "offset", "requires_grad", "expanded", "one row"],
+)  # fmt: skip
+def test_the_table_may_be_any_view(device, change):
+    table = change(make_table(num_rows=61))
+    expected = bytes_of(table.detach())[[0, 7, 7, 29]]
+    feature = Feature(device=device, device_cache_size="20%").from_cpu_tensor(table)
+
+    got = read_poisoned(feature, [0, 7, 7, 29])
+
+    assert torch.equal(bytes_of(got), expected)
+    assert not got.requires_grad
+
+
+def test_a_conjugated_table_is_read_as_it_looks(device):
+    table = make_table(dtype=torch.complex64).conj()
+    expected = bytes_of(table.resolve_conj())[IDS]
+    feature = Feature(device=device, device_cache_size="20%").from_cpu_tensor(table)
+
+    got = read_poisoned(feature, IDS)
+
+    assert torch.equal(bytes_of(got), expected)
+
+
+def test_it_looks_like_its_table(device):
+    table = make_table(row=(3, 5), dtype=torch.int16)
+
+    feature = Feature(rank=0, device_list=[0], device_cache_size="1K", device=device).from_cpu_tensor(table)
+
+    assert (feature.shape, feature.size(), feature.size(1), feature.dim()) == ((40, 3, 5), (40, 3, 5), 3, 3)
+    assert feature.dtype == torch.int16
+    assert "[40, 3, 5] of torch.int16" in repr(feature)
+
+
+def test_filling_returns_the_feature_itself(device):
+    feature = Feature(device=device)
+
+    got = feature.from_cpu_tensor(make_table())
+
+    assert got is feature
+
+
+def test_filling_again_replaces_the_rows(device):
+    feature = Feature(device=device, device_cache_size="20%").from_cpu_tensor(make_table(num_rows=9))
+    table = make_table(num_rows=40, row=(2,), dtype=torch.int64)
+    expected = table[IDS]
+
+    feature.from_cpu_tensor(table)
+
+    assert torch.equal(feature[IDS].cpu(), expected)
+    assert feature.shape == (40, 2)
+
+
+def test_on_the_cpu_the_rows_stay_where_they_are():
+    table = make_table()
+
+    feature = Feature(device="cpu", device_cache_size="100%").from_cpu_tensor(table)
+
+    table[3] = 7
+    assert feature[[3]].tolist() == [[7.0] * 3]
+    assert (feature.placement, feature.num_hot_rows) == ("cpu", 0)
+
+
+def test_rows_given_out_are_copies(device):
+    feature = Feature(device=device, device_cache_size="20%").from_cpu_tensor(torch.arange(40.0).view(40, 1))
+
+    feature[[3, 20]].fill_(-1)
+
+    assert feature[[3, 20]].tolist() == [[3.0], [20.0]]
+
+
+def test_the_hottest_rows_are_those_listed_most():
+    topo = CSRTopo(torch.tensor([[4, 4, 4, 2, 2, 0, 4, 1], [0, 1, 2, 0, 1, 2, 3, 4]]), num_nodes=6)
+    feature = Feature(csr_topo=topo, device="cpu")
+
+    hottest = [feature._choose_hot_rows(torch.empty(8, 1), count).tolist() for count in (0, 1, 2, 3, 8)]
+
+    assert count_listings(topo, 8).tolist() == [1, 1, 2, 0, 4, 0, 0, 0]
+    assert hottest == [[], [4], [2, 4], [0, 2, 4], list(range(8))]
+
+
+def test_without_a_graph_the_first_rows_are_hot():
+    feature = Feature(device="cpu")
+
+    hottest = feature._choose_hot_rows(torch.empty(8, 1), 3)
+
+    assert hottest.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("ids", "value"), [([0, 40], 40), ([-1, 3], -1), ([2**40], 2**40)])
+def test_ids_out_of_range_are_refused_and_the_feature_stays_usable(device, ids, value):
+    table = make_table()
+    expected = bytes_of(table)[[39]]
+    feature = Feature(device=device, device_cache_size="20%").from_cpu_tensor(table)
+
+    with pytest.raises(IdError, match=rf"node_idx must lie in \[0, 40\), got {value}"):
+        feature[ids]
+
+    assert torch.equal(bytes_of(feature[[39]]), expected)
+
+
+@pytest.mark.parametrize("ids", [[0.5], [True], torch.tensor([1.0]), torch.tensor([1], dtype=torch.int16)], ids=str)
+def test_ids_of_other_dtypes_are_refused(device, ids):
+    feature = Feature(device=device).from_cpu_tensor(make_table())
+
+    with pytest.raises(ArgumentTypeError, match="node_idx must have dtype int64 or int32, got torch"):
+        feature[ids]
+
+
+@pytest.mark.parametrize("ids", [3, torch.tensor(3), [[1, 2]]], ids=str)
+def test_ids_of_other_shapes_are_refused(device, ids):
+    feature = Feature(device=device).from_cpu_tensor(make_table())
+
+    with pytest.raises(ArgumentError, match="node_idx must have one dimension"):
+        feature[ids]
+
+
+def test_an_empty_feature_says_what_to_call(device):
+    feature = Feature(device=device)
+
+    with pytest.raises(ArgumentError, match="call from_cpu_tensor first"):
+        feature[[0]]
+    with pytest.raises(ArgumentError, match="call from_cpu_tensor first"):
+        feature.size()
+    assert "empty" in repr(feature)
+
+
+def test_a_scalar_is_no_table(device):
+    with pytest.raises(ArgumentError, match="at least one dimension"):
+        Feature(device=device).from_cpu_tensor(torch.tensor(1.0))
+
+
+def test_a_list_is_no_table(device):
+    with pytest.raises(ArgumentTypeError, match="cpu_tensor must be a tensor, got list"):
+        Feature(device=device).from_cpu_tensor([[1.0]])
+
+
+def test_every_node_needs_a_row(device):
+    topo = CSRTopo(torch.tensor([[0, 1], [1, 2]]), num_nodes=41)
+
+    with pytest.raises(ArgumentError, match="a row for each of the 41 nodes of csr_topo, got 40"):
+        Feature(csr_topo=topo, device=device).from_cpu_tensor(make_table())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"cache_policy": "replicate"}, ArgumentError, "cache_policy must be one of"),
+        ({"cache_policy": "p2p_clique_replicate"}, NotImplementedError, "cache_policy='p2p_clique_replicate'"),
+        ({"device_list": [0, 1]}, NotImplementedError, "device_list of several GPUs"),
+        ({"device_cache_size": "many"}, ArgumentError, "device_cache_size must look like"),
+        ({"device_cache_size": -1}, ArgumentError, "device_cache_size must be at least 0"),
+        ({"device_cache_size": "120%"}, ArgumentError, "device_cache_size must be at most 100%"),
+        ({"device_cache_size": 0.2}, ArgumentTypeError, "device_cache_size must be a number of bytes"),
+        ({"csr_topo": torch.zeros(2, 3)}, ArgumentTypeError, "csr_topo must be a CSRTopo, got Tensor"),
+        ({"csr_topo": 3}, ArgumentTypeError, "csr_topo must be a CSRTopo, got int"),
+        ({"placement": "mmap"}, ArgumentError, "placement must be 'unified' or 'pinned', got 'mmap'"),
+        ({"device": "tpu"}, ArgumentError, "device must name a torch device"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_named(options, error, words):
+    with pytest.raises(error, match=words):
+        Feature(**options)
+
+
+def test_a_gpu_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(DeviceError, match="device='cuda' asks for a GPU"):
+        Feature(device="cuda")
+    assert Feature(rank=0).device == torch.device("cpu")

@@ -1,0 +1,59 @@
+import pytest
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.size import parse_size
+
+
+@pytest.mark.parametrize(
+    ("size", "num_bytes"),
+    [
+        (0, 0), (1000, 1000), ("1000", 1000), ("1000B", 1000), ("4K", 4 << 10), ("4KB", 4 << 10), ("4KiB", 4 << 10),
+        ("200M", 200 << 20), ("0.5G", 1 << 29), (".5G", 1 << 29), ("3GB", 3 << 30), ("2T", 2 << 40),
+        (" 16 mb ", 16 << 20), ("1.5k", 1536), ("0", 0),
+    ],
+)  # fmt: skip
+def test_sizes_are_read_as_quiver_reads_them(size, num_bytes):
+    got = parse_size(size)
+
+    assert got == num_bytes
+
+
+@pytest.mark.parametrize(("share", "num_bytes"), [("0%", 0), ("20%", 200), ("12.5 %", 125), (" 100% ", 1000)])
+def test_a_share_is_taken_of_the_whole(share, num_bytes):
+    got = parse_size(share, 1000)
+
+    assert got == num_bytes
+
+
+@pytest.mark.parametrize("size", ["", "M", "-1", "-5%", "1,5G", "ten", "1 000", "2P", "%", "nan", "1e9", "0x10"])
+def test_words_that_are_no_size_are_refused(size):
+    with pytest.raises(ArgumentError, match="device_cache_size must look like") as caught:
+        parse_size(size, 1000)
+
+    assert repr(size) in str(caught.value)
+
+
+def test_a_share_needs_a_whole():
+    with pytest.raises(ArgumentError, match="must look like"):
+        parse_size("20%")
+
+
+def test_more_than_all_rows_is_refused():
+    with pytest.raises(ArgumentError, match=r"must be at most 100%, got '101%'"):
+        parse_size("101%", 1000)
+
+
+def test_a_negative_number_is_refused():
+    with pytest.raises(ArgumentError, match="must be at least 0, got -1"):
+        parse_size(-1)
+
+
+@pytest.mark.parametrize("size", [0.2, None, True, b"20M", [1]])
+def test_other_types_are_refused(size):
+    with pytest.raises(ArgumentTypeError, match="must be a number of bytes or a string"):
+        parse_size(size)
+
+
+def test_the_error_names_the_argument_of_the_caller():
+    with pytest.raises(ArgumentError, match="feature_cache must be at least 0"):
+        parse_size(-1, name="feature_cache")

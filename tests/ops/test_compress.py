@@ -1,0 +1,79 @@
+import pytest
+import torch
+from hypothesis import given
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
+from pyg_direct.ops.compress import compress
+from tests.graphs import GRAPHS, make_random_graph, odd_graphs
+from tests.poison import poisoned_memory
+from tests.reference import compress as reference
+
+
+def check_against_reference(graph, device):
+    """All arrays equal what the reference says."""
+    rows, columns = graph.edge_index.to(device).flip(0)
+    indptr, indices, edge_ids = reference.compress(rows.tolist(), columns.tolist(), graph.num_nodes)
+
+    with poisoned_memory():
+        got = compress(rows, columns, graph.num_nodes)
+
+    assert got.indptr.tolist() == indptr
+    assert got.indices.tolist() == indices
+    assert got.edge_ids.tolist() == edge_ids
+    assert [array.dtype for array in got] == [torch.int64, torch.int32, torch.int32]
+    assert {array.device for array in got} == {rows.device}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_matches_reference(device, name):
+    check_against_reference(GRAPHS[name], device)
+
+
+@given(graph=odd_graphs())
+def test_matches_reference_on_any_graph(device, graph):
+    check_against_reference(graph, device)
+
+
+def test_rows_do_not_depend_on_threads():
+    graph = make_random_graph(300, 5000)
+    before = set_cpu_threads(1)
+
+    alone = compress(*graph.edge_index, graph.num_nodes)
+    set_cpu_threads(before)
+    together = compress(*graph.edge_index, graph.num_nodes)
+
+    assert get_cpu_threads() == before
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_swapped_arguments_give_the_transpose(device):
+    sources, targets = GRAPHS["random"].edge_index.to(device)
+
+    got = compress(sources, targets, 70)
+
+    assert got.indptr.diff().tolist() == torch.bincount(sources, minlength=70).tolist()
+    assert torch.equal(targets[got.edge_ids], got.indices.long())
+
+
+@pytest.mark.parametrize(("rows", "columns", "error", "words"), [
+    ([0, 5], [0, 0], IdError, r"rows must lie in \[0, 5\) \(num_nodes\), got 5"),
+    ([0, 1], [0, -1], IdError, r"columns must lie in \[0, 5\) \(num_nodes\), got -1"),
+    ([0.5], [0], ArgumentTypeError, "rows must have dtype int64 or int32, got torch.float32"),
+    ([0], [True], ArgumentTypeError, "columns must have dtype int64 or int32, got torch.bool"),
+    ([0, 1], [0], ArgumentError, r"columns must have shape \[E\] = \(2,\), got \(1,\)"),
+    ([[0]], [[0]], ArgumentError, r"rows must have shape \[E\]"),
+])  # fmt: skip
+def test_bad_edges_are_refused(device, rows, columns, error, words):
+    edges = [torch.tensor(values, device=device) for values in (rows, columns)]
+
+    with pytest.raises(error, match=words):
+        compress(*edges, 5)
+
+
+@pytest.mark.gpu
+def test_edges_on_two_devices_are_refused():
+    ids = torch.tensor([0])
+
+    with pytest.raises(ArgumentError, match=r"columns must be on the device of rows \(cpu\), got cuda:0"):
+        compress(ids, ids.cuda(), 1)

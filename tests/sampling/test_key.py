@@ -1,0 +1,44 @@
+import pytest
+import torch
+
+from pyg_direct.errors import ArgumentTypeError
+from pyg_direct.sampling.key import batch_key, call_key, resolve_seed, shuffle_key
+from tests.reference import draw as reference
+
+
+@pytest.mark.parametrize("seed", [0, 12345, 2**64 - 1])
+def test_keys_match_the_reference(seed):
+    got = batch_key(seed, 3, 17), call_key(seed, 17), shuffle_key(seed, 3)
+
+    assert got == (reference.batch_key(seed, 3, 17), reference.call_key(seed, 17), reference.shuffle_key(seed, 3))
+
+
+def test_keys_are_frozen():
+    got = batch_key(1, 2, 3), call_key(1, 2), shuffle_key(1, 2)
+
+    assert got == (0x517630E6F045E74A, 0xD30A14708F7D96D0, 0xCD9E6E6B768D4354)
+
+
+def test_no_two_batches_share_a_key():
+    keys = {batch_key(seed, epoch, number) for seed in range(5) for epoch in range(10) for number in range(100)}
+    keys |= {call_key(seed, number) for seed in range(5) for number in range(100)}
+    keys |= {shuffle_key(seed, epoch) for seed in range(5) for epoch in range(10)}
+
+    assert len(keys) == 5 * (10 * 100 + 100 + 10)
+
+
+def test_no_seed_means_that_of_torch():
+    torch.manual_seed(77)
+
+    assert resolve_seed(None) == 77
+
+
+@pytest.mark.parametrize(("seed", "unsigned"), [(5, 5), (-1, 2**64 - 1), (2**64 + 3, 3)])
+def test_any_integer_is_a_seed(seed, unsigned):
+    assert resolve_seed(seed) == unsigned
+
+
+@pytest.mark.parametrize("seed", [1.0, "1", True])
+def test_other_seeds_are_refused(seed):
+    with pytest.raises(ArgumentTypeError, match="seed must be an integer or None, got"):
+        resolve_seed(seed)

@@ -1,0 +1,334 @@
+"""Every plan gives the batch of the reference, bit for bit, whatever its capacity, method, placement and threads."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from pyg_direct.errors import IdError, MemoryLimitError
+from pyg_direct.graph.placed import PlacedTopology
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.kernels.jit import set_cpu_threads
+from pyg_direct.sampling import plan as gpu_plan
+from pyg_direct.sampling.open import open_plan
+from pyg_direct.sampling.sample import Recipe
+from pyg_direct.sampling.sorted import SortingPlan
+from tests.graphs import GRAPHS, make_random_graph, odd_graphs
+from tests.poison import poisoned_memory
+from tests.reference.sample import sample
+
+KEY = 2**63 + 11
+METHODS = pytest.mark.parametrize("method", ["bitmap", "sort"])
+# The plan on a GPU and its twin in the simulator.
+ON_GPU_PLANS = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(torch.device("cpu"), id="sim", marks=pytest.mark.sim),
+        pytest.param(torch.device("cuda"), id="cuda", marks=pytest.mark.gpu),
+    ],
+)
+FANOUTS = [(), (0,), (2,), (-1,), (3, 2), (2, 0, 3), (-1, 2), (2, -1), (40, 1), (1, 2, 3, 1)]
+
+
+def place(graph, device, placement="auto"):
+    topo = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
+    return topo.place(placement, device)
+
+
+def choose_seeds(num_nodes):
+    """The last node, the first twice, and two from between."""
+    return [num_nodes - 1, 0, num_nodes // 2, 0, num_nodes // 3] if num_nodes else []
+
+
+def make_seeds(nodes, device):
+    return torch.tensor(nodes, dtype=torch.int64, device=device)
+
+
+def expect_batch(graph, seeds, recipe, key=KEY):
+    return sample(graph.in_rows(), seeds, recipe.fanouts, key, recipe.replace, recipe.expand_all)
+
+
+def assert_equal(got, expected):
+    assert got.node_counts == expected.node_counts
+    assert got.edge_counts == expected.edge_counts
+    assert got.n_id.tolist() == expected.n_id
+    assert got.edge_index.tolist() == expected.edge_index
+    assert got.e_id.tolist() == expected.e_id
+    assert {got.n_id.dtype, got.edge_index.dtype, got.e_id.dtype} == {torch.int64}
+
+
+def poison(plan):
+    """Fill all buffers of a GPU plan but the bitmap that is empty between batches."""
+    for name, buffer in vars(plan._buffers).items():
+        if isinstance(buffer, torch.Tensor) and name != "fresh":
+            buffer.view(torch.uint8).fill_(0xAB)
+
+
+@METHODS
+@pytest.mark.parametrize(("name", "recipe"), [
+    ("random", Recipe((3, 2))),
+    ("random", Recipe((3, 2), expand_all=True)),
+    ("random", Recipe((2, 3), replace=True)),
+    ("hub", Recipe((-1, 2))),
+    ("parallel", Recipe((2, 0, 3), expand_all=True)),
+    ("isolated", Recipe((4, 1))),
+    ("empty", Recipe((4, 1))),
+    ("one loop", Recipe(())),
+])  # fmt: skip
+def test_plan_matches_reference(device, name, recipe, method):
+    graph = GRAPHS[name]
+    seeds = choose_seeds(graph.num_nodes)
+    plan = open_plan(place(graph, device), recipe, method=method)
+
+    with poisoned_memory():
+        got = plan.sample(make_seeds(seeds, device), KEY)
+
+    assert_equal(got, expect_batch(graph, seeds, recipe))
+
+
+@METHODS
+@pytest.mark.slow
+@pytest.mark.parametrize("fanouts", FANOUTS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_plan_matches_reference_on_every_odd_graph(device, name, fanouts, method):
+    graph, topology = GRAPHS[name], place(GRAPHS[name], device)
+    seeds = choose_seeds(graph.num_nodes)
+    for replace, expand_all in itertools.product([False, True], repeat=2):
+        recipe = Recipe(fanouts, replace, expand_all)
+
+        with poisoned_memory():
+            got = open_plan(topology, recipe, method=method).sample(make_seeds(seeds, device), KEY)
+
+        assert_equal(got, expect_batch(graph, seeds, recipe))
+
+
+@METHODS
+@given(graph=odd_graphs(), fanouts=st.lists(st.integers(-1, 5), max_size=3), replace=st.booleans(),
+       expand_all=st.booleans(), key=st.integers(0, 2**64 - 1), data=st.data())  # fmt: skip
+def test_plan_matches_reference_on_any_graph(device, method, graph, fanouts, replace, expand_all, key, data):
+    node = st.integers(0, max(graph.num_nodes - 1, 0))
+    seeds = data.draw(st.lists(node, max_size=6)) if graph.num_nodes else []
+    recipe = Recipe(tuple(fanouts), replace, expand_all)
+
+    got = open_plan(place(graph, device), recipe, method=method).sample(make_seeds(seeds, device), key)
+
+    assert_equal(got, expect_batch(graph, seeds, recipe, key))
+
+
+@METHODS
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [Recipe((15, 10, 5)), Recipe((10, 5), expand_all=True), Recipe((1300,))])
+def test_large_batch_matches_reference(device, recipe, method):
+    graph = make_random_graph(1000, 8000)
+    seeds = list(range(0, 1000, 10))
+    plan = open_plan(place(graph, device), recipe, method=method)
+
+    got = plan.sample(make_seeds(seeds, device), KEY)
+
+    assert_equal(got, expect_batch(graph, seeds, recipe))
+
+
+@METHODS
+@pytest.mark.parametrize("has_edge_ids", [True, False])
+def test_wide_ids_match_reference(device, method, has_edge_ids):
+    graph, recipe = GRAPHS["random"], Recipe((3, 2))
+    arrays = [torch.tensor(array, device=device) for array in graph.in_rows()]
+    indptr, indices, edge_ids = arrays if has_edge_ids else (*arrays[:2], arrays[2][:0])
+    topology = PlacedTopology(indptr, indices, edge_ids, "cuda" if indptr.is_cuda else "cpu")
+    expected = expect_batch(graph, [0, 5], recipe)
+    if not has_edge_ids:
+        places = {edge: place for place, edge in enumerate(arrays[2].tolist())}
+        expected.e_id = [places[edge] for edge in expected.e_id]
+
+    got = open_plan(topology, recipe, method=method).sample(make_seeds([0, 5], device), KEY)
+
+    assert topology.indices.dtype == torch.int64
+    assert_equal(got, expected)
+
+
+@METHODS
+def test_no_seeds_give_empty_hops(device, method):
+    plan = open_plan(place(GRAPHS["random"], device), Recipe((3, 2)), method=method)
+
+    got = plan.sample(make_seeds([], device), KEY)
+
+    assert (got.node_counts, got.edge_counts) == ([0, 0, 0], [0, 0, 0])
+    assert (got.n_id.shape, got.edge_index.shape, got.e_id.shape) == ((0,), (2, 0), (0,))
+
+
+@METHODS
+def test_batches_of_one_plan_do_not_touch_each_other(device, method):
+    graph, recipe = GRAPHS["random"], Recipe((3, 2))
+    plan = open_plan(place(graph, device), recipe, method=method)
+    first = plan.sample(make_seeds([1, 2], device), 1)
+
+    second = plan.sample(make_seeds([60, 3, 3, 9], device), 2)
+    again = plan.sample(make_seeds([1, 2], device), 1)
+
+    assert_equal(first, expect_batch(graph, [1, 2], recipe, 1))
+    assert_equal(second, expect_batch(graph, [60, 3, 3, 9], recipe, 2))
+    assert_equal(again, expect_batch(graph, [1, 2], recipe, 1))
+
+
+def test_batch_does_not_depend_on_threads():
+    graph, recipe = make_random_graph(500, 6000), Recipe((5, 4, 3))
+    plan = open_plan(place(graph, "cpu"), recipe)
+    seeds = torch.arange(0, 500, 7)
+    before = set_cpu_threads(1)
+
+    alone = plan.sample(seeds, KEY)
+    set_cpu_threads(before)
+    together = plan.sample(seeds, KEY)
+
+    assert_equal(together, expect_batch(graph, seeds.tolist(), recipe))
+    assert all(torch.equal(getattr(alone, name), getattr(together, name)) for name in ("n_id", "edge_index", "e_id"))
+
+
+def test_plan_follows_the_size_of_the_id_space():
+    indptr, none = torch.zeros(2**24 + 2, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
+    narrow = PlacedTopology(indptr[:-1], none, none, "cpu")
+
+    plan = open_plan(narrow, Recipe((2,)))
+
+    assert not isinstance(plan, SortingPlan)
+    assert isinstance(open_plan(narrow, Recipe((2,)), method="sort"), SortingPlan)
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize("recipe", [Recipe((5, 3)), Recipe((-1, 2), expand_all=True)])
+def test_plan_that_is_too_small_grows(device, recipe, monkeypatch):
+    monkeypatch.setattr(gpu_plan, "_WORST_CASE_EDGES", 0)
+    monkeypatch.setattr(gpu_plan, "_FIRST_EDGES", 1)
+    graph = GRAPHS["random"]
+    seeds = list(range(0, 70, 4))
+    plan = open_plan(place(graph, device), recipe)
+
+    got = plan.sample(make_seeds(seeds, device), KEY)
+    captures = plan.num_captures
+    again = plan.sample(make_seeds(seeds, device), KEY + 1)
+
+    assert_equal(got, expect_batch(graph, seeds, recipe))
+    assert_equal(again, expect_batch(graph, seeds, recipe, KEY + 1))
+    assert captures > 1
+    assert plan.num_captures == captures
+
+
+@ON_GPU_PLANS
+def test_plan_grows_with_its_seeds(device):
+    graph, recipe = GRAPHS["random"], Recipe((2, 2))
+    plan = open_plan(place(graph, device), recipe)
+    plan.sample(make_seeds([1], device), KEY)
+
+    got = plan.sample(make_seeds([5, 6, 7], device), KEY)
+
+    assert_equal(got, expect_batch(graph, [5, 6, 7], recipe))
+    assert plan.num_captures == 2
+    assert plan.num_bytes > 0
+
+
+@ON_GPU_PLANS
+def test_what_lay_in_the_buffers_does_not_matter(device):
+    graph, recipe = GRAPHS["random"], Recipe((3, 2), expand_all=True)
+    plan = open_plan(place(graph, device), recipe)
+    plan.sample(make_seeds([9, 9, 1], device), KEY)
+    poison(plan)
+
+    got = plan.sample(make_seeds([4, 60], device), KEY)
+
+    assert_equal(got, expect_batch(graph, [4, 60], recipe))
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize("bad", [70, -1, 2**40])
+def test_bad_seed_is_told_at_the_end_and_the_plan_stays_usable(device, bad):
+    graph, recipe = GRAPHS["random"], Recipe((3, 2))
+    plan = open_plan(place(graph, device), recipe)
+    pending = plan.submit(make_seeds([3, bad, 5, -7], device), KEY)
+
+    with pytest.raises(IdError, match=rf"seeds must lie in \[0, 70\), got {bad}"):
+        pending.finish()
+    got = plan.sample(make_seeds([3, 5], device), KEY)
+
+    assert_equal(got, expect_batch(graph, [3, 5], recipe))
+    assert plan.num_captures == 1
+
+
+@ON_GPU_PLANS
+def test_seed_of_an_empty_graph_is_refused(device):
+    plan = open_plan(place(GRAPHS["empty"], device), Recipe((3,)))
+
+    with pytest.raises(IdError, match=r"seeds must lie in \[0, 0\), got 4"):
+        plan.sample(make_seeds([4], device), KEY)
+
+
+@ON_GPU_PLANS
+def test_new_batch_finishes_the_one_before(device):
+    graph, recipe = GRAPHS["random"], Recipe((3, 2))
+    plan = open_plan(place(graph, device), recipe)
+    first = plan.submit(make_seeds([1, 2, 3], device), 1)
+
+    second = plan.submit(make_seeds([4], device), 2)
+
+    assert_equal(second.finish(), expect_batch(graph, [4], recipe, 2))
+    assert_equal(first.finish(), expect_batch(graph, [1, 2, 3], recipe, 1))
+    assert first.finish() is first.finish()
+
+
+@ON_GPU_PLANS
+def test_batch_beyond_all_limits_is_refused_and_the_plan_stays_usable(device, monkeypatch):
+    graph, recipe = GRAPHS["random"], Recipe((3,))
+    plan = open_plan(place(graph, device), recipe)
+    plan.sample(make_seeds([1], device), KEY)
+    monkeypatch.setattr(gpu_plan, "_MAX_EDGES", 8)
+
+    with pytest.raises(MemoryLimitError, match=r"fewer than 8 edges, and 3 seeds with fanouts \[3\] need 9"):
+        plan.sample(make_seeds([1, 2, 3], device), KEY)
+    got = plan.sample(make_seeds([1], device), KEY)
+
+    assert_equal(got, expect_batch(graph, [1], recipe))
+
+
+@pytest.mark.gpu
+@METHODS
+@pytest.mark.parametrize("seeds_at", ["cpu", "cuda"])
+@pytest.mark.parametrize("placement", ["cuda", "unified", "pinned"])
+def test_batch_does_not_depend_on_placement(placement, seeds_at, method):
+    graph, recipe = GRAPHS["random"], Recipe((3, 2))
+    topology = place(graph, "cuda", placement)
+    plan = open_plan(topology, recipe, method=method)
+    seeds = make_seeds([1, 2, 3], "cuda" if method == "sort" else seeds_at)
+
+    got = plan.sample(seeds, KEY)
+
+    assert topology.placement == placement
+    assert_equal(got, expect_batch(graph, [1, 2, 3], recipe))
+
+
+@pytest.mark.gpu
+def test_equal_keys_replay_to_equal_bytes():
+    graph = make_random_graph(2000, 40_000)
+    plan = open_plan(place(graph, "cuda"), Recipe((10, 5, 5)))
+    seeds = torch.arange(0, 2000, 3, device="cuda")
+    batches = [plan.sample(seeds, key) for key in (1, 2, 1)]
+
+    first, other, again = ([batch.n_id, batch.edge_index, batch.e_id] for batch in batches)
+
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[2], other[2])
+
+
+@pytest.mark.gpu
+def test_batch_is_sampled_on_the_current_stream():
+    graph, recipe = GRAPHS["random"], Recipe((3, 2))
+    plan = open_plan(place(graph, "cuda"), recipe)
+    stream = torch.cuda.Stream()
+
+    with torch.cuda.stream(stream):
+        # Seeds that are late show a plan that does not wait for them.
+        torch.cuda._sleep(10**7)
+        seeds = make_seeds([0, 0, 0], "cuda").add_(torch.tensor([8, 9, 8], device="cuda"))
+        got = plan.sample(seeds, KEY)
+    stream.synchronize()
+
+    assert_equal(got, expect_batch(graph, [8, 9, 8], recipe))
