@@ -37,8 +37,9 @@ class Listing(Protocol):
 
 POLICIES = ("device_replicate", "p2p_clique_replicate")
 _FREE_SHARE = 0.9
-# Blocks of a grid that reads host memory: more do not add to the rate of the link, and take the GPU from training.
-_LINK_BLOCKS = 128
+# Blocks of a grid that reads host memory: these keep the link busy, and more slow down a model that trains meanwhile
+# (on an H200 its step takes 9.1 ms beside 16 blocks and 11.7 beside 128). Twice as many where hot rows come along.
+_LINK_BLOCKS = 16
 
 
 class Feature:
@@ -211,7 +212,8 @@ class Feature:
             return gather_rows(hot, ids, errors=self._errors)
         if self._directory is None:
             return gather_rows(self._cold, ids, errors=self._errors, max_blocks=_LINK_BLOCKS)
-        return gather_rows(hot, ids, cold=self._cold, directory=self._directory, errors=self._errors)
+        return gather_rows(hot, ids, cold=self._cold, directory=self._directory, errors=self._errors,
+                           max_blocks=2 * _LINK_BLOCKS)  # fmt: skip
 
     def synchronize(self) -> None:
         """Wait for all reads so far.

@@ -12,7 +12,7 @@ import numpy as np
 from pyg_direct.kernels.bitmap import has_bit, rank_of
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, device_function, gpu_kernel, prange
 
-copy_row_16 = device_function("copy_row_16", "u8 u8 i8 i8 i8")
+copy_row_16 = device_function("copy_row_16", "u8 u8 i4 i4 i4")
 
 
 @body
@@ -48,13 +48,15 @@ def check_item(ids, i, num_rows, lane, errors):
     return item
 
 
-@gpu_kernel("T[] T[] u4[] i4[] I[] i8 i8 i8 T[] i8[]", T=("u1", "u4", "i8"), I=("i4", "i8"))
-def gather_rows_gpu(hot, cold, bits, ranks, ids, num_rows, width, lanes, out, errors):
-    """Rows of `width` items of any alignment; `lanes` (a power of two) threads share a row, four items each at once."""
+@gpu_kernel("T[] T[] u4[] i4[] I[] i8 i4 i4 T[] i8[]", T=("u1", "u4", "i8"), I=("i4", "i8"), resident_blocks=5)
+def gather_rows_gpu(hot, cold, bits, ranks, ids, num_rows, width, lane_bits, out, errors):
+    """Rows of `width` items of any alignment; 2**lane_bits threads share a row, four items each at once."""
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    lane = thread & (lanes - 1)
-    step = np.int64(cuda.gridDim.x) * THREADS // lanes
-    i = thread // lanes
+    lanes = np.int32(1 << lane_bits)
+    lane = np.int32(thread & (lanes - 1))
+    step = (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
+    zero = out.dtype.type(0)
+    i = thread >> lane_bits
     while i < ids.shape[0]:
         item = check_item(ids, i, num_rows, lane, errors)
         slot, is_hot = np.int64(0), True
@@ -64,8 +66,7 @@ def gather_rows_gpu(hot, cold, bits, ranks, ids, num_rows, width, lanes, out, er
         source, target = slot * width, i * width
         f = lane
         while f < width:
-            g, h, j = f + lanes, f + 2 * lanes, f + 3 * lanes
-            zero = out.dtype.type(0)
+            g, h, j = np.int32(f + lanes), np.int32(f + 2 * lanes), np.int32(f + 3 * lanes)
             a, b, c, d = zero, zero, zero, zero
             if item >= 0:
                 a = table[source + f]
@@ -82,27 +83,25 @@ def gather_rows_gpu(hot, cold, bits, ranks, ids, num_rows, width, lanes, out, er
                 out[target + h] = c
             if j < width:
                 out[target + j] = d
-            f += 4 * lanes
+            f = np.int32(f + 4 * lanes)
         i += step
 
 
-@gpu_kernel("u8 u8 u4[] i4[] I[] i8 i8 i8 i8[] i8[]", I=("i4", "i8"), sources=("rows",))
-def gather_wide_rows_gpu(hot, cold, bits, ranks, ids, num_rows, pieces, lanes, out, errors):
+@gpu_kernel("u8 u8 u4[] i4[] I[] i8 i4 i4 i8[] i8[]", I=("i4", "i8"), sources=("rows",), resident_blocks=6)
+def gather_wide_rows_gpu(hot, cold, bits, ranks, ids, num_rows, pieces, lane_bits, out, errors):
     """Rows of `pieces` times 16 bytes, 16-byte aligned; `hot` and `cold` are addresses, `out` is read as int64."""
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    lane = thread & (lanes - 1)
-    step = np.int64(cuda.gridDim.x) * THREADS // lanes
-    i = thread // lanes
+    lanes = np.int32(1 << lane_bits)
+    lane = np.int32(thread & (lanes - 1))
+    step = (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
+    row_bytes = np.int64(pieces) * 16
+    base = np.uint64(out.ctypes.data)
+    i = thread >> lane_bits
     while i < ids.shape[0]:
         item = check_item(ids, i, num_rows, lane, errors)
-        if item < 0:
-            f = lane
-            while f < 2 * pieces:
-                out[i * 2 * pieces + f] = 0
-                f += lanes
-        else:
+        source = np.uint64(0)
+        if item >= 0:
             slot, is_hot = find_row_slot(bits, ranks, item)
-            base = hot if is_hot else cold
-            target = np.uint64(out.ctypes.data) + np.uint64(i * pieces * 16)
-            copy_row_16(target, base + np.uint64(slot * pieces * 16), pieces, lane, lanes)
+            source = (hot if is_hot else cold) + np.uint64(slot * row_bytes)
+        copy_row_16(base + np.uint64(i * row_bytes), source, pieces, lane, lanes)
         i += step

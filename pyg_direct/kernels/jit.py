@@ -183,11 +183,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class GpuCode:
-    """PTX of one specialisation of a kernel, with the PTX of the C++ functions it calls."""
+    """PTX of one specialisation of a kernel, with the C++ functions it calls already inside."""
 
     entry: str
     ptx: str
-    linked: tuple[str, ...]
 
 
 class GpuKernel:
@@ -198,13 +197,14 @@ class GpuKernel:
     """
 
     def __init__(self, fn: Callable[..., Any], signature: str, variants: dict[str, Sequence[str]],
-                 sources: Sequence[str]) -> None:  # fmt: skip
+                 sources: Sequence[str], resident_blocks: int | None) -> None:  # fmt: skip
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.name = fn.__name__
         self.signature = signature.split()
         self.variants = {letter: tuple(codes) for letter, codes in variants.items()}
         self.sources = tuple(sources)
+        self.launch_bounds = None if resident_blocks is None else (THREADS, resident_blocks)
         _FUNCTIONS.append(fn)
         GPU_KERNELS.append(self)
 
@@ -238,21 +238,26 @@ class GpuKernel:
         if path.exists():
             entry, ptx = path.read_text().split("\n", 1)
         else:
-            entry, ptx = self._compile_ptx(compute_capability, choice)
+            ptx = self._compile_ptx(compute_capability, choice)
+            entry = ptx.split(".entry", 1)[1].split("(", 1)[0].strip()
             _write_whole(path, f"{entry}\n{ptx}")
-        return GpuCode(entry, ptx, tuple(compile_source(s, compute_capability) for s in self.sources))
+        return GpuCode(entry, ptx)
 
-    def _compile_ptx(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> tuple[str, str]:
+    def _compile_ptx(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> str:
         assert not SIMULATED, "the simulator has no code generator"
         with _LOCK, _pretend_device(compute_capability):
-            from numba import cuda as numba_cuda, types
+            from numba import cuda as numba_cuda
+            from numba import types
 
             _bind(on_gpu=True)
             args = [_types(p.code, p.is_array) for p in self.parameters(choice)]
-            ptx, _ = numba_cuda.compile(self.fn, types.void(*args), device=False, abi="numba",
-                                        cc=compute_capability, output="ptx")  # fmt: skip
-        entry = ptx.split(".entry", 1)[1].split("(", 1)[0].strip()
-        return entry, ptx
+            # With C++ functions, both sides meet before code is generated, so that no call is left in a hot loop.
+            code, _ = numba_cuda.compile(self.fn, types.void(*args), device=False, abi="numba",
+                                         cc=compute_capability, output="ltoir" if self.sources else "ptx",
+                                         launch_bounds=self.launch_bounds)  # fmt: skip
+        if not self.sources:
+            return str(code)
+        return _link([code, *(compile_source(name, compute_capability) for name in self.sources)], compute_capability)
 
     def simulate(self, grid: int, block: int, args: Sequence[Any]) -> None:
         """Run on the CPU through numba-cuda's simulator; array arguments are NumPy arrays."""
@@ -268,9 +273,14 @@ class GpuKernel:
 GPU_KERNELS: list[GpuKernel] = []
 
 
-def gpu_kernel(signature: str, *, sources: Sequence[str] = (), **variants: Sequence[str]) -> Callable[..., GpuKernel]:
-    """Declare a GPU grid; see `GpuKernel` for the signature. `sources` names the files of `cuda_src/` it calls."""
-    return lambda fn: GpuKernel(fn, signature, variants, sources)
+def gpu_kernel(signature: str, *, sources: Sequence[str] = (), resident_blocks: int | None = None,
+               **variants: Sequence[str]) -> Callable[[Callable[..., Any]], GpuKernel]:  # fmt: skip
+    """Declare a GPU grid; see `GpuKernel` for the signature.
+
+    `sources` names the files of `cuda_src/` it calls; `resident_blocks` makes the compiler keep to as few registers
+    as let that many blocks run on a multiprocessor at once.
+    """
+    return lambda fn: GpuKernel(fn, signature, variants, sources, resident_blocks)
 
 
 @contextlib.contextmanager
@@ -292,9 +302,10 @@ def cache_folder(kind: str) -> Path:
     import importlib.metadata as metadata
 
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in [*sorted(Path(__file__).parent.glob("*.py")), *sorted(source_folder().glob("*.cu"))]:
         digest.update(path.read_bytes())
-    for package in ("numba", "numba-cuda", "llvmlite", "numpy", "nvidia-nvvm", "nvidia-cuda-nvrtc"):
+    for package in ("numba", "numba-cuda", "llvmlite", "numpy", "nvidia-nvvm", "nvidia-cuda-nvrtc",
+                    "nvidia-nvjitlink"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             digest.update(f"{package}{metadata.version(package)}".encode())
     root = os.environ.get("PYG_DIRECT_CACHE") or os.path.join(
@@ -321,36 +332,43 @@ def source_folder() -> Path:
     return inside if inside.is_dir() else Path(__file__).parents[2] / "cuda_src"
 
 
-@functools.cache
-def compile_source(name: str, compute_capability: tuple[int, int]) -> str:
-    """PTX of `cuda_src/<name>.cu`, compiled by NVRTC; needs no GPU."""
+def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:
+    """LTO-IR of `cuda_src/<name>.cu`, compiled by NVRTC; needs no GPU."""
     from cuda.bindings import nvrtc
-
-    text = (source_folder() / f"{name}.cu").read_bytes()
-    path = cache_folder("gpu") / "{}-{}-sm{}{}.ptx".format(
-        name, hashlib.sha256(text).hexdigest()[:16], *compute_capability)  # fmt: skip
-    if path.exists():
-        return path.read_text()
 
     def call(result: tuple[Any, ...]) -> Any:
         if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise RuntimeError(f"NVRTC could not compile cuda_src/{name}.cu: {result[0].name}\n{log()}")
-        return result[1] if len(result) == 2 else result[1:]
+            raise RuntimeError(f"NVRTC could not compile cuda_src/{name}.cu: {result[0].name}\n{read_log()}")
+        return result[1] if len(result) == 2 else None
 
-    def log() -> str:
-        _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        buffer = b" " * size
-        nvrtc.nvrtcGetProgramLog(program, buffer)
-        return buffer.decode(errors="replace")
+    def read_log() -> str:
+        log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
+        nvrtc.nvrtcGetProgramLog(program, log)
+        return log.decode(errors="replace")
 
+    text = (source_folder() / f"{name}.cu").read_bytes()
     program = call(nvrtc.nvrtcCreateProgram(text, f"{name}.cu".encode(), 0, [], []))
     options = ["--gpu-architecture=compute_{}{}".format(*compute_capability).encode(), b"--relocatable-device-code=true",
-               b"--std=c++17"]  # fmt: skip
+               b"-dlto", b"--std=c++17"]  # fmt: skip
     call(nvrtc.nvrtcCompileProgram(program, len(options), options))
-    size = call(nvrtc.nvrtcGetPTXSize(program))
-    ptx = b" " * size
-    call(nvrtc.nvrtcGetPTX(program, ptx))
+    code = b" " * call(nvrtc.nvrtcGetLTOIRSize(program))
+    call(nvrtc.nvrtcGetLTOIR(program, code))
     nvrtc.nvrtcDestroyProgram(program)
-    text_ptx = ptx.rstrip(b"\x00 ").decode()
-    _write_whole(path, text_ptx)
-    return text_ptx
+    return code
+
+
+def _link(pieces: Sequence[bytes], compute_capability: tuple[int, int]) -> str:
+    """PTX of LTO-IR pieces linked together."""
+    from cuda.bindings import nvjitlink
+
+    options = ["-lto", "-ptx", "-arch=sm_{}{}".format(*compute_capability)]
+    handle = nvjitlink.create(len(options), options)
+    try:
+        for number, piece in enumerate(pieces):
+            nvjitlink.add_data(handle, nvjitlink.InputType.LTOIR, piece, len(piece), f"piece {number}")
+        nvjitlink.complete(handle)
+        ptx = bytearray(nvjitlink.get_linked_ptx_size(handle))
+        nvjitlink.get_linked_ptx(handle, ptx)
+    finally:
+        nvjitlink.destroy(handle)
+    return ptx.decode().rstrip("\0")

@@ -192,7 +192,7 @@ def store_edge(at, position, target, indices, sources, positions, targets, seen,
         cuda.atomic.or_(fresh, source >> 5, bit_of(source))
 
 
-@gpu_kernel("i8[] i8[] I[] I[] i8[] i8 i8 i8 i8 i8 I[] i8[] i4[] u4[] u4[]", I=("i4", "i8"))
+@gpu_kernel("i8[] i8[] I[] I[] i8[] i8 i8 i8 i8 i8 I[] i8[] i4[] u4[] u4[]", I=("i4", "i8"), resident_blocks=4)
 def pick_neighbors_gpu(state, indptr, indices, nodes, block_sums, hop, fanout, replace, expand_all, capacity,
                        sources, positions, targets, seen, fresh):  # fmt: skip
     """Fanouts up to TILE_EDGES, and -1."""

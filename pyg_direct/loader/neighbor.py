@@ -42,6 +42,11 @@ class NodeSampler:
     def __init__(self, loader: NeighborLoader) -> None:
         self._loader = loader
 
+    @property
+    def num_neighbors(self) -> list[int]:
+        """Fanout of each hop."""
+        return self._loader.num_neighbors
+
     def sample_from_nodes(self, index: NodeSamplerInput) -> SamplerOutput:
         """Sample around nodes, under the next key of the loader's direct calls."""
         seeds = index.node
@@ -107,10 +112,14 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         self.seed = resolve_seed(seed)
         self.replace = bool(replace)
         input_nodes = _read_input_nodes(input_nodes)
-        if input_nodes is not None and input_nodes.dtype == torch.bool and input_nodes.shape != (data.num_nodes,):
-            raise ArgumentError(
-                f"input_nodes must have shape [{data.num_nodes}] as a mask, got {tuple(input_nodes.shape)}"
-            )
+        num_seeds = data.num_nodes if input_nodes is None else len(input_nodes)
+        if input_nodes is not None and input_nodes.dtype == torch.bool:
+            if num_seeds != data.num_nodes:
+                raise ArgumentError(f"input_nodes must have shape [{data.num_nodes}] as a mask, got [{num_seeds}]")
+            num_seeds = int(input_nodes.sum())
+        if num_seeds == 0:
+            # torch refuses to shuffle nothing.
+            kwargs.pop("shuffle", None)
         # Not PyG's own constructor, which makes its sampler; its class is what PyG's models ask loaders for.
         NodeLoader.__init__(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
                             False, **_settle_workers(kwargs, self.device))  # fmt: skip
@@ -190,8 +199,9 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
 
     def _iterate(self, epoch: int, first: int, batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches, first + 1):
+            result = batch if self.transform is None else self.transform(batch)
             self._standing = (epoch, number)
-            yield batch if self.transform is None else self.transform(batch)
+            yield result
         if self._standing[0] == epoch:
             self._standing = (epoch + 1, 0)
 
@@ -227,8 +237,8 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         """
         for name in ("seed", "epoch", "batch"):
             value = state.get(name) if isinstance(state, dict) else None
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ArgumentError(f"state must hold {name!r} as an integer of at least 0, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
+                raise ArgumentError(f"state must hold {name!r} as an integer in [0, 2**64), got {value!r}")
         self.seed = state["seed"]
         self._next_epoch, self._first_batch = self._standing = (state["epoch"], state["batch"])
 
@@ -283,8 +293,10 @@ def _refuse_later_options(*, data: Any, num_neighbors: Any, **options: Any) -> N
                 "time_attr": None, "weight_attr": None, "neighbor_sampler": None, "directed": True}  # fmt: skip
     for name, value in options.items():
         plain = getattr(value, "value", value)
-        if plain != defaults[name]:
-            raise NotImplementedError(f"{name}={value!r} is not supported yet, only {defaults[name]!r}")
+        # Arrays cannot be compared with a default.
+        if type(plain) is not type(defaults[name]) or plain != defaults[name]:
+            shown = repr(value) if isinstance(value, (str, bool)) else type(value).__name__
+            raise NotImplementedError(f"{name}={shown} is not supported yet, only {defaults[name]!r}")
 
 
 def _settle_workers(kwargs: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -303,7 +315,7 @@ def _settle_workers(kwargs: dict[str, Any], device: torch.device) -> dict[str, A
         warnings.warn(
             f"{', '.join(f'{k}={v!r}' for k, v in absorbed.items())}: not needed and not used, as sampling and features "
             "come from the device itself; worker processes start only with multiprocessing_context='spawn'",
-            LoaderWarning, stacklevel=4)  # fmt: skip
+            LoaderWarning, stacklevel=3)  # fmt: skip
     kept = {k: v for k, v in kwargs.items() if k not in _WORKER_OPTIONS and k != "multiprocessing_context"}
     return kept
 

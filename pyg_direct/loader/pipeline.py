@@ -104,7 +104,7 @@ class Pipeline:
             return self._fetch_batch(sample, number, positions), None
         sampling, fetching = self._streams
         fetching.wait_stream(sampling)
-        for ids in (sample.n_id, sample.e_id):
+        for ids in (sample.n_id, sample.e_id, sample.edge_index):
             ids.record_stream(fetching)
         with self._on_stream(1):
             batch = self._fetch_batch(sample, number, positions)

@@ -172,7 +172,7 @@ def _slice_adjacency(adj_t: Any, sample: Sample) -> Any:
     source, target = sample.edge_index
     size = sample.n_id.numel()
     if isinstance(adj_t, Tensor):
-        values = torch.ones(source.numel(), device=source.device)
+        values = adj_t.values().to(source.device)[sample.e_id]
         return torch.sparse_coo_tensor(torch.stack([target, source]), values, (size, size)).to_sparse_csr()
     value = adj_t.storage.value()
     value = None if value is None else value.to(source.device)[sample.e_id]

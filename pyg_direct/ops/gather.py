@@ -132,9 +132,9 @@ def _flat(tensor: Tensor, unit: torch.dtype) -> Tensor:
     return flat.view(torch.uint8).view(unit)
 
 
-def _lanes(items: int) -> int:
-    """Threads that share a row: a power of two, for about four items each."""
-    return min(32, THREADS, 1 << max(0, (-(-items // 4) - 1).bit_length()))
+def _lane_bits(items: int) -> int:
+    """Logarithm of the threads that share a row: for about four items each, at most a warp."""
+    return min(min(32, THREADS).bit_length() - 1, max(0, (-(-items // 4) - 1).bit_length()))
 
 
 def _gather_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor, num_rows: int, out: Tensor,
@@ -144,13 +144,13 @@ def _gather_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor,
     wide = row_bytes % 16 == 0 and addresses % 16 == 0 and not SIMULATED
     unit = torch.int64 if wide else _widest_unit(hot, cold, out, (torch.int64, torch.uint32, torch.uint8))
     width = row_bytes // (16 if wide else unit.itemsize)
-    lanes = _lanes(width)
+    lane_bits = _lane_bits(width)
     # As many threads as there are lanes of rows, each done after its row: faster than fewer that loop.
-    grid = -(-ids.numel() * lanes // THREADS)
+    grid = -(-(ids.numel() << lane_bits) // THREADS)
     grid = min(grid, (3 if SIMULATED else 2**31 - 1) if max_blocks is None else max_blocks)
     if wide:
         run_gpu(kernels.gather_wide_rows_gpu, grid, hot.data_ptr(), cold.data_ptr(), *directory, ids, num_rows, width,
-                lanes, _flat(out, unit), errors)  # fmt: skip
+                lane_bits, _flat(out, unit), errors)  # fmt: skip
     else:
         run_gpu(kernels.gather_rows_gpu, grid, _flat(hot, unit), _flat(cold, unit), *directory, ids, num_rows, width,
-                lanes, _flat(out, unit), errors)  # fmt: skip
+                lane_bits, _flat(out, unit), errors)  # fmt: skip

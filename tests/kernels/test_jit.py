@@ -141,7 +141,7 @@ def test_compiled_grids_are_read_back_from_disk(fresh_kernel, tmp_path, monkeypa
 
     def compile_ptx(self, capability, choice):
         calls.append((capability, choice))
-        return "entry_name", ".version 8.0\n.entry entry_name ()"
+        return ".version 8.0\n.entry entry_name ()"
 
     monkeypatch.setattr(jit, "cache_folder", lambda kind: tmp_path)
     monkeypatch.setattr(jit.GpuKernel, "_compile_ptx", compile_ptx)
@@ -150,7 +150,7 @@ def test_compiled_grids_are_read_back_from_disk(fresh_kernel, tmp_path, monkeypa
     codes = [fresh_kernel.compile((9, 0), choice), fresh_kernel.compile((9, 0), choice)]
     other = fresh_kernel.compile((8, 0), choice)
 
-    assert codes[0] == codes[1] == other == jit.GpuCode("entry_name", ".version 8.0\n.entry entry_name ()", ())
+    assert codes[0] == codes[1] == other == jit.GpuCode("entry_name", ".version 8.0\n.entry entry_name ()")
     assert calls == [((9, 0), choice), ((8, 0), choice)]
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".ptx", ".ptx"]
 

@@ -165,7 +165,8 @@ def test_a_call_gives_the_batch_around_positions(real_device):
         assert batch.input_id.tolist() == [0, 5, 2]
     # Each call draws anew, and no epoch notices.
     assert batches[0].e_id.tolist() != batches[1].e_id.tolist()
-    for batch, other in zip(loader, NeighborLoader(data, [3, 2], nodes, batch_size=4, seed=1, device=real_device)):
+    untouched = NeighborLoader(data, [3, 2], nodes, batch_size=4, seed=1, device=real_device)
+    for batch, other in zip(loader, untouched, strict=True):
         assert_equal_batches(batch, other)
 
 

@@ -274,13 +274,11 @@ def test_layer_by_layer_gives_the_batch(device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(2,), (3, 2)])
+@pytest.mark.parametrize("sizes", [(2,), (2, 1)])
 def test_chances_agree_with_counting(device, sizes):
     # A tree towards node 0 (each node is listed by one row only), where the estimate is exact for two layers.
-    random = torch.Generator().manual_seed(3)
-    edges = [(node, int(torch.randint(max(0, node // 5), node // 3 + 1, (1,), generator=random))) for node in range(1, 40)]
-    sampler = make_sampler(device, sizes, make_graph(40, edges))
-    seeds, rounds = torch.tensor([0, 1]), 3000
+    sampler = make_sampler(device, sizes, make_graph(40, [(node, (node - 1) // 3) for node in range(1, 40)]))
+    seeds, rounds = torch.tensor([0, 1]), 1000
     met = torch.zeros(40)
     for key in range(rounds):
         met[sampler.sample(seeds, key=call_key(1, key))[0].cpu().unique()] += 1
@@ -290,7 +288,7 @@ def test_chances_agree_with_counting(device, sizes):
     assert (prob.dtype, prob.shape, prob.device) == (torch.float32, (40,), sampler.device)
     deviation = (prob.cpu() * (1 - prob.cpu()) / rounds).sqrt()
     assert bool(((met / rounds - prob.cpu()).abs() <= 4 * deviation + 1e-6).all())
-    assert 0 < int(((prob > 0.01) & (prob < 0.99)).sum())
+    assert int(((prob > 0.01) & (prob < 0.99)).sum()) >= 5
 
 
 def test_chances_of_full_layers_are_certain(device):

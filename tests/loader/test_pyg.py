@@ -1,0 +1,309 @@
+"""What a batch takes from `Data`, attribute by attribute; what loaders over one `Data` share."""
+
+import copy
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_direct import NeighborLoader
+from pyg_direct.errors import ArgumentError
+from tests.batches import assert_equal_batches, check_contract, make_data
+from tests.graphs import make_random_graph
+
+NODE_ATTRIBUTES = {
+    "float16": lambda n: torch.randn(n, 3).half(),
+    "bfloat16, one number": lambda n: torch.randn(n).bfloat16(),
+    "mask": lambda n: torch.arange(n) % 3 == 0,
+    "int8 images": lambda n: torch.arange(n * 12).view(n, 2, 3, 2).to(torch.int8),
+    "complex": lambda n: torch.randn(n, 2, dtype=torch.complex64),
+    "strided": lambda n: torch.randn(4, n).t(),
+    "with gradient": lambda n: torch.randn(n, 3, requires_grad=True),
+    "no width": lambda n: torch.empty(n, 0),
+}
+ARRAYS = {
+    "float64": lambda n: np.arange(n * 3, dtype=np.float64).reshape(n, 3),
+    "mask": lambda n: np.arange(n) % 3 == 0,
+    "int16": lambda n: np.arange(n, dtype=np.int16),
+    "Fortran order": lambda n: np.asfortranarray(np.arange(n * 3.0).reshape(n, 3)),
+}
+
+
+def load_one(data, device, seeds=(5, 9), **options):
+    """The single batch around the seeds."""
+    (batch,) = NeighborLoader(data, [3, 2], torch.tensor(seeds), batch_size=99, seed=5, device=device, **options)
+    return batch
+
+
+@pytest.mark.parametrize("name", NODE_ATTRIBUTES)
+def test_node_attributes_follow_the_nodes(real_device, name):
+    data = make_data(extra=NODE_ATTRIBUTES[name](70))
+    expected = data.extra.detach().clone()
+
+    batch = load_one(data, real_device)
+
+    assert torch.equal(batch.extra.cpu(), expected[batch.n_id.cpu()])
+    assert (batch.extra.dtype, batch.extra.device.type) == (expected.dtype, real_device.type)
+
+
+@pytest.mark.parametrize("name", NODE_ATTRIBUTES)
+def test_edge_attributes_follow_the_edges(real_device, name):
+    data = make_data(extra=NODE_ATTRIBUTES[name](600))
+    expected = data.extra.detach().clone()
+
+    batch = load_one(data, real_device)
+
+    assert torch.equal(batch.extra.cpu(), expected[batch.e_id.cpu()])
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_numpy_arrays_become_tensors(real_device, name):
+    data = make_data(extra=ARRAYS[name](70), edge_extra=ARRAYS[name](600))
+
+    batch = load_one(data, real_device).cpu()
+
+    assert torch.equal(batch.extra, torch.from_numpy(data.extra[batch.n_id.numpy()]))
+    assert torch.equal(batch.edge_extra, torch.from_numpy(data.edge_extra[batch.e_id.numpy()]))
+
+
+def test_memory_mapped_features_are_read_from_their_file(real_device, tmp_path):
+    rows = np.arange(70 * 4, dtype=np.float32).reshape(70, 4)
+    np.save(tmp_path / "x.npy", rows)
+    data = make_data(x=np.load(tmp_path / "x.npy", mmap_mode="r"))
+
+    batch = load_one(data, real_device)
+
+    assert isinstance(data.x, np.memmap)
+    assert torch.equal(batch.x.cpu(), torch.from_numpy(rows)[batch.n_id.cpu()])
+
+
+def test_a_list_of_a_value_for_each_node_is_sliced(real_device):
+    data = make_data(names=[f"node {i}" for i in range(70)])
+
+    batch = load_one(data, real_device)
+
+    assert batch.names == [f"node {i}" for i in batch.n_id.tolist()]
+
+
+def test_everything_else_passes_through(real_device):
+    data = make_data(name="graph", scale=0.5, table=torch.arange(11), point=torch.tensor(3.0), words=["a", "b"])
+
+    batch = load_one(data, real_device)
+
+    assert (batch.name, batch.scale, batch.words) == ("graph", 0.5, ["a", "b"])
+    assert batch.table.tolist() == list(range(11))
+    assert float(batch.point) == 3.0
+
+
+def test_pairs_of_ids_are_sliced_along_their_last_dimension(real_device):
+    data = make_data(pair_index=torch.arange(1200).view(2, 600), twin_index=torch.arange(140).view(2, 70))
+
+    batch = load_one(data, real_device)
+
+    assert torch.equal(batch.pair_index.cpu(), data.pair_index[:, batch.e_id.cpu()])
+    assert torch.equal(batch.twin_index.cpu(), data.twin_index[:, batch.n_id.cpu()])
+
+
+def test_as_many_nodes_as_edges_are_told_apart_by_name(real_device):
+    graph = make_random_graph(60, 60)
+    data = make_data(graph, note=torch.arange(60), edge_note=torch.arange(60))
+
+    batch = load_one(data, real_device)
+
+    assert torch.equal(batch.note, batch.n_id)
+    assert torch.equal(batch.edge_note, batch.e_id)
+
+
+def test_the_graph_itself_stays_as_it_was(real_device):
+    data = make_data(train_mask=torch.arange(70) < 9)
+    before = data.clone()
+
+    load_one(data, real_device)
+
+    assert_equal_batches(data, before)
+    assert data.x.device.type == "cpu"
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_graph_may_have_ids_of_either_width(real_device, dtype):
+    data, wide = make_data(), make_data()
+    data.edge_index = data.edge_index.to(dtype)
+
+    batch = load_one(data, real_device)
+
+    assert_equal_batches(batch, load_one(wide, real_device))
+
+
+def test_a_graph_needs_no_attributes(real_device):
+    data = Data(edge_index=make_random_graph(70, 600).edge_index, num_nodes=70)
+
+    batch = load_one(data, real_device)
+
+    check_contract(data, batch, [5, 9], [3, 2])
+    assert set(batch.to_dict()) == {
+        "edge_index", "num_nodes", "n_id", "e_id", "input_id", "batch_size", "num_sampled_nodes", "num_sampled_edges",
+    }  # fmt: skip
+
+
+@pytest.mark.sparse
+@pytest.mark.parametrize("with_value", [False, True])
+def test_an_adjacency_of_torch_sparse_gives_one(real_device, with_value):
+    from torch_sparse import SparseTensor
+
+    graph = make_random_graph(70, 600)
+    source, target = graph.edge_index
+    value = torch.arange(600.0) if with_value else None
+    adj_t = SparseTensor(row=target, col=source, value=value, sparse_sizes=(70, 70))
+    data = Data(adj_t=adj_t, x=torch.arange(70.0).view(70, 1))
+    rows, columns, values = adj_t.coo()
+    twin = Data(edge_index=torch.stack([columns, rows]), x=data.x, num_nodes=70)
+
+    batch, other = load_one(data, real_device), load_one(twin, real_device)
+
+    assert torch.equal(batch.n_id, other.n_id)
+    assert torch.equal(batch.e_id, other.e_id)
+    assert batch.adj_t.sparse_sizes() == (len(batch.n_id),) * 2
+    expected = torch.zeros(len(batch.n_id), len(batch.n_id))
+    weight = values[batch.e_id.cpu()] if with_value else torch.ones(len(batch.e_id))
+    expected.index_put_(tuple(other.edge_index.cpu().flip(0)), weight, accumulate=True)
+    assert torch.equal(batch.adj_t.to_dense().cpu(), expected)
+
+
+def test_an_adjacency_of_torch_gives_one(real_device):
+    dense = torch.zeros(12, 12)
+    dense[torch.arange(12), (torch.arange(12) * 5 + 1) % 12] = torch.arange(12.0) + 1
+    data = Data(adj_t=dense.to_sparse_csr(), x=torch.arange(12.0).view(12, 1))
+
+    batch = load_one(data, real_device)
+
+    n_id = batch.n_id.cpu()
+    expected = dense[n_id][:, n_id]
+    # Nodes of the last hop are not expanded.
+    expected[sum(batch.num_sampled_nodes[:2]) :] = 0
+    assert batch.adj_t.layout == torch.sparse_csr
+    assert torch.equal(batch.adj_t.to_dense().cpu(), expected)
+
+
+class TestSharing:
+    """Loaders over the same tensors share what is placed; edits between epochs take effect."""
+
+    def test_loaders_share_topology_and_features(self, real_device):
+        data = make_data()
+        loaders = [NeighborLoader(data, [3], device=real_device), NeighborLoader(copy.copy(data), [2, 2],
+                   device=real_device, input_nodes=[3])]  # fmt: skip
+
+        placed = [loader._prepare() for loader in loaders]
+
+        assert loaders[0]._placed is loaders[1]._placed
+        for key in ("x", "edge_attr", "y"):
+            assert placed[0].describe()[key] is placed[1].describe()[key]
+
+    def test_an_epoch_places_nothing_again(self, real_device):
+        loader = NeighborLoader(make_data(), [3], batch_size=32, device=real_device)
+        list(loader)
+        before = loader._placed, loader._attributes.describe()
+
+        list(loader)
+
+        assert loader._placed is before[0]
+        assert loader._attributes.describe() == before[1]
+
+    def test_placed_memory_goes_with_its_data(self, real_device):
+        data = make_data()
+        loader = NeighborLoader(data, [3], device=real_device)
+        list(loader)
+        placed = [weakref.ref(part) for part in (loader._placed, loader._attributes.describe()["x"])]
+
+        del data, loader
+        gc.collect()
+
+        assert [part() for part in placed] == [None, None]
+
+    def test_features_taken_away_stay_away(self, real_device):
+        """PyG's reddit example edits `loader.data` after the loader is made."""
+        data = make_data()
+        loader = NeighborLoader(copy.copy(data), [-1], batch_size=32, device=real_device)
+
+        del loader.data.x, loader.data.y
+        loader.data.num_nodes = data.num_nodes
+        loader.data.n_id = torch.arange(70) + 1000
+
+        for batch in loader:
+            assert not {"x", "y"} & set(batch.keys())
+            assert batch.n_id.tolist() == [1000 + int(i) for i in data.x[batch.n_id.cpu() - 1000, 0]]
+        assert data.x is not None
+
+    def test_features_replaced_between_epochs_are_read(self, real_device):
+        loader = NeighborLoader(make_data(), [3], batch_size=32, device=real_device)
+        list(loader)
+
+        loader.data.x = loader.data.x + 1000
+
+        for batch in loader:
+            assert torch.equal(batch.x[:, 0].cpu(), batch.n_id.cpu() + 1000.0)
+
+    def test_features_added_between_epochs_are_there(self, real_device):
+        loader = NeighborLoader(make_data(), [3], batch_size=32, device=real_device)
+        list(loader)
+
+        loader.data.degree = torch.arange(70) * 2
+
+        for batch in loader:
+            assert torch.equal(batch.degree, batch.n_id * 2)
+
+    def test_features_changed_in_place_are_read_anew(self, real_device):
+        loader = NeighborLoader(make_data(), [3], batch_size=32, device=real_device)
+        list(loader)
+
+        loader.data.x.mul_(-1)
+
+        for batch in loader:
+            assert torch.equal(batch.x[:, 0].cpu(), -batch.n_id.cpu().float())
+
+    def test_edges_changed_between_epochs_are_sampled(self, real_device):
+        loader = NeighborLoader(make_data(), [-1, -1], batch_size=32, device=real_device)
+        list(loader)
+
+        loader.data.edge_index = make_random_graph(70, 600, seed=1).edge_index
+
+        for batch in loader:
+            check_contract(loader.data, batch, batch.input_id.tolist(), [-1, -1])
+
+    def test_reports_where_everything_lives(self, real_device):
+        loader = NeighborLoader(make_data(), [3], device=real_device)
+
+        lines = loader.report().splitlines()
+
+        assert lines[0].startswith("topology: 70 nodes, 600 edges")
+        assert {line.split(":")[0] for line in lines[1:]} == {"x", "y", "edge_attr"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": torch.zeros(69, 2)}, r"data.x must have a row for each of the 70 nodes, got 69"),
+        ({"x": np.zeros((71, 2))}, r"data.x must have a row for each of the 70 nodes, got 71"),
+        ({"edge_index": None}, "data must hold edge_index or adj_t, got neither"),
+        ({"num_nodes": 50, "x": None, "y": None}, r"must lie in \[0, 50\)"),
+        ({"edge_index": torch.tensor([[0, -1], [1, 1]])}, r"must lie in \[0, 70\).*got -1"),
+        ({"edge_index": torch.zeros(3, 4, dtype=torch.int64)}, r"edge_index must have shape \[2, E\]"),
+    ],
+)  # fmt: skip
+def test_data_that_does_not_fit_together_is_refused(real_device, change, words):
+    data = make_data()
+    for key, value in change.items():
+        data[key] = value
+
+    with pytest.raises(ArgumentError, match=words):
+        list(NeighborLoader(data, [2], input_nodes=[0], device=real_device))
+
+
+def test_edges_of_another_dtype_are_refused(real_device):
+    data = make_data()
+    data.edge_index = data.edge_index.float()
+
+    with pytest.raises(TypeError, match="edge_index must have dtype int64 or int32, got torch.float32"):
+        list(NeighborLoader(data, [2], device=real_device))

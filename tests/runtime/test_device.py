@@ -1,0 +1,142 @@
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, CudaError, DeviceError, PygDirectError
+from pyg_direct.runtime import driver as driver_module
+from pyg_direct.runtime.device import abilities, free_bytes, resolve_device
+from pyg_direct.runtime.driver import call, load_driver
+
+load_anew = load_driver.__wrapped__
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """torch believes in two GPUs, the second of which is current."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+
+
+@pytest.fixture
+def fake_driver(monkeypatch):
+    """A driver whose calls return what the test puts there."""
+
+    class Code(int):
+        name = "CUDA_ERROR_OUT_OF_MEMORY"
+
+    driver = SimpleNamespace(Code=Code, cuGetErrorString=lambda code: (0, b"out of memory"))
+    monkeypatch.setattr(driver_module, "load_driver", lambda: driver)
+    return driver
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu"), torch.device("cpu", 0)])
+def test_without_a_gpu_the_cpu_is_meant(no_gpu, device):
+    assert resolve_device(device) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("device", "expected"), [
+    (None, "cuda:1"), ("cuda", "cuda:1"), (torch.device("cuda"), "cuda:1"), ("cuda:0", "cuda:0"), (0, "cuda:0"),
+    (1, "cuda:1"), ("cpu", "cpu"),
+])  # fmt: skip
+def test_the_current_gpu_is_meant_unless_one_is_named(two_gpus, device, expected):
+    assert resolve_device(device) == torch.device(expected)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda")])
+def test_a_missing_gpu_is_told(no_gpu, device):
+    with pytest.raises(DeviceError, match=r"asks for a GPU, but torch.cuda.is_available\(\) is False"):
+        resolve_device(device)
+
+
+@pytest.mark.parametrize("device", ["cuda:2", 2, 7])
+def test_a_gpu_beyond_those_there_is_told(two_gpus, device):
+    with pytest.raises(DeviceError, match=rf"device='{device}' asks for GPU \d, but there are 2"):
+        resolve_device(device)
+
+
+@pytest.mark.parametrize(("device", "error", "words"), [
+    ("gpu", ArgumentError, "device must name a torch device, got 'gpu'"),
+    ("", ArgumentError, "device must name a torch device, got ''"),
+    (-1, ArgumentError, "device must .*, got -1"),
+    ("meta", ArgumentError, "device must be a CPU or a CUDA device, got 'meta'"),
+    (True, ArgumentTypeError, "device must be a torch.device, a name or a GPU index, got True"),
+    (1.5, ArgumentTypeError, r"device must be a torch.device, a name or a GPU index, got 1\.5"),
+])  # fmt: skip
+def test_other_devices_are_refused(two_gpus, device, error, words):
+    with pytest.raises(error, match=words):
+        resolve_device(device)
+
+
+def test_missing_bindings_are_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+
+    with pytest.raises(DeviceError, match=r"needs the CUDA bindings: pip install 'pyg_direct\[cu13\]'"):
+        load_anew()
+
+
+def test_a_missing_driver_is_told(monkeypatch):
+    def find_no_library(flags):
+        raise RuntimeError("Failed to dlopen libcuda.so.1")
+
+    monkeypatch.setattr("cuda.bindings.driver.cuInit", find_no_library)
+
+    with pytest.raises(DeviceError, match="needs a CUDA driver, and none was found: Failed to dlopen"):
+        load_anew()
+
+
+def test_a_driver_that_does_not_start_is_told(monkeypatch):
+    from cuda.bindings.driver import CUresult
+
+    monkeypatch.setattr("cuda.bindings.driver.cuInit", lambda flags: (CUresult.CUDA_ERROR_NO_DEVICE,))
+
+    with pytest.raises(DeviceError, match="cuInit returned CUDA_ERROR_NO_DEVICE"):
+        load_anew()
+
+
+@pytest.mark.parametrize(("returned", "expected"), [((), None), ((5,), 5), ((5, 6), (5, 6))])
+def test_calls_return_what_the_driver_does(fake_driver, returned, expected):
+    fake_driver.cuSomething = lambda *args: (0, *returned)
+
+    assert call("cuSomething", 1, 2) == expected
+
+
+def test_error_codes_become_errors(fake_driver):
+    fake_driver.cuSomething = lambda: (fake_driver.Code(2),)
+
+    with pytest.raises(
+        CudaError, match=r"cuSomething returned CUDA_ERROR_OUT_OF_MEMORY \(2\): out of memory"
+    ) as caught:
+        call("cuSomething")
+
+    assert (caught.value.call, caught.value.code) == ("cuSomething", 2)
+    assert isinstance(caught.value, PygDirectError)
+
+
+@pytest.mark.gpu
+def test_a_gpu_tells_its_abilities():
+    got = abilities(0)
+
+    assert got.compute_capability == torch.cuda.get_device_capability(0)
+    assert got.multiprocessors == torch.cuda.get_device_properties(0).multi_processor_count
+    assert got.driver_version >= 12000
+
+
+@pytest.mark.gpu
+def test_memory_cached_by_torch_counts_as_free():
+    torch.cuda.empty_cache()
+    before = free_bytes(0)
+    kept = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    used = free_bytes(0)
+
+    del kept
+
+    assert before - used == pytest.approx(64 << 20, abs=4 << 20)
+    assert free_bytes(0) == pytest.approx(before, abs=4 << 20)
