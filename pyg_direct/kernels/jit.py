@@ -72,7 +72,7 @@ def _bind(on_gpu: bool) -> None:
     import numba
     from numba.extending import register_jitable
 
-    real: dict[str, Any] = {"prange": range if SIMULATED and on_gpu else numba.prange}
+    real: dict[str, Any] = {"prange": numba.prange}
     if on_gpu:
         from numba import cuda as numba_cuda
 

@@ -295,7 +295,7 @@ def _refuse_later_options(*, data: Any, num_neighbors: Any, **options: Any) -> N
         plain = getattr(value, "value", value)
         # Arrays cannot be compared with a default.
         if type(plain) is not type(defaults[name]) or plain != defaults[name]:
-            shown = repr(value) if isinstance(value, (str, bool)) else type(value).__name__
+            shown = repr(plain) if isinstance(plain, (str, bool)) else type(value).__name__
             raise NotImplementedError(f"{name}={shown} is not supported yet, only {defaults[name]!r}")
 
 

@@ -126,6 +126,14 @@ def hold_for(batch: Any, stream: Any) -> None:
     store = getattr(batch, "_store", None)
     values = store.values() if store is not None else [batch]
     for value in values:
-        if getattr(value, "is_cuda", False) and hasattr(value, "record_stream"):
-            value.record_stream(stream)
+        for part in _parts_of(value):
+            if isinstance(part, Tensor) and part.is_cuda:
+                part.record_stream(stream)
+
+
+def _parts_of(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Tensor) and value.layout == torch.sparse_csr:
+        return value.crow_indices(), value.col_indices(), value.values()
+    # `torch_sparse.SparseTensor`
+    return value.coo() if hasattr(value, "coo") and hasattr(value, "storage") else (value,)
 

@@ -218,9 +218,7 @@ class TestModels:
             expected = run_layers(convs, batch.x, batch.edge_index)[: batch.batch_size]
             x, edge_index = batch.x, batch.edge_index
             for layer, conv in enumerate(convs):
-                x, edge_index, _ = trim_to_layer(
-                    layer, batch.num_sampled_nodes, batch.num_sampled_edges, x, edge_index
-                )
+                x, edge_index, _ = trim_to_layer(layer, batch.num_sampled_nodes, batch.num_sampled_edges, x, edge_index)
                 x = conv(x, edge_index).relu()
             torch.testing.assert_close(x[: batch.batch_size], expected, rtol=1e-4, atol=1e-4)
 
@@ -230,7 +228,7 @@ class TestModels:
         expected = model(data.x, data.edge_index)
 
         loader = NeighborLoader(copy.copy(data), [-1], batch_size=16, device=real_device)
-        got = model.to(real_device).inference(loader, device=real_device, cache=cache)
+        got = model.to(real_device).inference(loader, real_device, embedding_device=real_device, cache=cache)
 
         torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-4)
 

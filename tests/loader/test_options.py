@@ -40,13 +40,13 @@ def test_options_of_later_are_named(name, value):
 
 @pytest.mark.parametrize("num_neighbors", [{("a", "to", "b"): [2]}, NumNeighbors([2])])
 def test_fanouts_by_type_come_later(num_neighbors):
-    with pytest.raises(NotImplementedError, match="^num_neighbors=.* is not supported yet"):
+    with pytest.raises(NotImplementedError, match=r"^num_neighbors=.* is not supported yet"):
         NeighborLoader(make_data(), num_neighbors)
 
 
 @pytest.mark.parametrize("data", [HeteroData(), (object(), object())])
 def test_other_kinds_of_graphs_come_later(data):
-    with pytest.raises(NotImplementedError, match="^data=(HeteroData|tuple) is not supported yet"):
+    with pytest.raises(NotImplementedError, match=r"^data=(HeteroData|tuple) is not supported yet"):
         NeighborLoader(data, [2])
 
 

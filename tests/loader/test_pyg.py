@@ -305,5 +305,5 @@ def test_edges_of_another_dtype_are_refused(real_device):
     data = make_data()
     data.edge_index = data.edge_index.float()
 
-    with pytest.raises(TypeError, match="edge_index must have dtype int64 or int32, got torch.float32"):
+    with pytest.raises(TypeError, match=r"edge_index must have dtype int64 or int32, got torch\.float32"):
         list(NeighborLoader(data, [2], device=real_device))

@@ -162,15 +162,16 @@ def test_after_the_last_batch_nothing_is_left(epochs, batch):
 @pytest.mark.parametrize(
     "state",
     [{}, None, [1, 0, 0], {"seed": 1, "epoch": 0}, {"seed": 1, "epoch": -1, "batch": 0},
-     {"seed": 1, "epoch": 0, "batch": 1.5}, {"seed": 1, "epoch": True, "batch": 0}, {"seed": "1", "epoch": 0, "batch": 0},
-     {"seed": 2**64, "epoch": 0, "batch": 0}, {"seed": 1, "epoch": None, "batch": 0}],
+     {"seed": 1, "epoch": 0, "batch": 1.5}, {"seed": 1, "epoch": True, "batch": 0},
+     {"seed": "1", "epoch": 0, "batch": 0}, {"seed": 2**64, "epoch": 0, "batch": 0},
+     {"seed": 1, "epoch": None, "batch": 0}],
     ids=str,
 )  # fmt: skip
 def test_anything_else_is_refused_and_changes_nothing(state):
     loader = make_loader()
     before = loader.state_dict()
 
-    with pytest.raises(ArgumentError, match="state must hold '(seed|epoch|batch)' as an integer"):
+    with pytest.raises(ArgumentError, match=r"state must hold '(seed|epoch|batch)' as an integer"):
         loader.load_state_dict(state)
 
     assert loader.state_dict() == before
