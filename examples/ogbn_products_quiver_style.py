@@ -7,6 +7,7 @@ takes its data as `ogbn_products_sage.py` does.
 
 import argparse
 import time
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ class SAGE(torch.nn.Module):
     def __init__(self, num_features: int, hidden: int, num_classes: int, num_layers: int) -> None:
         super().__init__()
         widths = [num_features, *[hidden] * (num_layers - 1), num_classes]
-        self.convs = torch.nn.ModuleList(SAGEConv(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.convs = torch.nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(widths))
 
     def forward(self, x: torch.Tensor, adjs: list) -> torch.Tensor:
         for layer, (edge_index, _, size) in enumerate(adjs):
@@ -72,7 +73,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             total_loss += loss.detach() * batch_size
-        print(f"epoch {epoch}: loss {float(total_loss) / len(dataset.train_idx):.4f}, {time.perf_counter() - begin:.2f} s")
+        mean_loss = float(total_loss) / len(dataset.train_idx)
+        print(f"epoch {epoch}: loss {mean_loss:.4f}, {time.perf_counter() - begin:.2f} s")
 
     model.eval()
     predicted = torch.empty_like(dataset.y)

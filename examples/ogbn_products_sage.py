@@ -65,7 +65,7 @@ def main() -> None:
 
     model.eval()
     with torch.no_grad():
-        predicted = model.inference(all_loader, device, progress_bar=True).argmax(1).cpu()
+        predicted = model.inference(all_loader, device, embedding_device=device, progress_bar=True).argmax(1).cpu()
     scores = score(predicted, dataset)
     mlp = train_mlp(dataset, device, hidden)
     print("accuracy    train    valid     test")

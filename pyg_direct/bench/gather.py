@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -27,10 +28,10 @@ def measure_hot_rows(widths: tuple[int, ...] = (32, 100, 128, 256, 1024), table_
         assert torch.equal(gather_rows(table, ids), table[ids])
         moved = _IDS * width * 4 / 1e12
         case = f"gather/hot/{4 * width} B"
-        ours = time_on_gpu(lambda t=table, i=ids, o=out: gather_rows(t, i, out=o))  # type: ignore[misc]
-        torch_own = time_on_gpu(lambda t=table, i=ids, o=out: torch.index_select(t, 0, i, out=o))  # type: ignore[misc]
-        yield Row.of(case, "rows, one way", "TB/s", [moved / s for s in ours], limit, "half of a device copy")
-        yield Row.of(case, "torch.index_select", "TB/s", [moved / s for s in torch_own], limit, "half of a device copy")
+        ours = time_on_gpu(partial(gather_rows, table, ids, out=out))
+        torch_own = time_on_gpu(partial(torch.index_select, table, 0, ids, out=out))
+        for metric, seconds in (("rows, one way", ours), ("torch.index_select", torch_own)):
+            yield Row.of(case, metric, "TB/s", [moved / s for s in seconds], limit, "half of a device copy")
 
 
 def measure_cold_rows(table_bytes: int = 8 << 30, width: int = 128) -> Iterator[Row]:
@@ -47,9 +48,9 @@ def measure_cold_rows(table_bytes: int = 8 << 30, width: int = 128) -> Iterator[
         for order in ("random", "ascending"):
             ids = torch.randint(num_rows, (_IDS,), device="cuda")
             ids = ids.sort().values if order == "ascending" else ids
-            seconds = time_on_gpu(
-                lambda t=table, i=ids: gather_rows(t, i, out=out, max_blocks=_LINK_BLOCKS), 10, 2)  # type: ignore[misc]  # fmt: skip
+            seconds = time_on_gpu(partial(gather_rows, table, ids, out=out, max_blocks=_LINK_BLOCKS), 10, 2)
             assert torch.equal(out[:, 0].long(), ids)
-            yield Row.of(f"gather/cold/{4 * width} B/{table_bytes >> 30} GiB {placement}/{order}", "rows, one way", "GB/s",
-                         [_IDS * width * 4 / s / 1e9 for s in seconds], limit, "page-locked copy")  # fmt: skip
+            case = f"gather/cold/{4 * width} B/{table_bytes >> 30} GiB {placement}/{order}"
+            rates = [_IDS * width * 4 / s / 1e9 for s in seconds]
+            yield Row.of(case, "rows, one way", "GB/s", rates, limit, "page-locked copy")
         del block, on_cpu, table

@@ -20,7 +20,7 @@ def draw_rows(rows: Sequence[Row], path: Path, title: str, machine: Machine) -> 
     errors = [[r.p50 - r.p20 for r in rows], [r.p80 - r.p50 for r in rows]]
     colors = ["#9aa5b1" if "torch" in r.metric else "#2b6cb0" for r in rows]
     axes.barh(list(places), [r.p50 for r in rows], xerr=errors, color=colors, height=0.62)
-    for place, row in zip(places, rows):
+    for place, row in zip(places, rows, strict=True):
         if row.limit is not None:
             axes.plot([row.limit] * 2, [place - 0.38, place + 0.38], color="#c53030", linewidth=2)
         axes.annotate(f" {row.p50:.3g}", (row.p80, place), va="center", fontsize=8)

@@ -41,7 +41,7 @@ def measure_gpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) ->
             wait_for_gpu()
             if placement == "cuda" and num_seeds == 1024:
                 yield Row.of(case, "COO to first batch", "s", [time.perf_counter() - begin],
-                             note="compress on the GPU, place, capture, sample; kernels compiled or cached")  # fmt: skip
+                             note="compress on the GPU, place, capture, sample")  # fmt: skip
             yield from measure_plan(plan, batches, case)
 
 
@@ -58,8 +58,8 @@ def measure_plan(plan: GpuPlan, batches: list[torch.Tensor], case: str) -> Itera
     assert plan._graph is not None
     floor = replay_seconds(plan._graph.num_nodes)
     yield Row.of(case, "time", "ms", [1e3 * s for s in seconds], 1e3 * floor,
-                 f"replay of {plan._graph.num_nodes} empty kernels", note="alone, with the wait and the export")  # fmt: skip
-    yield Row.of(case, "edges", "G/s", [e / s / 1e9 for e, s in zip(edges, seconds)])
+                 f"replay of {plan._graph.num_nodes} empty kernels", "alone, with the wait and the export")  # fmt: skip
+    yield Row.of(case, "edges", "G/s", [e / s / 1e9 for e, s in zip(edges, seconds, strict=True)])
     wait_for_gpu()
     begin = time.perf_counter()
     for number, seeds in enumerate(batches):
@@ -81,7 +81,8 @@ def measure_launch() -> Row:
         for _ in range(200):
             run_gpu(draw_bits_gpu, 1, 7, items, 0, out)
 
-    return Row.of("launch", "time", "us", [s / 200 * 1e6 for s in time_on_clock(launch, 20)], note="two arrays, two scalars")
+    times = [s / 200 * 1e6 for s in time_on_clock(launch, 20)]
+    return Row.of("launch", "time", "us", times, note="two arrays, two scalars")
 
 
 def measure_cpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) -> Iterator[Row]:
@@ -102,6 +103,7 @@ def measure_cpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) ->
 
             mean = sum(counts) / len(counts)
             seconds = time_on_clock(work, 36, 0)
-            yield Row.of(f"sampling/{name}/cpu/1024/{threads} threads", "edges", "M/s", [mean / s / 1e6 for s in seconds])
+            rates = [mean / s / 1e6 for s in seconds]
+            yield Row.of(f"sampling/{name}/cpu/1024/{threads} threads", "edges", "M/s", rates)
     finally:
         set_cpu_threads(before)

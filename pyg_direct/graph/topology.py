@@ -41,8 +41,16 @@ class CSRTopo:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
 
-    def __init__(self, edge_index: Any = None, indptr: Tensor | None = None, indices: Tensor | None = None,
-                 eid: Tensor | None = None, *, num_nodes: int | None = None, direction: str = "in") -> None:  # fmt: skip
+    def __init__(
+        self,
+        edge_index: Any = None,
+        indptr: Tensor | None = None,
+        indices: Tensor | None = None,
+        eid: Tensor | None = None,
+        *,
+        num_nodes: int | None = None,
+        direction: str = "in",
+    ) -> None:
         if direction not in ("in", "out"):
             raise ArgumentError(f"direction must be 'in' or 'out', got {direction!r}")
         if (edge_index is None) == (indptr is None) or (indptr is None) != (indices is None):

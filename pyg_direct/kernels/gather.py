@@ -1,8 +1,8 @@
 """Gather of table rows by id, from one table or from hot rows over cold rows in one pass.
 
-`bits` and `ranks` are the ranked bitmap of hot ids: a hot row lies at its rank among the hot ones, a cold one at its id,
-as the cold table holds all rows. Empty `bits` mean one table, passed as `hot`. A row whose id is outside [0, num_rows)
-is filled with zeros, and the lowest such position is left in errors[0].
+`bits` and `ranks` are the ranked bitmap of hot ids: a hot row lies at its rank among the hot ones, a cold one at its
+id, as the cold table holds all rows. Empty `bits` mean one table, passed as `hot`. A row whose id is outside
+[0, num_rows) is filled with zeros, and the lowest such position is left in errors[0].
 """
 
 from __future__ import annotations

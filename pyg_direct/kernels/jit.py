@@ -198,7 +198,7 @@ class GpuKernel:
 
     def __init__(self, fn: Callable[..., Any], signature: str, variants: dict[str, Sequence[str]],
                  sources: Sequence[str], resident_blocks: int | None) -> None:  # fmt: skip
-        functools.update_wrapper(self, fn)
+        self.__doc__ = fn.__doc__
         self.fn = fn
         self.name = fn.__name__
         self.signature = signature.split()
@@ -222,7 +222,7 @@ class GpuKernel:
 
     def choose(self, dtypes: Sequence[str]) -> dict[str, str]:
         """The specialisation for the dtype codes of actual arguments, in order."""
-        choice = {}
+        choice: dict[str, str] = {}
         for token, code in zip(self.signature, dtypes, strict=True):
             letter = token.removesuffix("[]")
             if letter in self.variants:
@@ -246,8 +246,7 @@ class GpuKernel:
     def _compile_ptx(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> str:
         assert not SIMULATED, "the simulator has no code generator"
         with _LOCK, _pretend_device(compute_capability):
-            from numba import cuda as numba_cuda
-            from numba import types
+            from numba import cuda as numba_cuda, types
 
             _bind(on_gpu=True)
             args = [_types(p.code, p.is_array) for p in self.parameters(choice)]
@@ -304,8 +303,7 @@ def cache_folder(kind: str) -> Path:
     digest = hashlib.sha256()
     for path in [*sorted(Path(__file__).parent.glob("*.py")), *sorted(source_folder().glob("*.cu"))]:
         digest.update(path.read_bytes())
-    for package in ("numba", "numba-cuda", "llvmlite", "numpy", "nvidia-nvvm", "nvidia-cuda-nvrtc",
-                    "nvidia-nvjitlink"):
+    for package in ("numba", "numba-cuda", "llvmlite", "numpy", "nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             digest.update(f"{package}{metadata.version(package)}".encode())
     root = os.environ.get("PYG_DIRECT_CACHE") or os.path.join(
@@ -348,8 +346,8 @@ def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:
 
     text = (source_folder() / f"{name}.cu").read_bytes()
     program = call(nvrtc.nvrtcCreateProgram(text, f"{name}.cu".encode(), 0, [], []))
-    options = ["--gpu-architecture=compute_{}{}".format(*compute_capability).encode(), b"--relocatable-device-code=true",
-               b"-dlto", b"--std=c++17"]  # fmt: skip
+    architecture = "--gpu-architecture=compute_{}{}".format(*compute_capability)
+    options = [architecture.encode(), b"--relocatable-device-code=true", b"-dlto", b"--std=c++17"]
     call(nvrtc.nvrtcCompileProgram(program, len(options), options))
     code = b" " * call(nvrtc.nvrtcGetLTOIRSize(program))
     call(nvrtc.nvrtcGetLTOIR(program, code))

@@ -22,11 +22,14 @@ def order_of_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> Tensor | N
     if type(batching) is not BatchSampler or batching.sampler is not loader.sampler:
         return None
     sampler = loader.sampler
-    count = len(loader.dataset)
+    count = len(loader.dataset)  # type: ignore[arg-type]
     if type(sampler) is SequentialSampler:
         return torch.arange(count)
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None and (
-        sampler.num_samples == count
+    if (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.generator is None
+        and (sampler.num_samples == count)
     ):
         return permute(count, key=shuffle_key(seed, epoch))
     return None

@@ -312,10 +312,10 @@ def _settle_workers(kwargs: dict[str, Any], device: torch.device) -> dict[str, A
         return kwargs
     absorbed = {k: v for k, v in kwargs.items() if k in _WORKER_OPTIONS and v != _WORKER_OPTIONS[k]}
     if absorbed:
+        given = ", ".join(f"{k}={v!r}" for k, v in absorbed.items())
         warnings.warn(
-            f"{', '.join(f'{k}={v!r}' for k, v in absorbed.items())}: not needed and not used, as sampling and features "
-            "come from the device itself; worker processes start only with multiprocessing_context='spawn'",
+            f"{given}: not needed and not used, as sampling and features come from the device itself; worker processes "
+            "start only with multiprocessing_context='spawn'",
             LoaderWarning, stacklevel=3)  # fmt: skip
     kept = {k: v for k, v in kwargs.items() if k not in _WORKER_OPTIONS and k != "multiprocessing_context"}
     return kept
-

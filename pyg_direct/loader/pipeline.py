@@ -136,4 +136,3 @@ def _parts_of(value: Any) -> tuple[Any, ...]:
         return value.crow_indices(), value.col_indices(), value.values()
     # `torch_sparse.SparseTensor`
     return value.coo() if hasattr(value, "coo") and hasattr(value, "storage") else (value,)
-

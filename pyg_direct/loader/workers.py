@@ -39,6 +39,7 @@ class Positions(Dataset[Any]):
         return position
 
     def __getitems__(self, positions: list[int]) -> list[int]:
+        """The positions of a batch, as DataLoader asks for them."""
         return positions
 
 
@@ -49,7 +50,8 @@ class WorkerSampler:
         self.csr_topo, self.recipe, self.seed, self.input_nodes = csr_topo, recipe, seed, input_nodes
         self._plan: Plan | None = None
 
-    def __call__(self, item: WorkItem) -> tuple[WorkItem, Sample]:
+    def __call__(self, item: Any) -> tuple[WorkItem, Sample]:
+        """The sample of a `WorkItem`."""
         if self._plan is None:
             self._plan = open_plan(self.csr_topo.place("cpu", "cpu"), self.recipe)
         seeds = self.input_nodes[torch.tensor(list(item), dtype=torch.int64)]

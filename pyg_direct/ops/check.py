@@ -72,9 +72,7 @@ def check_topology(indptr: Tensor, indices: Tensor) -> None:
         )
     first, last = int(indptr[0]), int(indptr[-1])
     if first != 0 or last != indices.numel():
-        raise ArgumentError(
-            f"indptr must run from 0 to the number of edges {indices.numel()}, got {first} to {last}"
-        )
+        raise ArgumentError(f"indptr must run from 0 to the number of edges {indices.numel()}, got {first} to {last}")
     if indptr.numel() > 1 and bool((indptr[1:] < indptr[:-1]).any()):
         row = int((indptr[1:] < indptr[:-1]).nonzero()[0])
         raise ArgumentError(f"indptr must not decrease, got {int(indptr[row])} before {int(indptr[row + 1])}")

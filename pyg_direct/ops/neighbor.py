@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_direct.errors import IdError
 from pyg_direct.kernels import neighbor as kernels
+from pyg_direct.kernels.jit import GpuKernel
 from pyg_direct.kernels.state import EDGES, KEY, NODES, STATE
 from pyg_direct.ops.check import check_fanouts, check_ids, check_key, check_same_device
 from pyg_direct.ops.launch import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu
@@ -93,6 +94,6 @@ def _sample_on_gpu(indptr: Tensor, indices: Tensor, nodes: Tensor, fanout: int, 
     return Neighbors(sources, torch.bincount(targets, minlength=nodes.numel()), positions)
 
 
-def pick_kernel(fanout: int) -> kernels.GpuKernel:
+def pick_kernel(fanout: int) -> GpuKernel:
     """The GPU kernel that serves a fanout."""
     return kernels.pick_neighbors_gpu if fanout <= kernels.TILE_EDGES else kernels.pick_many_neighbors_gpu

@@ -96,7 +96,7 @@ class Block:
         if self.num_bytes == 0 or 0 in shape:
             return torch.empty(tuple(shape), dtype=dtype)
         buffer = (ctypes.c_uint8 * self.num_bytes).from_address(self.address)
-        buffer._owner = self
+        buffer._owner = self  # type: ignore[attr-defined]
         flat = torch.frombuffer(buffer, dtype=torch.uint8)
         return flat[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -32,12 +33,12 @@ class Sample:
     @property
     def num_sampled_nodes(self) -> list[int]:
         """New nodes of each hop, seeds first, as PyG gives them."""
-        return [b - a for a, b in zip([0, *self.node_counts], self.node_counts)]
+        return [b - a for a, b in pairwise([0, *self.node_counts])]
 
     @property
     def num_sampled_edges(self) -> list[int]:
         """Edges of each hop, as PyG gives them."""
-        return [b - a for a, b in zip(self.edge_counts, self.edge_counts[1:])]
+        return [b - a for a, b in pairwise(self.edge_counts)]
 
 
 @dataclass(frozen=True)
