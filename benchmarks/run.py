@@ -12,11 +12,14 @@ import typer
 
 from pyg_direct.bench.gather import measure_cold_rows, measure_hot_rows
 from pyg_direct.bench.loader import measure_loader
+from pyg_direct.bench.memory import measure_host_memory
 from pyg_direct.bench.picture import draw_rows
 from pyg_direct.bench.row import Machine, Row, save_rows
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.datasets import synthetic_graph
 
+# Units worth a picture: rates, and times beside their limits.
+PICTURES = ("G/s", "M/s", "TB/s", "GB/s", "ms")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -44,24 +47,30 @@ def loader(scale: float) -> Iterator[Row]:
                                   batches=60 if on_gpu else 6)  # fmt: skip
 
 
+def memory(scale: float) -> Iterator[Row]:
+    yield from measure_host_memory(int(8_000_000 * scale), 256, int(64_000_000 * scale))
+
+
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="sampling, gather, loader; all by default")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="memory, sampling, gather, loader; all by default")] = None,
     scale: Annotated[float, typer.Option(help="Factor on the nodes and edges of the products-shaped graph.")] = 1.0,
     out: Annotated[Path, typer.Option(help="Folder of the rows and pictures.")] = RESULTS,
 ) -> None:
     machine = Machine()
     suffix = "cpu" if machine.gpu == "none" else machine.gpu.split()[-1].lower()
-    for name in names or ["sampling", "gather", "loader"]:
+    for name in names or CASES:
         rows = []
-        for row in {"sampling": sampling, "gather": gather, "loader": loader}[name](scale):
+        for row in CASES[name](scale):
             print(row, flush=True)
             rows.append(row)
         save_rows(out / f"{name}_{suffix}.json", rows, machine)
         for unit in dict.fromkeys(r.unit for r in rows):
             same = [r for r in rows if r.unit == unit]
-            if len(same) > 1:
+            if unit in PICTURES:
                 draw_rows(same, out / f"{name}_{suffix}_{unit.replace('/', '_per_')}.png", name, machine)
 
+
+CASES = {"memory": memory, "sampling": sampling, "gather": gather, "loader": loader}
 
 if __name__ == "__main__":
     typer.run(main)

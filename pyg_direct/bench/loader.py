@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
@@ -26,6 +25,8 @@ def measure_loader(data: Data, train_idx: torch.Tensor, num_classes: int, name: 
                    batch_size: int = 1024) -> Iterator[Row]:  # fmt: skip
     """Time of a training step with the loader and without, and what the loader takes of the host."""
     device = resolve_device(None)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
     loader = NeighborLoader(data, _FANOUTS, input_nodes=train_idx, batch_size=batch_size, shuffle=True, seed=0,
                             drop_last=True, placement=placement, feature_cache=feature_cache,
@@ -50,10 +51,8 @@ def measure_loader(data: Data, train_idx: torch.Tensor, num_classes: int, name: 
     both = _run(_without_end(loader), step, batches)
     yield Row.of(case, "step, loader and compute", "ms", both, _median(compute), "compute on one batch")
     yield Row.of(case, "step, loader alone", "ms", alone)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    yield Row.of(case, "peak host memory of the process", "GB", [peak])
     if device.type == "cuda":
-        yield Row.of(case, "peak GPU memory", "GB", [torch.cuda.max_memory_allocated() / 1e9])
+        yield Row.of(case, "peak GPU memory, model included", "GB", [torch.cuda.max_memory_allocated() / 1e9])
 
 
 def _median(values: list[float]) -> float:

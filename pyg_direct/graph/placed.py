@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pyg_direct.runtime.memory import Block, allocate_or_fall_back, fill
+from pyg_direct.runtime.memory import Block, allocate_or_fall_back, move
 
 
 @dataclass
@@ -57,9 +57,12 @@ def place_array(source: Tensor, placement: str, device: torch.device, what: str)
         return source.cpu(), source, None
     if placement == "cuda":
         return source.to(device), source, None
-    block = allocate_or_fall_back(source.numel() * source.element_size(), placement, device)
-    on_cpu = block.view_on_cpu(source.dtype, source.shape)
-    fill(on_cpu, source, what=what)
+    if source.is_cuda:
+        block = allocate_or_fall_back(source.numel() * source.element_size(), placement, device)
+        on_cpu = block.view_on_cpu(source.dtype, source.shape)
+        on_cpu.copy_(source)
+    else:
+        block, on_cpu = move(source, placement, device, what=what), source
     if block.placement == "cpu":
         return on_cpu, on_cpu, block
     return block.view_on_gpu(source.dtype, source.shape, device), on_cpu, block

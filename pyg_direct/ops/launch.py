@@ -55,14 +55,12 @@ class _Dispatch:
         self.telling = [codes.index(letter) for letter in kernel.variants]
         self.launchers: dict[tuple[Any, ...], Launcher] = {}
 
-    def find(self, index: int, args: tuple[Any, ...]) -> Launcher:
-        """The launcher for the dtypes of `args` on GPU `index`; compiled when it is the first."""
-        key = (index, *[args[i].dtype for i in self.telling])
-        launcher = self.launchers.get(key)
-        if launcher is None:
-            choice = self.kernel.choose([_CODES[a.dtype] if isinstance(a, Tensor) else "" for a in args])
-            code = self.kernel.compile(abilities(index).compute_capability, choice)
-            launcher = self.launchers[key] = Launcher(code, self.kernel.parameters(choice), index)
+    def compile(self, index: int, args: tuple[Any, ...]) -> Launcher:
+        """A launcher for the dtypes of `args` on GPU `index`."""
+        choice = self.kernel.choose([_CODES[a.dtype] if isinstance(a, Tensor) else "" for a in args])
+        code = self.kernel.compile(abilities(index).compute_capability, choice)
+        launcher = Launcher(code, self.kernel.parameters(choice), index)
+        self.launchers[(index, *[args[i].dtype for i in self.telling])] = launcher
         return launcher
 
 
@@ -78,7 +76,9 @@ def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None)
     if dispatch is None:
         dispatch = _DISPATCHES[kernel] = _Dispatch(kernel)
     index = args[dispatch.first_array].get_device()
-    launcher = dispatch.find(index, args)
+    launcher = dispatch.launchers.get((index, *[args[i].dtype for i in dispatch.telling]))
+    if launcher is None:
+        launcher = dispatch.compile(index, args)
     if index != torch._C._cuda_getDevice():
         with torch.cuda.device(index):
             launcher(grid, THREADS, args, stream)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -66,6 +66,17 @@ def abilities(index: int) -> Abilities:
         reads_pageable_memory=bool(read("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")),
         driver_version=int(call("cuDriverGetVersion")),
     )
+
+
+@functools.cache
+def _primary_context(index: int) -> Any:
+    return call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", index))
+
+
+def bind_thread(index: int) -> None:
+    """Give this thread torch's context on GPU `index` when it has none: torch only does so at its own first call."""
+    if int(call("cuCtxGetCurrent")) == 0:
+        call("cuCtxSetCurrent", _primary_context(index))
 
 
 def free_bytes(index: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pyg_direct.runtime.device import bind_thread
 from pyg_direct.runtime.driver import call, load_driver
 
 
@@ -37,6 +38,7 @@ class CapturedGraph:
         driver = load_driver()
         self.index = index
         with torch.cuda.device(index):
+            bind_thread(index)
             stream = call("cuStreamCreate", int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
             try:
                 mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -55,6 +57,7 @@ class CapturedGraph:
         """Enqueue all of it on `stream`, or on torch's current stream."""
         if stream is None:
             stream = torch._C._cuda_getCurrentRawStream(self.index)
+        bind_thread(self.index)
         call("cuGraphLaunch", self._executable, stream)
 
     def __del__(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from pyg_direct.errors import CudaError
-from pyg_direct.runtime.device import abilities
+from pyg_direct.runtime.device import abilities, bind_thread
 from pyg_direct.runtime.driver import call, load_driver
 
 _ITEM_BYTES = {"i1": 1, "u1": 1, "i2": 2, "u2": 2, "i4": 4, "u4": 4, "f4": 4, "i8": 8, "u8": 8, "f8": 8}
@@ -72,7 +72,7 @@ def fit_ptx_version(ptx: str, driver_version: int) -> str:
 def load_function(code: Code, index: int) -> Any:
     """A function handle for a compiled kernel in torch's context on GPU `index`."""
     with torch.cuda.device(index):
-        torch.cuda.current_stream(index)
+        bind_thread(index)
         image = fit_ptx_version(code.ptx, abilities(index).driver_version).encode() + b"\0"
         module = call("cuModuleLoadData", image)
         return call("cuModuleGetFunction", module, code.entry.encode())
@@ -124,6 +124,7 @@ class Launcher:
             handle = self._streams[stream] = self._stream_type(stream)
         parameters = self._blocks.get(threading.get_ident())
         if parameters is None:
+            bind_thread(self.index)
             parameters = self._blocks[threading.get_ident()] = _ParameterBlock(self._parameters)
         parameters.write(*self._read_values(args))
         code = self._launch(self._function, grid, 1, 1, block, 1, 1, 0, handle, parameters.address, 0)[0]

@@ -29,7 +29,7 @@ from pyg_direct.errors import (
     MemoryLimitError,
     PlacementWarning,
 )
-from pyg_direct.runtime.device import abilities, resolve_device
+from pyg_direct.runtime.device import abilities, bind_thread, resolve_device
 from pyg_direct.runtime.driver import call, load_driver
 from pyg_direct.typing import Device
 
@@ -116,6 +116,7 @@ class Block:
             return self._keep[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
         if self.num_bytes == 0 or 0 in shape:
             return torch.empty(tuple(shape), dtype=dtype, device=target)
+        bind_thread(target.index)
         self.let_use(target)
         address = self.address
         if self.placement == "pinned":
@@ -146,6 +147,8 @@ class Block:
 
     def _free(self) -> None:
         address, self._address = self._address, 0
+        if self.device is not None and self.device.index is not None:
+            bind_thread(self.device.index)
         if self.placement == "unified":
             with torch.cuda.device(self.device):
                 call("cuMemFree", address)
@@ -208,7 +211,7 @@ def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: b
         raise DeviceError(f"placement={placement!r} needs a GPU, got device={str(device)!r}")
     block = Block(placement, num_bytes, target)
     with torch.cuda.device(target):
-        torch.cuda.current_stream()
+        bind_thread(target.index)
         if placement == "cuda":
             try:
                 block._keep = torch.empty(num_bytes, dtype=torch.uint8, device=target)
