@@ -47,7 +47,7 @@ class PeakWatch:
 def measure_host_memory(
     num_nodes: int = 8_000_000, num_features: int = 256, num_edges: int = 64_000_000
 ) -> Iterator[Row]:
-    """Peak while features of about 8 GB and a topology on the host are placed in unified memory, over what they hold."""
+    """Peak while features and topology on the host are placed in unified memory, over what they hold."""
     graph = synthetic_graph("products", num_nodes=num_nodes, num_edges=num_edges, topology_only=True, device="cuda")
     y = graph.y
     torch.ones(1, device="cuda")
