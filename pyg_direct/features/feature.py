@@ -154,6 +154,8 @@ class Feature:
             return self
         hot_ids = self._choose_hot_rows(rows, budget * rows.shape[0] // num_bytes)
         hot = rows[hot_ids].contiguous().to(self.device)
+        # Memory that a second tensor sees is not given back while it is moved.
+        del rows
         self._place_on_host(cpu_tensor, hot, hot_ids)
         return self
 

@@ -53,15 +53,13 @@ class _Dispatch:
         codes = [token.removesuffix("[]") for token in kernel.signature]
         self.first_array = next(i for i, token in enumerate(kernel.signature) if token.endswith("[]"))
         self.telling = [codes.index(letter) for letter in kernel.variants]
-        self.launchers: dict[tuple[Any, ...], Launcher] = {}
+        self.launchers: dict[Any, Launcher] = {}
 
     def compile(self, index: int, args: tuple[Any, ...]) -> Launcher:
         """A launcher for the dtypes of `args` on GPU `index`."""
         choice = self.kernel.choose([_CODES[a.dtype] if isinstance(a, Tensor) else "" for a in args])
         code = self.kernel.compile(abilities(index).compute_capability, choice)
-        launcher = Launcher(code, self.kernel.parameters(choice), index)
-        self.launchers[(index, *[args[i].dtype for i in self.telling])] = launcher
-        return launcher
+        return Launcher(code, self.kernel.parameters(choice), index)
 
 
 _DISPATCHES: dict[GpuKernel, _Dispatch] = {}
@@ -76,9 +74,10 @@ def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None)
     if dispatch is None:
         dispatch = _DISPATCHES[kernel] = _Dispatch(kernel)
     index = args[dispatch.first_array].get_device()
-    launcher = dispatch.launchers.get((index, *[args[i].dtype for i in dispatch.telling]))
+    key = (index, *[args[i].dtype for i in dispatch.telling]) if dispatch.telling else index
+    launcher = dispatch.launchers.get(key)
     if launcher is None:
-        launcher = dispatch.compile(index, args)
+        launcher = dispatch.launchers[key] = dispatch.compile(index, args)
     if index != torch._C._cuda_getDevice():
         with torch.cuda.device(index):
             launcher(grid, THREADS, args, stream)

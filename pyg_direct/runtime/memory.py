@@ -108,6 +108,7 @@ class Block:
         """
         if self.placement in ("cpu", "mmap"):
             raise ArgumentError(f"placement must be one a GPU can read, got {self.placement!r}")
+        self.check_process()
         self._check_size(dtype, shape)
         target = self.device if device is None else resolve_device(device)
         assert target is not None and target.index is not None
