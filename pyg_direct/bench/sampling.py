@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -12,8 +13,8 @@ from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu, wait_for_gpu
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.draw import draw_bits_gpu
-from pyg_direct.kernels.jit import set_cpu_threads
-from pyg_direct.ops.launch import run_gpu
+from pyg_direct.kernels.jit import THREADS, set_cpu_threads
+from pyg_direct.ops.launch import _DISPATCHES, run_gpu
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.plan import GpuPlan
@@ -26,7 +27,7 @@ _BATCHES = 50
 def measure_gpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) -> Iterator[Row]:
     """Rows of a graph whose edges are on the GPU, with topology there and in unified host memory."""
     device = resolve_device("cuda")
-    yield measure_launch()
+    yield from measure_launch()
     begin = time.perf_counter()
     wait_for_gpu()
     topology = CSRTopo(edge_index, num_nodes=num_nodes)
@@ -72,17 +73,16 @@ def measure_plan(plan: GpuPlan, batches: list[torch.Tensor], case: str) -> Itera
     yield Row.of(case, "GPU memory of the plan", "MB", [plan.num_bytes / 1e6])
 
 
-def measure_launch() -> Row:
-    """Microseconds of Python for one launch on torch's current stream."""
+def measure_launch() -> Iterator[Row]:
+    """Microseconds of Python for one launch on torch's current stream, with two arrays and two scalars."""
     items = torch.arange(8, device="cuda")
-    out = torch.empty_like(items)
-
-    def launch() -> None:
-        for _ in range(200):
-            run_gpu(draw_bits_gpu, 1, 7, items, 0, out)
-
-    times = [s / 200 * 1e6 for s in time_on_clock(launch, 20)]
-    return Row.of("launch", "time", "us", times, note="two arrays, two scalars")
+    args = 7, items, 0, torch.empty_like(items)
+    run_gpu(draw_bits_gpu, 1, *args)
+    launcher = _DISPATCHES[draw_bits_gpu].launchers[items.device.index]
+    for what, launch in (("compiled kernel", partial(launcher, 1, THREADS, args)),
+                         ("found by dtypes", partial(run_gpu, draw_bits_gpu, 1, *args))):  # fmt: skip
+        times = time_on_clock(lambda launch=launch: [launch() for _ in range(200)], 30)  # type: ignore[misc]
+        yield Row.of(f"launch/{what}", "time", "us", [t / 200 * 1e6 for t in times])
 
 
 def measure_cpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) -> Iterator[Row]:

@@ -53,6 +53,7 @@ class _Dispatch:
         codes = [token.removesuffix("[]") for token in kernel.signature]
         self.first_array = next(i for i, token in enumerate(kernel.signature) if token.endswith("[]"))
         self.telling = [codes.index(letter) for letter in kernel.variants]
+        self.several_gpus = torch.cuda.device_count() > 1
         self.launchers: dict[Any, Launcher] = {}
 
     def compile(self, index: int, args: tuple[Any, ...]) -> Launcher:
@@ -78,7 +79,7 @@ def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None)
     launcher = dispatch.launchers.get(key)
     if launcher is None:
         launcher = dispatch.launchers[key] = dispatch.compile(index, args)
-    if index != torch._C._cuda_getDevice():
+    if dispatch.several_gpus and index != torch.cuda.current_device():
         with torch.cuda.device(index):
             launcher(grid, THREADS, args, stream)
     else:

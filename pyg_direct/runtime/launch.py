@@ -10,8 +10,8 @@ import ctypes
 import functools
 import re
 import struct
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any, Protocol
 
 import torch
@@ -79,7 +79,7 @@ def load_function(code: Code, index: int) -> Any:
 
 
 class _ParameterBlock:
-    """The parameters of a kernel where the driver reads them; each thread that launches has its own."""
+    """The parameters of a kernel where the driver reads them; each stream of each thread has its own."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         # What differs between calls lies in one buffer: address and length of an array, the value of a scalar.
@@ -107,10 +107,11 @@ class Launcher:
         self.index = index
         self._parameters = tuple(parameters)
         self._function = load_function(code, index)
-        driver = load_driver()
-        self._launch, self._stream_type = driver.cuLaunchKernel, driver.CUstream
-        self._streams: dict[int, Any] = {}
-        self._blocks: dict[int, _ParameterBlock] = {}
+        self._kept: list[_ParameterBlock] = []
+        self._launch = load_driver().cuLaunchKernel
+        self._current_stream = torch._C._cuda_getCurrentRawStream
+        # (stream, thread) -> the stream's handle, how to write parameters, and where the driver reads them.
+        self._bound: dict[tuple[int, int], tuple[Any, Callable[..., None], int]] = {}
         # One expression instead of a loop over the arguments, which would cost as much as the rest of the call.
         values = (f"a[{i}].data_ptr(), a[{i}].numel()" if p.is_array else f"a[{i}]" for i, p in enumerate(parameters))
         self._read_values = eval(f"lambda a: ({', '.join(values)},)")
@@ -118,15 +119,17 @@ class Launcher:
     def __call__(self, grid: int, block: int, args: Sequence[Any], stream: int | None = None) -> None:
         """Enqueue on `stream`, or on torch's current stream; arrays must be contiguous and on this GPU."""
         if stream is None:
-            stream = torch._C._cuda_getCurrentRawStream(self.index)
-        handle = self._streams.get(stream)
-        if handle is None:
-            handle = self._streams[stream] = self._stream_type(stream)
-        parameters = self._blocks.get(threading.get_ident())
-        if parameters is None:
-            bind_thread(self.index)
-            parameters = self._blocks[threading.get_ident()] = _ParameterBlock(self._parameters)
-        parameters.write(*self._read_values(args))
-        code = self._launch(self._function, grid, 1, 1, block, 1, 1, 0, handle, parameters.address, 0)[0]
+            stream = self._current_stream(self.index)
+        bound = self._bound.get((stream, get_ident())) or self._bind(stream)
+        bound[1](*self._read_values(args))
+        code = self._launch(self._function, grid, 1, 1, block, 1, 1, 0, bound[0], bound[2], 0)[0]
         if code:
             raise CudaError("cuLaunchKernel", int(code), code.name, f"grid {grid}, block {block}")
+
+    def _bind(self, stream: int) -> tuple[Any, Callable[..., None], int]:
+        bind_thread(self.index)
+        block = _ParameterBlock(self._parameters)
+        handle = load_driver().CUstream(stream)
+        self._bound[stream, get_ident()] = bound = handle, block.write, block.address
+        self._kept.append(block)
+        return bound
