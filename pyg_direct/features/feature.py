@@ -42,6 +42,11 @@ _FREE_SHARE = 0.9
 _LINK_BLOCKS = 16
 
 
+# Page-locked words that kernels report bad ids in. They are kept for the next feature: a kernel of the last one may
+# still run, and must not write into memory that has become something else.
+_FLAGS: list[Tensor] = []
+
+
 class Feature:
     """Rows by node id, after Quiver's class of that name.
 
@@ -144,7 +149,9 @@ class Feature:
         if self.device.type == "cpu":
             self._hot = rows.cpu().contiguous()
             return self
-        self._errors = torch.full((1,), NO_POSITION, dtype=torch.int64, pin_memory=True)
+        if self._errors is None:
+            self._errors = _FLAGS.pop() if _FLAGS else torch.empty(1, dtype=torch.int64, pin_memory=True)
+        self._errors.fill_(NO_POSITION)
         if rows.is_cuda and rows.device == self.device:
             self._hot = rows.contiguous()
             return self
@@ -216,6 +223,11 @@ class Feature:
             return gather_rows(self._cold, ids, errors=self._errors, max_blocks=_LINK_BLOCKS)
         return gather_rows(hot, ids, cold=self._cold, directory=self._directory, errors=self._errors,
                            max_blocks=2 * _LINK_BLOCKS)  # fmt: skip
+
+    def __del__(self) -> None:
+        errors: Tensor | None = getattr(self, "_errors", None)
+        if errors is not None:
+            _FLAGS.append(errors)
 
     def synchronize(self) -> None:
         """Wait for all reads so far.

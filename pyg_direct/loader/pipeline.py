@@ -66,7 +66,9 @@ class Pipeline:
         return number, batch
 
     def close(self) -> None:
-        """Forget what was made ahead."""
+        """Forget what was made ahead; what reads its memory next on the current stream comes after it."""
+        for stream in self._streams or ():
+            torch.cuda.current_stream(self._device).wait_stream(stream)
         self._sampled.clear()
         self._fetched.clear()
         self._work = iter(())

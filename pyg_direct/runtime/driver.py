@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from pyg_direct.errors import CudaError, DeviceError
@@ -51,3 +53,19 @@ def describe(code: Any) -> str:
     driver = load_driver()
     error, text = driver.cuGetErrorString(code)
     return text.decode() if not int(error) and text else "no description"
+
+
+@contextlib.contextmanager
+def tolerate_captures() -> Iterator[None]:
+    """Let this thread free memory and wait although a capture is under way, ours or a user's.
+
+    For finalizers, which the garbage collector may run at any time: by default such calls end a capture of their
+    thread with an error.
+    """
+    driver = load_driver()
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = call("cuThreadExchangeStreamCaptureMode", relaxed)
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", before)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from pyg_direct.runtime.device import bind_thread
-from pyg_direct.runtime.driver import call, load_driver
+from pyg_direct.runtime.driver import call, load_driver, tolerate_captures
 
 
 def fill_words(tensor: torch.Tensor, word: int, stream: int) -> None:
@@ -40,6 +42,9 @@ class CapturedGraph:
         with torch.cuda.device(index):
             bind_thread(index)
             stream = call("cuStreamCreate", int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+            collects = gc.isenabled()
+            # Tensors that the collector frees meanwhile would make torch ask for events, which ends a capture.
+            gc.disable()
             try:
                 mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
                 call("cuStreamBeginCapture", stream, mode)
@@ -51,6 +56,8 @@ class CapturedGraph:
                 self._executable: Any = call("cuGraphInstantiate", graph, 0)
                 call("cuGraphDestroy", graph)
             finally:
+                if collects:
+                    gc.enable()
                 call("cuStreamDestroy", stream)
 
     def replay(self, stream: int | None = None) -> None:
@@ -63,4 +70,5 @@ class CapturedGraph:
     def __del__(self) -> None:
         executable = getattr(self, "_executable", None)
         if executable is not None:
-            load_driver().cuGraphExecDestroy(executable)
+            with contextlib.suppress(Exception), tolerate_captures():
+                call("cuGraphExecDestroy", executable)

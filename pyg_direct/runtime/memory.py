@@ -30,7 +30,7 @@ from pyg_direct.errors import (
     PlacementWarning,
 )
 from pyg_direct.runtime.device import abilities, bind_thread, resolve_device
-from pyg_direct.runtime.driver import call, load_driver
+from pyg_direct.runtime.driver import call, load_driver, tolerate_captures
 from pyg_direct.typing import Device
 
 PLACEMENTS = ("cuda", "unified", "pinned", "cpu", "mmap")
@@ -143,7 +143,7 @@ class Block:
     def __del__(self) -> None:
         # In a forked child, and while the interpreter goes down, the memory is not ours to free.
         if getattr(self, "_address", 0) and self._process == os.getpid():
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), tolerate_captures():
                 self._free()
 
     def _free(self) -> None:

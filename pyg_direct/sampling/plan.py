@@ -7,6 +7,8 @@ on the capacity.
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from pyg_direct.kernels.state import BAD_SEED, EDGES, HEADER, KEY, NEEDED_EDGES,
 from pyg_direct.ops.launch import full_grid, grid_for, run_gpu
 from pyg_direct.ops.neighbor import pick_kernel
 from pyg_direct.ops.relabel import num_words
+from pyg_direct.runtime.driver import tolerate_captures
 from pyg_direct.runtime.graph import CapturedGraph, copy_words, fill_words
 from pyg_direct.sampling.sample import Recipe, Sample, empty_sample
 
@@ -92,6 +95,14 @@ class GpuPlan:
         self._sized = torch.cuda.Event() if topology.device.type == "cuda" else None
         self._exported = torch.cuda.Event() if topology.device.type == "cuda" else None
         self.num_captures = 0
+
+    def __del__(self) -> None:
+        # The graph reads and writes page-locked memory that the allocator would hand on at once: a batch that nobody
+        # waited for must be over first.
+        for event in (getattr(self, "_sized", None), getattr(self, "_exported", None)):
+            if event is not None:
+                with contextlib.suppress(Exception), tolerate_captures():
+                    event.synchronize()
 
     @property
     def num_bytes(self) -> int:

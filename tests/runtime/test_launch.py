@@ -12,6 +12,7 @@ from pyg_direct.ops.launch import run_gpu
 from pyg_direct.runtime.device import abilities
 from pyg_direct.runtime.graph import CapturedGraph, copy_words, fill_words
 from pyg_direct.runtime.launch import Launcher, current_stream, fit_ptx_version
+from pyg_direct.runtime.memory import allocate
 
 PTX = "//\n// Compiler Build ID\n//\n\n.version 9.4\n.target sm_90\n.address_size 64\n// .version 9.4\n"
 # One scalar of each kind, at an end of its range.
@@ -179,3 +180,34 @@ def test_a_capture_that_fails_leaves_nothing_behind():
         CapturedGraph(record, 0)
 
     assert torch.ones(3, device="cuda").sum().item() == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("placement", ["unified", "pinned"])
+def test_memory_and_graphs_that_go_during_a_capture_do_not_end_it(placement):
+    items, out = torch.arange(8, device="cuda"), torch.zeros(8, dtype=torch.int64, device="cuda")
+    run_gpu(draw_bits_gpu, 1, 7, items, 0, out)
+    doomed = [allocate(1 << 20, placement, "cuda"), CapturedGraph(lambda stream: fill_words(out, 0, stream), 0)]
+
+    def record(stream):
+        doomed.clear()
+        run_gpu(draw_bits_gpu, 1, 9, items, 0, out, stream=stream)
+
+    graph = CapturedGraph(record, 0)
+    graph.replay()
+
+    assert not doomed
+    assert torch.equal(out, draw_bits(items, key=9))
+
+
+@pytest.mark.gpu
+def test_memory_that_goes_during_a_users_capture_does_not_end_it():
+    block, total = allocate(1 << 20, "unified", "cuda"), torch.zeros(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        total += 1
+        del block
+    graph.replay()
+
+    assert total.tolist() == [1, 1, 1, 1]

@@ -1,5 +1,6 @@
 """Every plan gives the batch of the reference, bit for bit, whatever its capacity, method, placement and threads."""
 
+import gc
 import itertools
 
 import pytest
@@ -332,3 +333,22 @@ def test_batch_is_sampled_on_the_current_stream():
     stream.synchronize()
 
     assert_equal(got, expect_batch(graph, [8, 9, 8], recipe))
+
+
+@pytest.mark.gpu
+def test_plan_that_is_gone_writes_nowhere():
+    graph = make_random_graph(2000, 40_000)
+    plan = open_plan(place(graph, "cuda"), Recipe((10, 5)))
+    plan.sample(torch.arange(100), KEY)
+    size = plan._buffers.outbox.numel()
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        # The batch is still to come when its plan is dropped.
+        torch.cuda._sleep(10**8)
+        plan.submit(torch.arange(100), KEY)
+    del plan
+    gc.collect()
+    others = [torch.full((size,), 7, dtype=torch.int64, pin_memory=True) for _ in range(4)]
+    torch.cuda.synchronize()
+
+    assert all(bool((other == 7).all()) for other in others)
