@@ -28,11 +28,15 @@ def mark_fresh_cpu(items, seen, fresh, chunks):
     """Set in `fresh` the bits of `items` that `seen` does not hold; each chunk owns a range of words."""
     share = (fresh.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
-        low, high = c * share, min((c + 1) * share, fresh.shape[0])
-        for e in range(items.shape[0]):
-            word = items[e] >> 5
-            if word >= low and word < high and not has_bit(seen, items[e]):
-                fresh[word] |= bit_of(items[e])
+        low = min(c * share, fresh.shape[0])
+        size = min(share, fresh.shape[0] - low)
+        if size > 0:
+            for e in range(items.shape[0]):
+                # Without branches, which half of the items would take by chance: a word of others ors nothing in.
+                at = np.int64(items[e] >> 5) - low
+                is_own = np.int64((at >= 0) & (at < size))
+                word = low + at * is_own
+                fresh[word] |= np.uint32(np.uint32(is_own) * bit_of(items[e])) & ~seen[word]
 
 
 @cpu_kernel
@@ -75,15 +79,24 @@ def look_up_cpu(items, bits, ranks, locals_of_rank, out):
 
 
 @cpu_kernel
-def export_hop_cpu(first, offsets, sources, positions, bits, ranks, locals_of_rank, edge_ids, rows, columns, e_id):
+def export_hop_cpu(
+    first, offsets, sources, positions, bits, ranks, locals_of_rank, edge_ids, chunks, rows, columns, e_id
+):
     """A hop in PyG's form; its rows are the local ids first, first + 1, ..."""
-    for i in prange(offsets.shape[0] - 1):
-        for e in range(offsets[i], offsets[i + 1]):
+    share = (offsets.shape[0] - 1 + chunks - 1) // chunks
+    for c in prange(chunks):
+        begin, end = min(c * share, offsets.shape[0] - 1), min((c + 1) * share, offsets.shape[0] - 1)
+        for i in range(begin, end):
+            for e in range(offsets[i], offsets[i + 1]):
+                columns[e] = first + i
+        # Long loops over edges: many cache misses in flight.
+        for e in range(offsets[begin], offsets[end]):
             rows[e] = locals_of_rank[rank_of(bits, ranks, sources[e])]
-            columns[e] = first + i
-            if edge_ids.shape[0] > 0:
+        if edge_ids.shape[0] > 0:
+            for e in range(offsets[begin], offsets[end]):
                 e_id[e] = edge_ids[positions[e]]
-            else:
+        else:
+            for e in range(offsets[begin], offsets[end]):
                 e_id[e] = positions[e]
 
 

@@ -69,7 +69,7 @@ class CpuPlan:
         for hop, (begin, offsets, sources, positions) in enumerate(hops):
             part = slice(edge_counts[hop], edge_counts[hop + 1])
             run_cpu(relabel.export_hop_cpu, begin, offsets, sources, positions, seen, ranks, local, edge_ids,
-                    edge_index[0, part], edge_index[1, part], e_id[part])  # fmt: skip
+                    cpu_chunks(), edge_index[0, part], edge_index[1, part], e_id[part])  # fmt: skip
         # The bitmaps go back empty: whole when that is cheap, else only the words that were touched.
         if seen.numel() <= 16 * nodes.numel():
             seen.view(torch.int32).zero_()
