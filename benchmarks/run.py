@@ -13,13 +13,11 @@ import typer
 from pyg_direct.bench.gather import measure_cold_rows, measure_hot_rows
 from pyg_direct.bench.loader import measure_loader
 from pyg_direct.bench.memory import measure_host_memory
-from pyg_direct.bench.picture import draw_rows
+from pyg_direct.bench.picture import draw_file
 from pyg_direct.bench.row import Machine, Row, save_rows
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.datasets import synthetic_graph
 
-# Units worth a picture: rates, and times beside their limits.
-PICTURES = ("G/s", "M/s", "TB/s", "GB/s", "ms")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -54,8 +52,12 @@ def memory(scale: float) -> Iterator[Row]:
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="memory, sampling, gather, loader; all by default")] = None,
     scale: Annotated[float, typer.Option(help="Factor on the nodes and edges of the products-shaped graph.")] = 1.0,
+    draw: Annotated[bool, typer.Option(help="Only draw the pictures of the rows that are there.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the rows and pictures.")] = RESULTS,
 ) -> None:
+    if draw:
+        print(*(picture for file in sorted(out.glob("*.json")) for picture in draw_file(file)), sep="\n")
+        return
     machine = Machine()
     suffix = "cpu" if machine.gpu == "none" else machine.gpu.split()[-1].lower()
     for name in names or CASES:
@@ -64,10 +66,7 @@ def main(
             print(row, flush=True)
             rows.append(row)
         save_rows(out / f"{name}_{suffix}.json", rows, machine)
-        for unit in dict.fromkeys(r.unit for r in rows):
-            same = [r for r in rows if r.unit == unit]
-            if unit in PICTURES:
-                draw_rows(same, out / f"{name}_{suffix}_{unit.replace('/', '_per_')}.png", name, machine)
+        draw_file(out / f"{name}_{suffix}.json")
 
 
 CASES = {"memory": memory, "sampling": sampling, "gather": gather, "loader": loader}

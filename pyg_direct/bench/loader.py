@@ -10,7 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.nn import GraphSAGE
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import wait_for_gpu
@@ -51,6 +53,11 @@ def measure_loader(data: Data, train_idx: torch.Tensor, num_classes: int, name: 
     both = _run(_without_end(loader), step, batches)
     yield Row.of(case, "step, loader and compute", "ms", both, _median(compute), "compute on one batch")
     yield Row.of(case, "step, loader alone", "ms", alone)
+    if device.type == "cpu" and (WITH_PYG_LIB or WITH_TORCH_SPARSE):
+        peer = PygNeighborLoader(data, _FANOUTS, input_nodes=train_idx, batch_size=batch_size, shuffle=True,
+                                 drop_last=True)  # fmt: skip
+        yield Row.of(case, "PyG's NeighborLoader alone", "ms", _run(_without_end(peer), lambda batch: None, batches),
+                     note="no workers, " + ("pyg-lib" if WITH_PYG_LIB else "torch-sparse"))  # fmt: skip
     if device.type == "cuda":
         yield Row.of(case, "peak GPU memory, model included", "GB", [torch.cuda.max_memory_allocated() / 1e9])
 
@@ -59,7 +66,7 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _without_end(loader: NeighborLoader) -> Iterator[Any]:
+def _without_end(loader: Iterable[Any]) -> Iterator[Any]:
     while True:
         yield from loader
 
