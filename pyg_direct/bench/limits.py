@@ -6,10 +6,12 @@ import functools
 
 import torch
 
-from pyg_direct.bench.timing import time_on_gpu
+from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.kernels.draw import draw_bits_gpu
+from pyg_direct.ops.gather import gather_rows
 from pyg_direct.ops.launch import run_gpu
 from pyg_direct.runtime.graph import CapturedGraph
+from pyg_direct.runtime.memory import allocate
 
 _BYTES = 2 << 30
 
@@ -32,6 +34,30 @@ def pinned_copy_rate() -> float:
     source = torch.empty(_BYTES // 2, dtype=torch.uint8, pin_memory=True)
     target = torch.empty_like(source, device="cuda")
     return _BYTES / 2 / _median(time_on_gpu(lambda: target.copy_(source, non_blocking=True)))
+
+
+@functools.cache
+def random_read_rate(placement: str, table_bytes: int = 1 << 30) -> float:
+    """Reads a second of 8 bytes at random places of a table in `cuda` or `unified` memory, by one kernel."""
+    block = allocate(table_bytes, placement, "cuda")
+    table = block.view_on_gpu(torch.int64, (table_bytes // 8,))
+    if placement != "cuda":
+        block.view_on_cpu(torch.int64, (table_bytes // 8,)).fill_(1)
+    ids = torch.randint(table_bytes // 8, (1 << 22,), device="cuda")
+    out = torch.empty_like(ids)
+    return len(ids) / _median(time_on_gpu(lambda: gather_rows(table, ids, out=out), 10))
+
+
+def random_read_rate_of_cpu(threads: int, table_bytes: int = 1 << 29) -> float:
+    """Reads a second of 4 bytes at random places of a table in ordinary memory, by `torch.index_select`."""
+    table = torch.ones(table_bytes // 4, dtype=torch.int32)
+    ids = torch.randint(len(table), (1 << 22,))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return len(ids) / _median(time_on_clock(lambda: torch.index_select(table, 0, ids), 10))
+    finally:
+        torch.set_num_threads(before)
 
 
 @functools.cache

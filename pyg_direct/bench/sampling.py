@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from pyg_direct.bench.limits import replay_seconds
+from pyg_direct.bench.limits import random_read_rate, random_read_rate_of_cpu, replay_seconds
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu, wait_for_gpu
 from pyg_direct.graph.topology import CSRTopo
@@ -60,13 +60,14 @@ def measure_plan(plan: GpuPlan, batches: list[torch.Tensor], case: str) -> Itera
     floor = replay_seconds(plan._graph.num_nodes)
     yield Row.of(case, "time", "ms", [1e3 * s for s in seconds], 1e3 * floor,
                  f"replay of {plan._graph.num_nodes} empty kernels", "alone, with the wait and the export")  # fmt: skip
-    yield Row.of(case, "edges", "G/s", [e / s / 1e9 for e, s in zip(edges, seconds, strict=True)])
+    limit = random_read_rate(plan.topology.placement) / 1e9, "one random 8-byte read an edge"
+    yield Row.of(case, "edges", "G/s", [e / s / 1e9 for e, s in zip(edges, seconds, strict=True)], *limit)
     wait_for_gpu()
     begin = time.perf_counter()
     for number, seeds in enumerate(batches):
         plan.sample(seeds, number)
     wait_for_gpu()
-    yield Row.of(case, "edges, sustained", "G/s", [sum(edges) / (time.perf_counter() - begin) / 1e9])
+    yield Row.of(case, "edges, sustained", "G/s", [sum(edges) / (time.perf_counter() - begin) / 1e9], *limit)
     graph = plan._graph
     yield Row.of(case, "graph replay", "ms", [1e3 * s for s in time_on_gpu(graph.replay, 30)], 1e3 * floor,
                  f"replay of {graph.num_nodes} empty kernels")  # fmt: skip
@@ -104,6 +105,8 @@ def measure_cpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) ->
             mean = sum(counts) / len(counts)
             seconds = time_on_clock(work, 36, 0)
             rates = [mean / s / 1e6 for s in seconds]
-            yield Row.of(f"sampling/{name}/cpu/1024/{threads} threads", "edges", "M/s", rates)
+            limit = random_read_rate_of_cpu(threads) / 1e6
+            case = f"sampling/{name}/cpu/1024/{threads} threads"
+            yield Row.of(case, "edges", "M/s", rates, limit, "one random 4-byte read an edge")
     finally:
         set_cpu_threads(before)

@@ -352,3 +352,40 @@ def test_plan_that_is_gone_writes_nowhere():
     torch.cuda.synchronize()
 
     assert all(bool((other == 7).all()) for other in others)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seeds_at", ["cpu", "cuda"])
+def test_batch_waits_for_the_gpu_once(seeds_at, monkeypatch):
+    plan = open_plan(place(make_random_graph(2000, 40_000), "cuda"), Recipe((10, 5)))
+    seeds = make_seeds(range(100), seeds_at)
+    plan.sample(seeds, KEY)
+    waits = []
+    wait = torch.cuda.Event.synchronize
+    monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: (waits.append(event), wait(event)))
+
+    # torch raises on every other wait of its own.
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        plan.sample(seeds, KEY + 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    assert len(waits) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_positions_beyond_31_bits_are_real_edges():
+    # 2**31 + 2**20 edges of 2**21 + 2**10 nodes, 1024 each: 9 GB.
+    degree, num_nodes = 1024, 2**21 + 2**10
+    indices = torch.empty(num_nodes * degree, dtype=torch.int32, device="cuda").random_(num_nodes)
+    topology = CSRTopo(indptr=torch.arange(num_nodes + 1, device="cuda") * degree, indices=indices)
+    seeds = torch.arange(num_nodes - 50, num_nodes)
+
+    for method in ("bitmap", "sort"):
+        batch = open_plan(topology.place("cuda", "cuda"), Recipe((10, 5)), method=method).sample(seeds.cuda(), KEY)
+
+        assert int(batch.e_id.max()) >= 2**31
+        assert torch.equal(indices[batch.e_id].long(), batch.n_id[batch.edge_index[0]])
+        assert torch.equal(batch.e_id // degree, batch.n_id[batch.edge_index[1]])
