@@ -60,7 +60,7 @@ def measure_plan(plan: GpuPlan, batches: list[torch.Tensor], case: str) -> Itera
     floor = replay_seconds(plan._graph.num_nodes)
     yield Row.of(case, "time", "ms", [1e3 * s for s in seconds], 1e3 * floor,
                  f"replay of {plan._graph.num_nodes} empty kernels", "alone, with the wait and the export")  # fmt: skip
-    limit = random_read_rate(plan.topology.placement) / 1e9, "one random 8-byte read an edge"
+    limit = random_read_rate(plan.topology.placement) / 1e9, "random 8-byte reads a second, one an edge"
     yield Row.of(case, "edges", "G/s", [e / s / 1e9 for e, s in zip(edges, seconds, strict=True)], *limit)
     wait_for_gpu()
     begin = time.perf_counter()
@@ -107,6 +107,6 @@ def measure_cpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) ->
             rates = [mean / s / 1e6 for s in seconds]
             limit = random_read_rate_of_cpu(threads) / 1e6
             case = f"sampling/{name}/cpu/1024/{threads} threads"
-            yield Row.of(case, "edges", "M/s", rates, limit, "one random 4-byte read an edge")
+            yield Row.of(case, "edges", "M/s", rates, limit, "random 4-byte reads a second, one an edge")
     finally:
         set_cpu_threads(before)
