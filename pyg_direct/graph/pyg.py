@@ -65,6 +65,9 @@ def _read_data(data: Any) -> EdgeList | Rows:
     if len(getattr(data, "node_types", ())) > 0:
         raise NotImplementedError("data must be homogeneous; HeteroData is not supported yet")
     if getattr(data, "adj_t", None) is not None:
+        if isinstance(data.adj_t, Tensor) and data.adj_t.layout == torch.sparse_csc:
+            # Its compressed dimension would be the sources.
+            raise ArgumentError("data.adj_t must be compressed by row; call to_sparse_csr() on this CSC tensor")
         return read_edges(data.adj_t)
     if getattr(data, "edge_index", None) is None:
         raise ArgumentError("data must hold edge_index or adj_t, got neither")

@@ -62,6 +62,10 @@ def check_same_device(name: str, tensor: Tensor, other_name: str, other: Tensor)
 
 def check_topology(indptr: Tensor, indices: Tensor) -> None:
     """`indptr` int64 `[N + 1]`, not decreasing from 0 to E; `indices` int32 or int64 `[E]` within [0, N)."""
+    for name, array in (("indptr", indptr), ("indices", indices)):
+        if not isinstance(array, Tensor):
+            raise ArgumentTypeError(f"{name} must be a tensor, got {type(array).__name__}")
+    check_same_device("indices", indices, "indptr", indptr)
     if indptr.dtype != torch.int64 or indptr.dim() != 1 or indptr.numel() == 0:
         raise ArgumentTypeError(
             f"indptr must be int64 with shape [N + 1], got {indptr.dtype} with shape {tuple(indptr.shape)}"

@@ -11,6 +11,9 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError
 from pyg_direct.runtime.driver import call, load_driver
 from pyg_direct.typing import Device
 
+# torch keeps an index in a byte and lets larger ones wrap around.
+_MOST_GPUS = 127
+
 
 def resolve_device(device: Device = None) -> torch.device:
     """The device meant by an argument; `None` is the current GPU if there is one, else the CPU.
@@ -24,7 +27,7 @@ def resolve_device(device: Device = None) -> torch.device:
     if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
         raise ArgumentTypeError(f"device must be a torch.device, a name or a GPU index, got {device!r}")
     try:
-        resolved = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        resolved = torch.device("cuda", min(device, _MOST_GPUS)) if isinstance(device, int) else torch.device(device)
     except RuntimeError as error:
         raise ArgumentError(f"device must name a torch device, got {device!r}") from error
     if resolved.type == "cpu":
@@ -33,7 +36,8 @@ def resolve_device(device: Device = None) -> torch.device:
         raise ArgumentError(f"device must be a CPU or a CUDA device, got {device!r}")
     if not torch.cuda.is_available():
         raise DeviceError(f"device={str(device)!r} asks for a GPU, but torch.cuda.is_available() is False here")
-    index = torch.cuda.current_device() if resolved.index is None else resolved.index
+    index = device if isinstance(device, int) else resolved.index
+    index = torch.cuda.current_device() if index is None else index
     if index >= torch.cuda.device_count():
         raise DeviceError(f"device={str(device)!r} asks for GPU {index}, but there are {torch.cuda.device_count()}")
     return torch.device("cuda", index)

@@ -336,3 +336,19 @@ def test_hetero_data_is_named_as_not_supported():
 
     with pytest.raises(NotImplementedError, match="data must be homogeneous; HeteroData is not supported yet"):
         CSRTopo(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "indptr", "indices"),
+    [("indptr", [0, 1], torch.tensor([0])), ("indices", torch.tensor([0, 1]), [0])],
+)
+def test_rows_that_are_no_tensors_are_refused(name, indptr, indices):
+    with pytest.raises(ArgumentTypeError, match=f"{name} must be a tensor, got list"):
+        CSRTopo(indptr=indptr, indices=indices)
+
+
+def test_an_adjacency_compressed_by_column_is_refused_in_data():
+    data = Data(adj_t=torch.eye(3).to_sparse_csc(), num_nodes=3)
+
+    with pytest.raises(ArgumentError, match=r"data.adj_t must be compressed by row; call to_sparse_csr\(\)"):
+        CSRTopo(data)

@@ -56,9 +56,9 @@ def test_a_missing_gpu_is_told(no_gpu, device):
         resolve_device(device)
 
 
-@pytest.mark.parametrize("device", ["cuda:2", 2, 7])
+@pytest.mark.parametrize("device", ["cuda:2", 2, 7, 256])
 def test_a_gpu_beyond_those_there_is_told(two_gpus, device):
-    with pytest.raises(DeviceError, match=rf"device='{device}' asks for GPU \d, but there are 2"):
+    with pytest.raises(DeviceError, match=rf"device='{device}' asks for GPU \d+, but there are 2"):
         resolve_device(device)
 
 
