@@ -3,10 +3,6 @@
 `N` nodes, `E` edges, `B` seeds of a batch, `K` fanout, `H` hops, `F` features of a row, `W` 32-bit words of a bitmap.
 """
 
-from typing import Literal
-
 import torch
 
 Device = str | int | torch.device | None
-Placement = Literal["auto", "cuda", "unified", "pinned", "cpu", "mmap"]
-Frontier = Literal["last", "all"]

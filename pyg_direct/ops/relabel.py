@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.kernels import bitmap, relabel as kernels
-from pyg_direct.kernels.state import BAD_SEED, HEADER, NO_POSITION, NODES, NUM_SEEDS, STATE
+from pyg_direct.kernels.state import BAD_SEED, NO_POSITION, NODES, NUM_SEEDS, STATE
 from pyg_direct.ops.check import check_ids, check_same_device
 from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
 
@@ -123,6 +123,3 @@ def _by_bitmap_on_gpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relab
     if neighbors.numel() > 0:
         run_gpu(kernels.look_up_gpu, grid_for(neighbors.numel(), seeds), neighbors, seen, ranks, locals_of_rank, local)
     return Relabelled(nodes[: int(state[NODES + 1])].long(), local)
-
-
-assert HEADER <= NODES

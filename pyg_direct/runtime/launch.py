@@ -49,11 +49,6 @@ class Code(Protocol):
         """Its PTX."""
 
 
-def current_stream(index: int) -> int:
-    """Raw handle of torch's current stream on GPU `index`."""
-    return torch._C._cuda_getCurrentRawStream(index)
-
-
 def fit_ptx_version(ptx: str, driver_version: int) -> str:
     """The PTX with a version its driver accepts.
 

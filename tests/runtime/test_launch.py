@@ -11,7 +11,7 @@ from pyg_direct.ops.draw import draw_bits
 from pyg_direct.ops.launch import run_gpu
 from pyg_direct.runtime.device import abilities
 from pyg_direct.runtime.graph import CapturedGraph, copy_words, fill_words
-from pyg_direct.runtime.launch import Launcher, current_stream, fit_ptx_version
+from pyg_direct.runtime.launch import Launcher, fit_ptx_version
 from pyg_direct.runtime.memory import allocate
 
 PTX = "//\n// Compiler Build ID\n//\n\n.version 9.4\n.target sm_90\n.address_size 64\n// .version 9.4\n"
@@ -62,7 +62,7 @@ def test_ptx_without_a_version_is_our_own_bug():
 def test_words_are_filled_and_copied(device):
     target = torch.zeros(8, dtype=torch.int64, device=device)
     source = torch.arange(3, device=device)
-    stream = current_stream(0) if target.is_cuda else 0
+    stream = torch.cuda.current_stream().cuda_stream if target.is_cuda else 0
 
     fill_words(target, 0x7F7F7F7F, stream)
     copy_words(target, source, stream)
