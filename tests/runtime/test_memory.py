@@ -76,10 +76,23 @@ def test_cpu_memory_is_seen_through_views(dtype):
     assert (block.placement, block.num_bytes, block.device) == ("cpu", 64, None)
 
 
-def test_shared_cpu_memory_is_shared():
-    block = allocate(64, "cpu", shared=True)
+def write_seven(view):
+    view.fill_(7)
 
-    assert block.view_on_cpu(torch.int32, (16,)).is_shared()
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["cpu", pytest.param("pinned", marks=pytest.mark.gpu)])
+def test_another_process_writes_shared_memory(placement):
+    block = allocate(64, placement, shared=True)
+    view = block.view_on_cpu(torch.int32, (16,))
+
+    child = torch.multiprocessing.get_context("spawn").Process(target=write_seven, args=(view,))
+    child.start()
+    child.join(120)
+
+    assert child.exitcode == 0
+    seen = [view] if placement == "cpu" else [view, block.view_on_gpu(torch.int32, (16,)).cpu()]
+    assert all(values.tolist() == [7] * 16 for values in seen)
 
 
 def test_a_mapped_file_is_made_and_written(tmp_path):
