@@ -95,28 +95,40 @@ class Attributes:
         left = 0 if device.type == "cpu" else int(_GPU_SHARE * free_bytes(device.index))
         for key, value, kind in sorted(rows, key=lambda row: _count_bytes(row[1])):
             num_bytes, target = _count_bytes(value), placement
-            narrow = num_bytes <= _NARROW_ROW * len(value) and 4 * num_bytes <= left
-            if device.type == "cuda" and (narrow or (target == "auto" and num_bytes <= left)):
+            narrow = num_bytes <= _NARROW_ROW * len(value)
+            # What an earlier epoch put on the GPU is no longer free there, and stays.
+            if device.type == "cuda" and (narrow or target == "auto") and self._find(value, "cuda") is not None:
                 target = "cuda"
-            left -= num_bytes if target == "cuda" else 0
+            elif device.type == "cuda" and (
+                (narrow and 4 * num_bytes <= left) or (target == "auto" and num_bytes <= left)
+            ):
+                target = "cuda"
+                left -= num_bytes
             (self._node if kind == "node" else self._edge)[key] = self._place(value, kind, target)
 
     def _place(self, value: Any, kind: str, placement: str) -> Feature:
+        known = self._find(value, placement)
+        if known is not None:
+            return known
         tensor = _as_tensor(value)
-        key = (id(value), tensor.data_ptr(), tensor._version, tensor.shape, self._device, placement, self._cache)
-        known = _FEATURES.get(key)
-        if known is not None and known[0]() is value and known[1]() is not None:
-            return known[1]()  # type: ignore[return-value]
         cache: int | str = 0 if self._cache is None or kind == "edge" else self._cache
         if placement == "cuda":
             cache = tensor.numel() * tensor.element_size()
         feature = Feature(device_cache_size=cache, csr_topo=self._topology if kind == "node" else None,
                           device=self._device, placement=placement if placement == "pinned" else "unified")  # fmt: skip
         feature.from_cpu_tensor(tensor)
-        # Moving gave the tensor another address.
-        key = (id(value), tensor.data_ptr(), tensor._version, *key[3:])
-        _remember(_FEATURES, key, value, feature)
+        # Moving gave the tensor another address: the key is made afterwards.
+        _remember(_FEATURES, self._key(value, placement), value, feature)
         return feature
+
+    def _key(self, value: Any, placement: str) -> tuple[Any, ...]:
+        tensor = _as_tensor(value)
+        return id(value), tensor.data_ptr(), tensor._version, tensor.shape, self._device, placement, self._cache
+
+    def _find(self, value: Any, placement: str) -> Feature | None:
+        """The feature that holds `value` in this placement already."""
+        source, feature = _FEATURES.get(self._key(value, placement), (None, None))
+        return feature() if source is not None and feature is not None and source() is value else None
 
     def describe(self) -> dict[str, Feature]:
         """The placed attributes by name."""

@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentError
+from pyg_direct.loader import pyg
 from tests.batches import assert_equal_batches, check_contract, make_data
 from tests.graphs import make_random_graph
 
@@ -307,3 +308,37 @@ def test_edges_of_another_dtype_are_refused(real_device):
 
     with pytest.raises(TypeError, match=r"edge_index must have dtype int64 or int32, got torch\.float32"):
         list(NeighborLoader(data, [2], device=real_device))
+
+
+class RecordedFeature:
+    """Remembers where it was told to put rows; stands for a GPU that this machine may lack."""
+
+    def __init__(self, device_cache_size, **options):
+        self.cache = device_cache_size
+
+    def from_cpu_tensor(self, rows):
+        self.is_on_gpu = self.cache >= rows.numel() * rows.element_size() > 0
+
+
+def test_what_is_on_the_gpu_stays_there_when_less_is_free_in_the_next_epoch(monkeypatch):
+    data = Data(x=torch.ones(100, 64), y=torch.ones(100), edge_index=torch.zeros(2, 0).long(), num_nodes=100)
+    monkeypatch.setattr(pyg, "Feature", RecordedFeature)
+    place = lambda: pyg.Attributes(data, None, torch.device("cuda", 0), "auto", None)  # noqa: E731
+    monkeypatch.setattr(pyg, "free_bytes", lambda index: 10**6)
+    first = place()
+
+    monkeypatch.setattr(pyg, "free_bytes", lambda index: 0)
+    second = place()
+
+    assert all(feature.is_on_gpu for feature in first.describe().values())
+    assert all(second.describe()[name] is feature for name, feature in first.describe().items())
+
+
+def test_what_does_not_fit_the_gpu_goes_to_the_host(monkeypatch):
+    data = Data(x=torch.ones(100, 64), y=torch.ones(100), edge_index=torch.zeros(2, 0).long(), num_nodes=100)
+    monkeypatch.setattr(pyg, "Feature", RecordedFeature)
+    monkeypatch.setattr(pyg, "free_bytes", lambda index: 10_000)
+
+    placed = pyg.Attributes(data, None, torch.device("cuda", 0), "auto", None).describe()
+
+    assert {name: feature.is_on_gpu for name, feature in placed.items()} == {"x": False, "y": True}
