@@ -31,12 +31,12 @@ def measure_gpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) ->
     begin = time.perf_counter()
     wait_for_gpu()
     topology = CSRTopo(edge_index, num_nodes=num_nodes)
-    for placement in ("cuda", "unified"):
-        placed = topology.place(placement, device)
+    for placement, cache in (("cuda", None), ("unified", None), ("unified", "20%")):
+        placed = topology.place(placement, device, topology_cache=cache)
         for num_seeds in (1024, 8192):
             plan = open_plan(placed, Recipe(FANOUTS))
             assert isinstance(plan, GpuPlan)
-            case = f"sampling/{name}/{placement}/{num_seeds}"
+            case = f"sampling/{name}/{placement}{'' if cache is None else f' + {cache} cached'}/{num_seeds}"
             batches = [torch.randint(num_nodes, (num_seeds,)) for _ in range(_BATCHES)]
             plan.sample(batches[0], 0)
             wait_for_gpu()
@@ -56,22 +56,41 @@ def measure_plan(plan: GpuPlan, batches: list[torch.Tensor], case: str) -> Itera
         wait_for_gpu()
         seconds.append(time.perf_counter() - begin)
         edges.append(sample.edge_counts[-1])
-    assert plan._graph is not None
-    floor = replay_seconds(plan._graph.num_nodes)
-    yield Row.of(case, "time", "ms", [1e3 * s for s in seconds], 1e3 * floor,
-                 f"replay of {plan._graph.num_nodes} empty kernels", "alone, with the wait and the export")  # fmt: skip
+    (slot,) = plan._slots
+    assert slot.graph is not None
+    floor = replay_seconds(slot.graph.num_nodes)
+    empty = f"replay of {slot.graph.num_nodes} empty kernels"
+    yield Row.of(
+        case, "time", "ms", [1e3 * s for s in seconds], 1e3 * floor, empty, "alone, with the wait and the export"
+    )
     limit = random_read_rate(plan.topology.placement) / 1e9, "random 8-byte reads a second, one an edge"
     yield Row.of(case, "edges", "G/s", [e / s / 1e9 for e, s in zip(edges, seconds, strict=True)], *limit)
-    wait_for_gpu()
-    begin = time.perf_counter()
+    replays = time_on_gpu(slot.graph.replay, 30)
+    rates, times = [], []
+    for _ in range(5):
+        wait_for_gpu()
+        begin = time.perf_counter()
+        sample_ahead(plan, batches)
+        wait_for_gpu()
+        times.append((time.perf_counter() - begin) / len(batches))
+        rates.append(sum(edges) / len(batches) / times[-1] / 1e9)
+    yield Row.of(case, "edges, sustained", "G/s", rates, *limit)
+    yield Row.of(case, "time, sustained", "ms", [1e3 * t for t in times], 1e3 * floor, empty, "one batch ahead")
+    yield Row.of(case, "graph replay", "ms", [1e3 * s for s in replays], 1e3 * floor, empty)
+    yield Row.of(case, "GPU memory of the plan", "MB", [plan.num_bytes / 1e6], note="two batches on their way")
+    yield Row.of(case, "GPU memory shared by plans", "MB", [plan.num_scratch_bytes / 1e6], note="table and bitmaps")
+
+
+def sample_ahead(plan: GpuPlan, batches: list[torch.Tensor]) -> None:
+    """Sample batches as a loader does: the next one is enqueued before the last one is finished."""
+    before = None
     for number, seeds in enumerate(batches):
-        plan.sample(seeds, number)
-    wait_for_gpu()
-    yield Row.of(case, "edges, sustained", "G/s", [sum(edges) / (time.perf_counter() - begin) / 1e9], *limit)
-    graph = plan._graph
-    yield Row.of(case, "graph replay", "ms", [1e3 * s for s in time_on_gpu(graph.replay, 30)], 1e3 * floor,
-                 f"replay of {graph.num_nodes} empty kernels")  # fmt: skip
-    yield Row.of(case, "GPU memory of the plan", "MB", [plan.num_bytes / 1e6])
+        pending = plan.submit(seeds, number)
+        if before is not None:
+            before.finish()
+        before = pending
+    if before is not None:
+        before.finish()
 
 
 def measure_launch() -> Iterator[Row]:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PlacementWarning
-from pyg_direct.features.size import parse_size
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.gather import Directory, gather_rows
 from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.memory import Block, move
+from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
 

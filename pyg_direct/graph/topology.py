@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError
-from pyg_direct.graph.placed import PlacedTopology, place_array
+from pyg_direct.errors import ArgumentError, PlacementWarning
+from pyg_direct.graph.cache import cache_rows
+from pyg_direct.graph.placed import PlacedTopology, interleave, place_array
 from pyg_direct.graph.pyg import Rows, read_edges
 from pyg_direct.ops.check import check_topology
 from pyg_direct.ops.compress import compress
 from pyg_direct.runtime.device import free_bytes, resolve_device
+from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
 # Share of the free GPU memory that placement="auto" gives to topology.
@@ -56,7 +59,7 @@ class CSRTopo:
         if (edge_index is None) == (indptr is None) or (indptr is None) != (indices is None):
             raise ArgumentError("give either edge_index, or indptr and indices together")
         self._feature_order: Tensor | None = None
-        self._placed: dict[tuple[str, torch.device], PlacedTopology] = {}
+        self._placed: dict[tuple[str, torch.device, int | str | None], PlacedTopology] = {}
         self._lock = threading.Lock()
         if edge_index is not None:
             edges = read_edges(edge_index)
@@ -157,17 +160,21 @@ class CSRTopo:
         target = resolve_device(device)
         if target.type == "cpu":
             return "cpu"
-        if self._indices.is_cuda or ("cuda", target) in self._placed:
+        if self._indices.is_cuda or ("cuda", target, None) in self._placed:
             return "cuda"
         return "cuda" if self.num_bytes <= _GPU_SHARE * free_bytes(target.index) else "unified"
 
-    def place(self, placement: str = "auto", device: Device = None) -> PlacedTopology:
-        """The arrays where a device reads them; placed once for each device and placement.
+    def place(self, placement: str = "auto", device: Device = None, *, topology_cache: int | str | None = None
+              ) -> PlacedTopology:  # fmt: skip
+        """The arrays where a device reads them; placed once for each device, placement and cache.
 
         Args:
             placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`. With the neighbors on the host, offsets and edge
                 ids still go to GPU memory where each takes at most an eighth of what is free.
             device: The device that samples.
+            topology_cache: With the neighbors on the host: GPU memory for the rows that save the most reads, in
+                bytes, as `"2G"`, as a share of all edges such as `"20%"`, or `"auto"`: up to a quarter of what is
+                free. It shrinks, with a warning, when it does not fit.
 
         Raises:
             ArgumentError: an unknown placement, or one that the device cannot read.
@@ -177,18 +184,38 @@ class CSRTopo:
             placement = self.choose_placement(target)
         if placement not in ("cuda", "unified", "pinned", "cpu") or (placement == "cpu") != (target.type == "cpu"):
             raise ArgumentError(f"placement must be one that {target} can read, got {placement!r}")
+        if topology_cache != "auto":
+            parse_size(0 if topology_cache is None else topology_cache, 0, "topology_cache")
         with self._lock:
-            if (placement, target) not in self._placed:
-                self._placed[placement, target] = self._place(placement, target)
-            return self._placed[placement, target]
+            if (placement, target, None) not in self._placed:
+                self._placed[placement, target, None] = self._place(placement, target)
+            placed = self._placed[placement, target, None]
+            if topology_cache is None or placed.placement not in ("unified", "pinned"):
+                return placed
+            if (placement, target, topology_cache) not in self._placed:
+                self._placed[placement, target, topology_cache] = self._cache(placed, topology_cache)
+            return self._placed[placement, target, topology_cache]
+
+    def _cache(self, placed: PlacedTopology, size: int | str) -> PlacedTopology:
+        free, whole = free_bytes(placed.device.index), placed.num_edges * placed.indices.element_size()
+        wanted = min(whole, free // 4) if size == "auto" else min(whole, parse_size(size, whole, "topology_cache"))
+        # Choosing rows takes some words a node, and their offsets stay.
+        most = max(0, int(0.9 * free) - 64 * placed.num_nodes)
+        if wanted > most:
+            warnings.warn(f"topology_cache={size!r} is more than the free memory of {placed.device}; {most} bytes are "
+                          "used instead", PlacementWarning, stacklevel=4)  # fmt: skip
+        return cache_rows(placed, min(wanted, most))
 
     def _place(self, placement: str, device: torch.device) -> PlacedTopology:
         indptr, self._indptr, block_0 = place_array(
             self._indptr, self._prefer_gpu(self._indptr, placement, device), device, "offsets")  # fmt: skip
+        if self._can_interleave(placement, device):
+            return self._place_interleaved(indptr, device)
         indices, self._indices, block_1 = place_array(self._indices, placement, device, "neighbors")
         blocks = [b for b in (block_0, block_1) if b is not None]
         if self._eid is None:
-            edge_ids = torch.empty(0, dtype=torch.int32, device=device)
+            edge_dtype = torch.int32 if self.edge_count < 2**31 else torch.int64
+            edge_ids = torch.empty(0, dtype=edge_dtype, device=device)
         else:
             edge_ids, self._eid, block_2 = place_array(
                 self._eid, self._prefer_gpu(self._eid, placement, device), device, "edge ids")  # fmt: skip
@@ -198,6 +225,24 @@ class CSRTopo:
             # Neither unified nor page-locked memory could be had: no kernel can read host memory here.
             raise ArgumentError("placement='unified' fell back to 'cpu', which a GPU cannot sample; use device='cpu'")
         return PlacedTopology(indptr, indices, edge_ids, obtained, blocks)
+
+    def _can_interleave(self, placement: str, device: torch.device) -> bool:
+        """Whether neighbors and edge ids fit one word, and GPU memory holds both forms while they are copied."""
+        return (
+            placement == "cuda"
+            and self._eid is not None
+            and self._eid.dtype == self._indices.dtype == torch.int32
+            and 10 * self.edge_count < free_bytes(device.index)
+        )
+
+    def _place_interleaved(self, indptr: Tensor, device: torch.device) -> PlacedTopology:
+        assert self._eid is not None
+        pairs, indices, edge_ids = interleave(self._indices, self._eid, device)
+        if self._indices.device == device:
+            self._indices = indices
+        if self._eid.device == device:
+            self._eid = edge_ids
+        return PlacedTopology(indptr, indices, edge_ids, "cuda", pairs=pairs)
 
     def _prefer_gpu(self, array: Tensor, placement: str, device: torch.device) -> str:
         if placement in ("cpu", "cuda"):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.kernels.block import SCAN_WORDS, own_range, scan_block, sum_before
+from pyg_direct.kernels.block import SCAN_WORDS, own_range, scan_block, sum_before, sum_block
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
 
 WORD = 32
+# Words of a group that is skipped whole where none of them was touched: 1,024 ids on a GPU.
+GROUP_WORDS = min(32, THREADS)
 
 
 @body
@@ -22,6 +24,13 @@ def count_bits(word):
     word = (word & np.uint32(0x33333333)) + ((word >> np.uint32(2)) & np.uint32(0x33333333))
     word = (word + (word >> np.uint32(4))) & np.uint32(0x0F0F0F0F)
     return np.int32(np.uint64(np.uint64(word) * np.uint64(0x01010101) >> np.uint64(24)) & np.uint64(0xFF))
+
+
+@body
+def lowest_bit(word):
+    """Number of the lowest set bit of a uint32 that is not 0."""
+    lowest = np.uint32(word & (~word + np.uint32(1)))
+    return count_bits(np.uint32(lowest - np.uint32(1)))
 
 
 @body
@@ -66,9 +75,11 @@ def sum_words_gpu(bits, block_sums):
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     begin, end = own_range(np.int64(bits.shape[0]))
     count = np.int64(0)
-    for w in range(begin + cuda.threadIdx.x, end, THREADS):
+    w = begin + cuda.threadIdx.x
+    while w < end:
         count += count_bits(bits[w])
-    _, total = scan_block(count, shared)
+        w += THREADS
+    total, _ = sum_block(count, np.int64(0), shared)
     if cuda.threadIdx.x == 0:
         block_sums[cuda.blockIdx.x] = total
 
@@ -78,10 +89,12 @@ def rank_words_gpu(bits, block_sums, ranks):
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     running, _ = sum_before(block_sums, shared)
     begin, end = own_range(np.int64(bits.shape[0]))
-    for tile in range(begin, end, THREADS):
+    tile = begin
+    while tile < end:
         w = tile + cuda.threadIdx.x
         count = np.int64(count_bits(bits[w])) if w < end else np.int64(0)
         before, total = scan_block(count, shared)
         if w < end:
             ranks[w] = running + before
         running += total
+        tile += THREADS

@@ -8,10 +8,10 @@ from pyg_direct.kernels.jit import SIMULATED, THREADS, body, cuda
 
 WARP = 32
 WARPS = max(1, THREADS // WARP)
-SCAN_WORDS = THREADS + 1
-_ALL = np.uint32(0xFFFFFFFF)
 # The simulator has no warp shuffles; it scans through shared memory.
 _SHUFFLES = not SIMULATED
+SCAN_WORDS = 2 * THREADS if SIMULATED else 2 * WARPS
+_ALL = np.uint32(0xFFFFFFFF)
 
 
 @body
@@ -56,6 +56,34 @@ def scan_block(value, shared):
 
 
 @body
+def sum_block(first, second, shared):
+    """The sums of both values over the block; every thread must call it, with `shared` as for `scan_block`."""
+    tid = cuda.threadIdx.x
+    first, second = np.int64(first), np.int64(second)
+    slots = THREADS
+    cuda.syncthreads()
+    if _SHUFFLES:
+        step = 16
+        while step > 0:
+            first += cuda.shfl_xor_sync(_ALL, first, step)
+            second += cuda.shfl_xor_sync(_ALL, second, step)
+            step //= 2
+        slots = WARPS
+        if tid & 31 == 0:
+            shared[tid >> 5] = first
+            shared[WARPS + (tid >> 5)] = second
+    else:
+        shared[tid] = first
+        shared[THREADS + tid] = second
+    cuda.syncthreads()
+    first, second = np.int64(0), np.int64(0)
+    for s in range(slots):
+        first += shared[s]
+        second += shared[slots + s]
+    return first, second
+
+
+@body
 def own_range(count):
     """[begin, end): the consecutive share of `count` items that belongs to this block."""
     share = (count + cuda.gridDim.x - 1) // cuda.gridDim.x
@@ -67,11 +95,11 @@ def own_range(count):
 def sum_before(block_sums, shared):
     """(sum over the blocks before this one, sum over all blocks) of what each block left in `block_sums`."""
     before, total = np.int64(0), np.int64(0)
-    for b in range(cuda.threadIdx.x, cuda.gridDim.x, THREADS):
+    b = np.int64(cuda.threadIdx.x)
+    while b < cuda.gridDim.x:
         part = block_sums[b]
         total += part
         if b < cuda.blockIdx.x:
             before += part
-    _, before = scan_block(before, shared)
-    _, total = scan_block(total, shared)
-    return before, total
+        b += THREADS
+    return sum_block(before, total, shared)

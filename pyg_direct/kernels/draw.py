@@ -18,19 +18,20 @@ _WEYL_1 = np.uint64(0xBB67AE85)
 def draw(key, item, slot):
     """64 random bits for (key, item, slot); counter (item, slot), all of them taken as unsigned 64-bit words."""
     item, slot, key = np.uint64(item), np.uint64(slot), np.uint64(key)
-    c0, c1 = item & _MASK, item >> _HALF
-    c2, c3 = slot & _MASK, slot >> _HALF
+    # Words of 32 bits: their products are one instruction on a GPU, those of masked 64-bit words are several.
+    c0, c1 = np.uint32(item & _MASK), np.uint32(item >> _HALF)
+    c2, c3 = np.uint32(slot & _MASK), np.uint32(slot >> _HALF)
     k0, k1 = key & _MASK, key >> _HALF
     for _ in range(10):
-        low = c0 * _MULTIPLIER_0
-        high = c2 * _MULTIPLIER_1
-        c0 = (high >> _HALF) ^ c1 ^ k0
-        c1 = high & _MASK
-        c2 = (low >> _HALF) ^ c3 ^ k1
-        c3 = low & _MASK
+        low = np.uint64(c0) * _MULTIPLIER_0
+        high = np.uint64(c2) * _MULTIPLIER_1
+        c0 = np.uint32(np.uint32(high >> _HALF) ^ c1 ^ np.uint32(k0))
+        c1 = np.uint32(high & _MASK)
+        c2 = np.uint32(np.uint32(low >> _HALF) ^ c3 ^ np.uint32(k1))
+        c3 = np.uint32(low & _MASK)
         k0 = (k0 + _WEYL_0) & _MASK
         k1 = (k1 + _WEYL_1) & _MASK
-    return c0 | (c1 << _HALF)
+    return np.uint64(c0) | (np.uint64(c1) << _HALF)
 
 
 @body
@@ -52,5 +53,7 @@ def draw_bits_cpu(key, items, slot, out):
 
 @gpu_kernel("u8 i8[] i8 i8[]")
 def draw_bits_gpu(key, items, slot, out):
-    for i in range(cuda.blockIdx.x * THREADS + cuda.threadIdx.x, out.shape[0], cuda.gridDim.x * THREADS):
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < out.shape[0]:
         out[i] = np.int64(draw(key, items[i], slot))
+        i += np.int64(cuda.gridDim.x) * THREADS

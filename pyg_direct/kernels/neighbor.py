@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.kernels.bitmap import bit_of, has_bit
-from pyg_direct.kernels.block import SCAN_WORDS, own_range, scan_block, sum_before
+from pyg_direct.kernels.bitmap import GROUP_WORDS, WORD, bit_of
+from pyg_direct.kernels.block import SCAN_WORDS, own_range, scan_block, sum_before, sum_block
 from pyg_direct.kernels.draw import draw, draw_below
 from pyg_direct.kernels.jit import SIMULATED, THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.state import EDGES, KEY, NEEDED_EDGES, NEIGHBOR_DRAW, NODES
@@ -20,6 +20,9 @@ from pyg_direct.kernels.state import EDGES, KEY, NEEDED_EDGES, NEIGHBOR_DRAW, NO
 TILE_EDGES = 64 if SIMULATED else 1280
 # Rows up to this many picks are searched in place; longer ones through a small hash table.
 SHORT_ROW = 64
+# Blocks that a multiprocessor runs at once: more would leave each thread too few registers.
+RESIDENT_BLOCKS = 4
+_LOW_WORD = np.uint64(0xFFFFFFFF)
 
 
 @body
@@ -154,16 +157,21 @@ def pick_neighbors_cpu(indptr, indices, nodes, offsets, key, hop, fanout, replac
             sources[e] = indices[positions[e]]
 
 
-@gpu_kernel("i8[] i8[] I[] i8 i8 i8 i8 i8[]", I=("i4", "i8"))
-def count_picks_gpu(state, indptr, nodes, hop, fanout, replace, expand_all, block_sums):
+@gpu_kernel("i8[] i8[] I[] i8 i8 i8 i8 i4[] i8[]", I=("i4", "i8"))
+def count_picks_gpu(state, indptr, nodes, hop, fanout, replace, expand_all, local_of_node, block_sums):
+    """Picks of each block's rows; in hop 0 the rows are the seeds, the first of which claims its local id."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     begin, end = frontier_of(state, hop, expand_all)
     own_begin, own_end = own_range(end - begin)
     count = np.int64(0)
-    for i in range(own_begin + cuda.threadIdx.x, own_end, THREADS):
+    i = own_begin + cuda.threadIdx.x
+    while i < own_end:
         node = nodes[begin + i]
         count += num_picks(indptr[node + 1] - indptr[node], fanout, replace)
-    _, total = scan_block(count, shared)
+        if hop == 0 and local_of_node.shape[0] > 0:
+            cuda.atomic.min(local_of_node, node, np.int32(i))
+        i += THREADS
+    total, _ = sum_block(count, np.int64(0), shared)
     if cuda.threadIdx.x == 0:
         block_sums[cuda.blockIdx.x] = total
 
@@ -182,80 +190,133 @@ def open_hop(state, hop, block_sums, capacity, shared):
 
 
 @body
-def store_edge(at, position, target, indices, sources, positions, targets, seen, fresh):
-    """Write edge `at` and mark its source when it is new in this hop (no marks for an empty `fresh`)."""
-    source = indices[position]
-    sources[at] = source
-    positions[at] = position
-    targets[at] = target
-    if fresh.shape[0] > 0 and not has_bit(seen, source) and not has_bit(fresh, source):
+def read_edge(indices, edge_ids, pairs, position, shift):
+    """(neighbor, edge id) at a position; `shift` leads from it to the neighbor in `indices`.
+
+    `pairs`, where not empty, holds both in one word: one access to memory instead of two.
+    """
+    if pairs.shape[0] > 0:
+        pair = np.uint64(pairs[np.uint64(position)])
+        return np.int64(pair & _LOW_WORD), np.int64(pair >> np.uint64(32))
+    source = np.int64(indices[np.uint64(position + shift)])
+    if edge_ids.shape[0] > 0:
+        return source, np.int64(edge_ids[np.uint64(position)])
+    return source, position
+
+
+@body
+def store_edge(at, source, own_id, target, sources, ids, targets, fresh, touched):
+    """Write edge `at` and mark its source (no marks for an empty `fresh` or `touched`)."""
+    where = np.uint64(at)
+    sources[where] = source
+    ids[where] = own_id
+    targets[where] = target
+    if fresh.shape[0] > 0:
         cuda.atomic.or_(fresh, source >> 5, bit_of(source))
+    if touched.shape[0] > 0:
+        touched[source // (GROUP_WORDS * WORD)] = 1
 
 
-@gpu_kernel("i8[] i8[] I[] I[] i8[] i8 i8 i8 i8 i8 I[] i8[] i4[] u4[] u4[]", I=("i4", "i8"), resident_blocks=4)
-def pick_neighbors_gpu(state, indptr, indices, nodes, block_sums, hop, fanout, replace, expand_all, capacity,
-                       sources, positions, targets, seen, fresh):  # fmt: skip
-    """Fanouts up to TILE_EDGES, and -1."""
+@body
+def resolve_item(owners, draws, repeats, offsets, degrees, item, fanout, replace):
+    """(row in the tile, pick) of an item whose draws are known."""
+    row = np.int64(owners[item])
+    if replace or degrees[row] <= fanout:
+        return row, np.int64(draws[item])
+    return row, resolve_pick(draws, repeats, offsets[row], item - offsets[row], degrees[row] - fanout)
+
+
+_PICKS = "i8[] i8[] i8[] I[] P[] i8[] I[] i8[] i8 i8 i8 i8 i8 I[] P[] i4[] u4[] u1[]"
+
+
+@gpu_kernel(_PICKS, I=("i4", "i8"), P=("i4", "i8"), resident_blocks=RESIDENT_BLOCKS)
+def pick_neighbors_gpu(state, indptr, starts, indices, edge_ids, pairs, nodes, block_sums, hop, fanout, replace,
+                       expand_all, capacity, sources, ids, targets, fresh, touched):  # fmt: skip
+    """Fanouts up to TILE_EDGES, and -1. Row r's neighbors lie at indices[starts[r]:], its edges are indptr[r], ..."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
-    starts = cuda.shared.array(THREADS, np.int64)
+    row_nodes = cuda.shared.array(THREADS, np.int64)
+    row_starts = cuda.shared.array(THREADS, np.int64)
+    shifts = cuda.shared.array(THREADS, np.int64)
     degrees = cuda.shared.array(THREADS, np.int64)
     offsets = cuda.shared.array(THREADS, np.int64)
     draws = cuda.shared.array(TILE_EDGES, np.int64)
     owners = cuda.shared.array(TILE_EDGES, np.uint8)
     repeats = cuda.shared.array(TILE_EDGES, np.uint8)
-    tid = cuda.threadIdx.x
+    tid = np.int64(cuda.threadIdx.x)
     key = hop_key(state[KEY], hop)
     begin, end = frontier_of(state, hop, expand_all)
     edge = open_hop(state, hop, block_sums, capacity, shared)
     own_begin, own_end = own_range(end - begin)
     rows = np.int64(THREADS) if fanout <= 0 else min(np.int64(THREADS), TILE_EDGES // fanout)
-    for tile in range(own_begin, own_end, rows):
+    tile = own_begin
+    while tile < own_end:
         num_rows = min(rows, own_end - tile)
         count = np.int64(0)
         if tid < num_rows:
-            node = nodes[begin + tile + tid]
-            starts[tid] = indptr[node]
-            degrees[tid] = indptr[node + 1] - indptr[node]
+            node = np.int64(nodes[begin + tile + tid])
+            start = indptr[node]
+            row_nodes[tid] = node
+            row_starts[tid] = start
+            shifts[tid] = starts[node] - start
+            degrees[tid] = indptr[node + 1] - start
             count = num_picks(degrees[tid], fanout, replace)
         before, total = scan_block(count, shared)
         offsets[tid] = before
-        cuda.syncthreads()
+        first = begin + tile
         if fanout < 0:
-            for e in range(tid, total, THREADS):
-                row = find_row(offsets, num_rows, e)
-                if edge + e < capacity:
-                    store_edge(edge + e, starts[row] + e - offsets[row], begin + tile + row, indices,
-                               sources, positions, targets, seen, fresh)  # fmt: skip
-        else:
-            for e in range(tid, total, THREADS):
-                row = find_row(offsets, num_rows, e)
-                owners[e] = row
-                draws[e] = draw_pick(key, nodes[begin + tile + row], e - offsets[row], degrees[row], fanout, replace)
             cuda.syncthreads()
-            for e in range(tid, total, THREADS):
-                row = owners[e]
+            e = tid
+            while e < total and edge + e < capacity:
+                row = find_row(offsets, num_rows, e)
+                source, own_id = read_edge(indices, edge_ids, pairs, row_starts[row] + e - offsets[row], shifts[row])
+                store_edge(edge + e, source, own_id, first + row, sources, ids, targets, fresh, touched)
+                e += THREADS
+        else:
+            for slot in range(count):
+                owners[before + slot] = tid
+            cuda.syncthreads()
+            e = tid
+            while e < total:
+                row = np.int64(owners[e])
+                draws[e] = draw_pick(key, row_nodes[row], e - offsets[row], degrees[row], fanout, replace)
+                e += THREADS
+            cuda.syncthreads()
+            e = tid
+            while e < total:
+                row = np.int64(owners[e])
                 taken = 0
                 if not replace and degrees[row] > fanout:
-                    for i in range(offsets[row], e):
+                    i = offsets[row]
+                    while i < e:
                         if draws[i] == draws[e]:
                             taken = 1
+                        i += 1
                 repeats[e] = taken
+                e += THREADS
             cuda.syncthreads()
-            for e in range(tid, total, THREADS):
-                row = owners[e]
-                pick = draws[e]
-                if not replace and degrees[row] > fanout:
-                    pick = resolve_pick(draws, repeats, offsets[row], e - offsets[row], degrees[row] - fanout)
-                if edge + e < capacity:
-                    store_edge(edge + e, starts[row] + pick, begin + tile + row, indices,
-                               sources, positions, targets, seen, fresh)  # fmt: skip
+            e = tid
+            fitting = min(total, capacity - edge)
+            while e < fitting:
+                # Two edges at once, so that their reads are on their way together.
+                other = e + THREADS if e + THREADS < fitting else e
+                row, pick = resolve_item(owners, draws, repeats, offsets, degrees, e, fanout, replace)
+                row_2, pick_2 = resolve_item(owners, draws, repeats, offsets, degrees, other, fanout, replace)
+                source, own_id = read_edge(indices, edge_ids, pairs, row_starts[row] + pick, shifts[row])
+                source_2, own_id_2 = read_edge(indices, edge_ids, pairs, row_starts[row_2] + pick_2, shifts[row_2])
+                store_edge(edge + e, source, own_id, first + row, sources, ids, targets, fresh, touched)
+                if other > e:
+                    store_edge(edge + other, source_2, own_id_2, first + row_2, sources, ids, targets, fresh, touched)
+                e += 2 * THREADS
         cuda.syncthreads()
         edge += total
+        tile += rows
 
 
-@gpu_kernel("i8[] i8[] I[] I[] i8[] i8 i8 i8 i8 i8 I[] i8[] i4[] u4[] u4[]", I=("i4", "i8"))
-def pick_many_neighbors_gpu(state, indptr, indices, nodes, block_sums, hop, fanout, replace, expand_all, capacity,
-                            sources, positions, targets, seen, fresh):  # fmt: skip
+@gpu_kernel(
+    "i8[] i8[] i8[] I[] P[] i8[] I[] i8[] i8 i8 i8 i8 i8 I[] P[] i4[] u4[] u1[]", I=("i4", "i8"), P=("i4", "i8")
+)
+def pick_many_neighbors_gpu(state, indptr, starts, indices, edge_ids, pairs, nodes, block_sums, hop, fanout, replace,
+                            expand_all, capacity, sources, ids, targets, fresh, touched):  # fmt: skip
     """Fanouts above TILE_EDGES: a block takes a row at a time and keeps its draws in the output arrays."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     tid = cuda.threadIdx.x
@@ -266,34 +327,36 @@ def pick_many_neighbors_gpu(state, indptr, indices, nodes, block_sums, hop, fano
     for i in range(own_begin, own_end):
         node = nodes[begin + i]
         start = indptr[node]
+        shift = starts[node] - start
         degree = indptr[node + 1] - start
         count = num_picks(degree, fanout, replace)
         spare = degree - fanout
         fitting = min(count, max(capacity - edge, np.int64(0)))
         for slot in range(tid, fitting, THREADS):
-            positions[edge + slot] = draw_pick(key, node, slot, degree, fanout, replace)
+            ids[edge + slot] = draw_pick(key, node, slot, degree, fanout, replace)
             targets[edge + slot] = 0
         cuda.syncthreads()
         if not replace and spare > 0:
             for slot in range(tid, fitting, THREADS):
                 for earlier in range(slot):
-                    if positions[edge + earlier] == positions[edge + slot]:
+                    if ids[edge + earlier] == ids[edge + slot]:
                         targets[edge + slot] = 1
                         break
             cuda.syncthreads()
         # Two steps, so that no draw is overwritten while another slot still follows it.
         for slot in range(tid, fitting, THREADS):
-            pick = positions[edge + slot]
+            pick = np.int64(ids[edge + slot])
             if not replace and spare > 0:
-                pick = resolve_pick(positions, targets, edge, np.int64(slot), spare)
-            sources[edge + slot] = indices[start + pick]
-            if pick != positions[edge + slot]:
-                sources[edge + slot] = -1
+                pick = resolve_pick(ids, targets, edge, np.int64(slot), spare)
+            sources[edge + slot] = 0
+            if pick != ids[edge + slot]:
+                sources[edge + slot] = 1
         cuda.syncthreads()
         for slot in range(tid, fitting, THREADS):
-            pick = positions[edge + slot]
-            if sources[edge + slot] < 0:
+            pick = np.int64(ids[edge + slot])
+            if sources[edge + slot] == 1:
                 pick = spare + slot
-            store_edge(edge + slot, start + pick, begin + i, indices, sources, positions, targets, seen, fresh)
+            source, own_id = read_edge(indices, edge_ids, pairs, start + pick, shift)
+            store_edge(edge + slot, source, own_id, begin + i, sources, ids, targets, fresh, touched)
         cuda.syncthreads()
         edge += count

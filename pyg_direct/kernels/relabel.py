@@ -1,26 +1,43 @@
 """Relabelling by ranked bitmap: new nodes of a hop come out unique, ascending and numbered, without sort or hash.
 
-`seen` holds the nodes of earlier hops, `fresh` those met first in this hop; both are bitmaps, uint32 `[W]`.
+`seen` holds the nodes of earlier hops and `fresh` those met in this one; both are bitmaps, uint32 `[W]`. On a GPU the
+local id of a node then stands in a table, int32 `[N]`, or, where that would take too much memory, at its rank; and over
+many nodes `touched`, uint8, has a flag for each 1,024 ids, so that a scan reads the words that were met only.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.kernels.bitmap import WORD, bit_of, count_bits, has_bit, rank_of
-from pyg_direct.kernels.block import SCAN_WORDS, own_range, scan_block, sum_before
+from pyg_direct.kernels.bitmap import GROUP_WORDS, WORD, bit_of, count_bits, lowest_bit, rank_of
+from pyg_direct.kernels.block import SCAN_WORDS, own_range, scan_block, sum_before, sum_block
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
-from pyg_direct.kernels.state import BAD_SEED, EDGES, NODES, NUM_SEEDS
+from pyg_direct.kernels.state import (
+    BAD_SEED,
+    EDGES,
+    FAR,
+    HEADER,
+    KEY,
+    NEEDED_EDGES,
+    NO_POSITION,
+    NODES,
+    NUM_SEEDS,
+    SEEDS_ON_GPU,
+)
+
+# Ids a word from which it pays to have a thread for each bit of a word instead of one for each word.
+_DENSE = 3
+_ONE_WORD = np.int64(1 << 32)
+_LOW_HALF = np.int64(0xFFFFFFFF)
 
 
 @body
 def emit_word(word, index, nodes, at):
     """Write the ids of the set bits of word `index` to nodes[at:], ascending."""
     while word != np.uint32(0):
-        lowest = np.uint32(word & (~word + np.uint32(1)))
-        nodes[at] = index * WORD + count_bits(np.uint32(lowest - np.uint32(1)))
+        nodes[at] = index * WORD + lowest_bit(word)
         at += 1
-        word = np.uint32(word ^ lowest)
+        word = np.uint32(word & (word - np.uint32(1)))
 
 
 @cpu_kernel
@@ -100,83 +117,271 @@ def export_hop_cpu(
                 e_id[e] = positions[e]
 
 
-@gpu_kernel("i8[] i8[] u4[] I[] i8", I=("i4", "i8"))
-def load_seeds_gpu(state, seeds, seen, nodes, num_nodes):
-    """Seeds become the first nodes; one outside the graph is remembered and reads as node 0."""
-    count = state[NUM_SEEDS]
-    for i in range(cuda.blockIdx.x * THREADS + cuda.threadIdx.x, count, cuda.gridDim.x * THREADS):
-        node = seeds[i]
+@gpu_kernel("i8[] i8[] i8[] u4[] i4[] I[] i8", I=("i4", "i8"))
+def load_seeds_gpu(state, inbox, arrived, seen, local_of_node, nodes, num_nodes):
+    """Seeds become the first nodes; one outside the graph is remembered and reads as node 0.
+
+    They lie in `arrived`, or behind the header of the inbox, which may be page-locked memory of the host.
+    """
+    count, on_gpu = inbox[NUM_SEEDS], inbox[SEEDS_ON_GPU]
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    if i == 0:
+        state[KEY] = inbox[KEY]
+        state[NUM_SEEDS] = count
+        state[NODES] = count
+        state[EDGES] = 0
+    while i < count:
+        node = arrived[i] if on_gpu != 0 else inbox[HEADER + i]
         if node < 0 or node >= num_nodes:
-            cuda.atomic.min(state, BAD_SEED, np.int64(i))
+            cuda.atomic.min(state, BAD_SEED, i)
             node = np.int64(0)
         nodes[i] = node
         cuda.atomic.or_(seen, node >> 5, bit_of(node))
-    if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
-        state[NODES] = count
-        state[EDGES] = 0
+        if local_of_node.shape[0] > 0:
+            # The first of repeated seeds wins: `count_picks_gpu` takes the minimum.
+            local_of_node[node] = FAR
+        i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("I[] u4[] u4[]", I=("i4", "i8"))
-def mark_fresh_gpu(items, seen, fresh):
-    for e in range(cuda.blockIdx.x * THREADS + cuda.threadIdx.x, items.shape[0], cuda.gridDim.x * THREADS):
-        item = items[e]
-        if not has_bit(seen, item) and not has_bit(fresh, item):
-            cuda.atomic.or_(fresh, item >> 5, bit_of(item))
+@gpu_kernel("I[] u4[]", I=("i4", "i8"))
+def mark_fresh_gpu(items, fresh):
+    """Set the bits of `items`."""
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < items.shape[0]:
+        cuda.atomic.or_(fresh, items[i] >> 5, bit_of(items[i]))
+        i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("i8[] i8 u4[] u4[] i8[] I[]", I=("i4", "i8"))
-def emit_fresh_gpu(state, hop, fresh, seen, block_sums, nodes):
-    """Append the fresh ids as nodes of hop `hop + 1` and move their bits to `seen`."""
+@body
+def own_groups(num_words):
+    """[begin, end): the groups of words that belong to this block."""
+    return own_range((num_words + GROUP_WORDS - 1) // GROUP_WORDS)
+
+
+@body
+def list_groups(touched, chunk, num_groups, clear, listed, shared):
+    """How many of the groups chunk, chunk + 1, ... were touched (all without flags); `listed` gets which, from 0."""
+    tid = np.int64(cuda.threadIdx.x)
+    if touched.shape[0] == 0:
+        cuda.syncthreads()
+        listed[tid] = tid
+        cuda.syncthreads()
+        return num_groups
+    is_touched = np.int64(0)
+    if tid < num_groups and touched[chunk + tid] != 0:
+        is_touched = np.int64(1)
+        if clear:
+            touched[chunk + tid] = 0
+    before, total = scan_block(is_touched, shared)
+    if is_touched != 0:
+        listed[before] = tid
+    cuda.syncthreads()
+    return total
+
+
+@gpu_kernel("u4[] u4[] u1[] i8[]")
+def count_fresh_gpu(fresh, seen, touched, block_sums):
+    """Ids of each block's groups that are fresh and not seen."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    listed = cuda.shared.array(THREADS, np.int32)
+    begin, end = own_groups(np.int64(fresh.shape[0]))
+    count = np.int64(0)
+    if touched.shape[0] == 0:
+        w = begin * GROUP_WORDS + cuda.threadIdx.x
+        stop = min(end * GROUP_WORDS, np.int64(fresh.shape[0]))
+        while w < stop:
+            count += cuda.popc(np.uint32(fresh[w] & ~seen[w]))
+            w += THREADS
+        begin = end
+    chunk = begin
+    while chunk < end:
+        num_groups = list_groups(touched, chunk, min(np.int64(THREADS), end - chunk), False, listed, shared)
+        i = np.int64(cuda.threadIdx.x)
+        while i < num_groups * GROUP_WORDS:
+            w = (chunk + listed[i // GROUP_WORDS]) * GROUP_WORDS + i % GROUP_WORDS
+            if w < fresh.shape[0]:
+                count += cuda.popc(np.uint32(fresh[w] & ~seen[w]))
+            i += THREADS
+        chunk += THREADS
+    total, _ = sum_block(count, np.int64(0), shared)
+    if cuda.threadIdx.x == 0:
+        block_sums[cuda.blockIdx.x] = total
+
+
+@body
+def read_word(fresh, seen, w):
+    """(fresh bits, seen bits) of word `w`; none beyond the end."""
+    if w >= fresh.shape[0]:
+        return np.uint32(0), np.uint32(0)
+    return fresh[w], seen[w]
+
+
+@body
+def take_word(fresh, seen, w, marked, known):
+    """The bits of word `w` that are fresh and not seen; they move to `seen`."""
+    word = np.uint32(marked & ~known)
+    if marked != np.uint32(0):
+        fresh[w] = np.uint32(0)
+    if word != np.uint32(0):
+        seen[w] = np.uint32(known | word)
+    return word
+
+
+@body
+def write_word(word, w, at, local_of_node, nodes):
+    """Write the ids of `word` to nodes[at:] and their places to the table, if there is one; returns the end."""
+    while word != np.uint32(0):
+        node = w * WORD + cuda.ffs(word) - 1
+        nodes[at] = node
+        if local_of_node.shape[0] > 0:
+            local_of_node[node] = at
+        at += 1
+        word = np.uint32(word & np.uint32(word - np.uint32(1)))
+    return at
+
+
+@gpu_kernel("i8[] i8 i8 u4[] u4[] u1[] i8[] i4[] I[]", I=("i4", "i8"))
+def emit_fresh_gpu(state, hop, quads, fresh, seen, touched, block_sums, local_of_node, nodes):
+    """Append the fresh ids that were not seen as nodes of hop `hop + 1`; their bits move to `seen`.
+
+    A block takes a tile of words at a time, one a thread, or four (`quads`) over so many nodes that reading the bitmap
+    takes longest. Where words hold many ids each, a tile packs them and has a thread for each bit, so that
+    neighboring threads write side by side.
+    """
+    shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    listed = cuda.shared.array(THREADS, np.int32)
+    words = cuda.shared.array(THREADS, np.uint32)
+    indices = cuda.shared.array(THREADS, np.int64)
+    places = cuda.shared.array(THREADS, np.int64)
+    tid = np.int64(cuda.threadIdx.x)
     before, total = sum_before(block_sums, shared)
-    base = state[NODES + hop]
-    if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
-        state[NODES + hop + 1] = base + total
-    begin, end = own_range(np.int64(fresh.shape[0]))
-    running = base + before
-    for tile in range(begin, end, THREADS):
-        w = tile + cuda.threadIdx.x
-        word = fresh[w] if w < end else np.uint32(0)
-        before, total = scan_block(np.int64(count_bits(word)), shared)
-        if word != np.uint32(0):
-            emit_word(word, w, nodes, running + before)
-            seen[w] |= word
-            fresh[w] = np.uint32(0)
-        running += total
+    running = state[NODES + hop]
+    if cuda.blockIdx.x == 0 and tid == 0:
+        state[NODES + hop + 1] = running + total
+    running += before
+    first = 4 * tid if quads else tid
+    begin, end = own_groups(np.int64(fresh.shape[0]))
+    chunk = begin
+    while chunk < end:
+        num_groups = list_groups(touched, chunk, min(np.int64(THREADS), end - chunk), True, listed, shared)
+        tile = np.int64(0)
+        while tile < num_groups * GROUP_WORDS:
+            w = np.int64(fresh.shape[0])
+            if tile + first < num_groups * GROUP_WORDS:
+                group = chunk + listed[(tile + first) // GROUP_WORDS]
+                w = group * GROUP_WORDS + (tile + first) % GROUP_WORDS
+            marked, known = read_word(fresh, seen, w)
+            word_1, word_2, word_3 = np.uint32(0), np.uint32(0), np.uint32(0)
+            if quads:
+                # All reads first: they are on their way together.
+                marked_1, known_1 = read_word(fresh, seen, w + 1)
+                marked_2, known_2 = read_word(fresh, seen, w + 2)
+                marked_3, known_3 = read_word(fresh, seen, w + 3)
+                word_1 = take_word(fresh, seen, w + 1, marked_1, known_1)
+                word_2 = take_word(fresh, seen, w + 2, marked_2, known_2)
+                word_3 = take_word(fresh, seen, w + 3, marked_3, known_3)
+            word = take_word(fresh, seen, w, marked, known)
+            packed = np.int64(cuda.popc(word) + cuda.popc(word_1) + cuda.popc(word_2) + cuda.popc(word_3))
+            if word != np.uint32(0):
+                packed += _ONE_WORD
+            before, total = scan_block(packed, shared)
+            num_ids, num_packed = total & _LOW_HALF, total >> 32
+            at = running + (before & _LOW_HALF)
+            if quads or num_ids < _DENSE * num_packed:
+                at = write_word(word, w, at, local_of_node, nodes)
+                at = write_word(word_1, w + 1, at, local_of_node, nodes)
+                at = write_word(word_2, w + 2, at, local_of_node, nodes)
+                write_word(word_3, w + 3, at, local_of_node, nodes)
+            else:
+                if word != np.uint32(0):
+                    words[before >> 32], indices[before >> 32], places[before >> 32] = word, w, at
+                cuda.syncthreads()
+                item = tid
+                while item < num_packed * WORD:
+                    source, bit = item >> 5, np.uint32(item & 31)
+                    word = words[source]
+                    if (word >> bit) & np.uint32(1) != np.uint32(0):
+                        below = np.uint32(word & np.uint32(np.uint32(np.uint32(1) << bit) - np.uint32(1)))
+                        node, local = indices[source] * WORD + np.int64(bit), places[source] + cuda.popc(below)
+                        nodes[local] = node
+                        if local_of_node.shape[0] > 0:
+                            local_of_node[node] = local
+                    item += THREADS
+            running += num_ids
+            tile += 4 * THREADS if quads else THREADS
+        chunk += THREADS
 
 
 @gpu_kernel("i8[] i8 I[] u4[] i4[] i4[]", I=("i4", "i8"))
 def locate_nodes_gpu(state, hops, nodes, bits, ranks, locals_of_rank):
     """As on the CPU; `locals_of_rank` holds large numbers before."""
-    num_seeds = state[NUM_SEEDS]
-    for i in range(cuda.blockIdx.x * THREADS + cuda.threadIdx.x, state[NODES + hops], cuda.gridDim.x * THREADS):
+    num_seeds, num_nodes = state[NUM_SEEDS], state[NODES + hops]
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < num_nodes:
         rank = rank_of(bits, ranks, nodes[i])
         if i < num_seeds:
             cuda.atomic.min(locals_of_rank, rank, np.int32(i))
         else:
             locals_of_rank[rank] = i
+        i += np.int64(cuda.gridDim.x) * THREADS
 
 
 @gpu_kernel("I[] u4[] i4[] i4[] i8[]", I=("i4", "i8"))
 def look_up_gpu(items, bits, ranks, locals_of_rank, out):
-    for i in range(cuda.blockIdx.x * THREADS + cuda.threadIdx.x, out.shape[0], cuda.gridDim.x * THREADS):
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < out.shape[0]:
         out[i] = locals_of_rank[rank_of(bits, ranks, items[i])]
+        i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("I[] i8[] i4[] I[] u4[] i4[] i4[] P[] i8[] i8[] i8[]", I=("i4", "i8"), P=("i4", "i8"))
-def export_batch_gpu(sources, positions, targets, nodes, bits, ranks, locals_of_rank, edge_ids,
-                     edge_index, e_id, n_id):  # fmt: skip
+@gpu_kernel("i8[] i8 I[] u4[] i4[] i4[] i4[] I[] i8[]", I=("i4", "i8"))
+def localize_sources_gpu(state, hops, nodes, seen, ranks, locals_of_rank, local_of_node, sources, outbox):
+    """Sources become local ids, `seen` is emptied, and the sizes go to the host; the last kernel of a batch.
+
+    Local ids come from a table by node, or from the ranked bitmap where there is no table.
+    """
+    num_nodes, num_edges = state[NODES + hops], state[EDGES + hops]
+    first = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    step = np.int64(cuda.gridDim.x) * THREADS
+    e = first
+    if local_of_node.shape[0] > 0:
+        while e < num_edges:
+            sources[e] = local_of_node[np.uint64(sources[e])]
+            e += step
+        i = first
+        while i < num_nodes:
+            seen[nodes[i] >> 5] = np.uint32(0)
+            i += step
+    else:
+        while e < num_edges:
+            sources[e] = locals_of_rank[rank_of(seen, ranks, sources[e])]
+            e += step
+    if cuda.blockIdx.x == 0:
+        w = np.int64(cuda.threadIdx.x)
+        while w < outbox.shape[0]:
+            outbox[w] = state[w]
+            if w == BAD_SEED:
+                state[w] = NO_POSITION
+            elif w == NEEDED_EDGES:
+                state[w] = 0
+            w += THREADS
+
+
+@gpu_kernel("I[] i4[] P[] I[] i8[] i8[] i8[]", I=("i4", "i8"), P=("i4", "i8"))
+def export_batch_gpu(sources, targets, ids, nodes, edge_index, e_id, n_id):
     """The batch in PyG's form: edge_index int64 [2 * E'] (local), e_id int64 [E'], n_id int64 [M]."""
-    first = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
-    step = cuda.gridDim.x * THREADS
+    first = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    step = np.int64(cuda.gridDim.x) * THREADS
     num_edges = e_id.shape[0]
-    for e in range(first, num_edges, step):
-        edge_index[e] = locals_of_rank[rank_of(bits, ranks, sources[e])]
-        edge_index[num_edges + e] = targets[e]
-        position = positions[e]
-        if edge_ids.shape[0] > 0:
-            e_id[e] = edge_ids[position]
-        else:
-            e_id[e] = position
-    for i in range(first, n_id.shape[0], step):
+    e = first
+    while e < num_edges:
+        at = np.uint64(e)
+        source, target, own_id = sources[at], targets[at], ids[at]
+        edge_index[at] = source
+        edge_index[np.uint64(num_edges + e)] = target
+        e_id[at] = own_id
+        e += step
+    i = first
+    while i < n_id.shape[0]:
         n_id[i] = nodes[i]
+        i += step

@@ -1,6 +1,7 @@
 """The state of one batch on its way through the hops: int64 words that live where the kernels run.
 
-The host writes the first `HEADER` words before a batch and reads all `STATE` words once after it.
+The host leaves the first `HEADER` words and the seeds in an inbox, which kernels read in place, and finds all `STATE`
+words in an outbox after the batch.
 """
 
 KEY = 0
@@ -9,6 +10,8 @@ NUM_SEEDS = 1
 BAD_SEED = 2
 # Edges that were needed when they did not fit the plan; 0 when all fitted.
 NEEDED_EDGES = 3
+# In the inbox: whether the seeds are on the GPU already instead of behind the header.
+SEEDS_ON_GPU = 4
 HEADER = 8
 
 MAX_HOPS = 31
@@ -18,6 +21,8 @@ EDGES = NODES + MAX_HOPS + 1
 STATE = EDGES + MAX_HOPS + 1
 
 NO_POSITION = 2**62
+# A local id above all others, for a minimum to start from.
+FAR = 2**31 - 1
 
 # Purposes of a draw, so that equal (key, node, slot) of different purposes never meet.
 NEIGHBOR_DRAW = 1

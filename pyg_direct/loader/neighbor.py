@@ -14,7 +14,6 @@ from torch_geometric.loader import NeighborLoader as PygNeighborLoader, NodeLoad
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
-from pyg_direct.features.size import parse_size
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import iterate_batches
 from pyg_direct.loader.pipeline import Pipeline
@@ -22,6 +21,7 @@ from pyg_direct.loader.pyg import Attributes, read_topology
 from pyg_direct.loader.workers import Positions, WorkerSampler, number_items
 from pyg_direct.ops.check import check_fanouts, check_ids
 from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.key import batch_key, call_key, resolve_seed
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.plan import GpuPlan, Pending

@@ -23,11 +23,11 @@ def runs_on_gpu(tensor: Tensor) -> bool:
     return SIMULATED or tensor.is_cuda
 
 
-def full_grid(tensor: Tensor) -> int:
-    """Blocks that fill the GPU of `tensor`."""
+def full_grid(tensor: Tensor, resident_blocks: int = _BLOCKS_PER_MULTIPROCESSOR) -> int:
+    """Blocks that fill the GPU of `tensor` when each multiprocessor holds `resident_blocks` at once."""
     if SIMULATED:
         return MAX_BLOCKS
-    return min(MAX_BLOCKS, abilities(tensor.device.index).multiprocessors * _BLOCKS_PER_MULTIPROCESSOR)
+    return min(MAX_BLOCKS, abilities(tensor.device.index).multiprocessors * resident_blocks)
 
 
 def grid_for(items: int, tensor: Tensor) -> int:

@@ -22,16 +22,17 @@ class Neighbors(NamedTuple):
     Attributes:
         nodes: Picked neighbors, dtype of `indices`, `[E']`.
         counts: Picks of each seed, int64 `[B]`.
-        positions: Where each pick stands in `indices`, int64 `[E']`.
+        ids: Id of each pick's edge, int64 `[E']`: its position in `indices` where no ids are given.
     """
 
     nodes: Tensor
     counts: Tensor
-    positions: Tensor
+    ids: Tensor
 
 
 def sample_neighbors(indptr: Tensor, indices: Tensor, seeds: Tensor, *, fanout: int, key: int, hop: int = 0,
-                     replace: bool = False) -> Neighbors:  # fmt: skip
+                     replace: bool = False, edge_ids: Tensor | None = None, pairs: Tensor | None = None,
+                     ) -> Neighbors:  # fmt: skip
     """Draw up to `fanout` neighbors of every seed; equal keys give equal picks on any device.
 
     Args:
@@ -42,6 +43,8 @@ def sample_neighbors(indptr: Tensor, indices: Tensor, seeds: Tensor, *, fanout: 
         key: Unsigned 64-bit key of the batch.
         hop: Number of the hop; hops of one key draw independently.
         replace: Draw with replacement.
+        edge_ids: Edge ids by position, int32 or int64 `[E]`; empty or None: the position is the id.
+        pairs: On a GPU, instead of reading `indices` and `edge_ids`: both in one word, see `PlacedTopology`.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -58,11 +61,15 @@ def sample_neighbors(indptr: Tensor, indices: Tensor, seeds: Tensor, *, fanout: 
     if nodes.numel() == 0:
         empty = nodes.new_empty(0, dtype=torch.int64)
         return Neighbors(nodes, empty, empty)
-    sample = _sample_on_gpu if runs_on_gpu(nodes) else _sample_on_cpu
-    return sample(indptr, indices, nodes, fanout, key, hop, replace)
+    none = torch.empty(0, dtype=torch.int64, device=nodes.device)
+    edge_ids = none if edge_ids is None else edge_ids
+    if not runs_on_gpu(nodes):
+        return _sample_on_cpu(indptr, indices, edge_ids, nodes, fanout, key, hop, replace)
+    pairs = none if pairs is None else pairs
+    return _sample_on_gpu(indptr, indices, edge_ids, pairs, nodes, fanout, key, hop, replace)
 
 
-def _sample_on_cpu(indptr: Tensor, indices: Tensor, nodes: Tensor, fanout: int, key: int, hop: int,
+def _sample_on_cpu(indptr: Tensor, indices: Tensor, edge_ids: Tensor, nodes: Tensor, fanout: int, key: int, hop: int,
                    replace: bool) -> Neighbors:  # fmt: skip
     chunks = cpu_chunks()
     offsets = torch.empty(nodes.numel() + 1, dtype=torch.int64)
@@ -71,27 +78,28 @@ def _sample_on_cpu(indptr: Tensor, indices: Tensor, nodes: Tensor, fanout: int, 
     positions = torch.empty(sources.numel(), dtype=torch.int64)
     run_cpu(kernels.pick_neighbors_cpu, indptr, indices, nodes, offsets, np.uint64(key), hop, fanout, replace, chunks,
             sources, positions)  # fmt: skip
-    return Neighbors(sources, offsets.diff(), positions)
+    return Neighbors(sources, offsets.diff(), edge_ids[positions].long() if edge_ids.numel() else positions)
 
 
-def _sample_on_gpu(indptr: Tensor, indices: Tensor, nodes: Tensor, fanout: int, key: int, hop: int,
-                   replace: bool) -> Neighbors:  # fmt: skip
+def _sample_on_gpu(indptr: Tensor, indices: Tensor, edge_ids: Tensor, pairs: Tensor, nodes: Tensor, fanout: int,
+                   key: int, hop: int, replace: bool) -> Neighbors:  # fmt: skip
     state = torch.zeros(STATE, dtype=torch.int64)
     state[KEY] = key - (key >> 63 << 64)
     state[NODES + hop] = nodes.numel()
     state = state.to(nodes.device)
     grid = full_grid(nodes)
     block_sums = state.new_empty(grid)
-    empty = torch.empty(0, dtype=torch.uint32, device=nodes.device)
-    run_gpu(kernels.count_picks_gpu, grid, state, indptr, nodes, hop, fanout, int(replace), 1, block_sums)
+    no_table, no_bits, no_flags = (torch.empty(0, dtype=d, device=nodes.device)
+                                   for d in (torch.int32, torch.uint32, torch.uint8))  # fmt: skip
+    run_gpu(kernels.count_picks_gpu, grid, state, indptr, nodes, hop, fanout, int(replace), 1, no_table, block_sums)
     total = int(block_sums.sum())
     sources = nodes.new_empty(total)
-    positions = state.new_empty(total)
+    ids = torch.empty(total, dtype=edge_ids.dtype, device=nodes.device)
     targets = torch.empty(total, dtype=torch.int32, device=nodes.device)
-    run_gpu(pick_kernel(fanout), grid, state, indptr, indices, nodes, block_sums, hop, fanout, int(replace), 1, total,
-            sources, positions, targets, empty, empty)  # fmt: skip
+    run_gpu(pick_kernel(fanout), grid, state, indptr, indptr, indices, edge_ids, pairs, nodes, block_sums, hop, fanout,
+            int(replace), 1, total, sources, ids, targets, no_bits, no_flags)  # fmt: skip
     assert int(state[EDGES + hop + 1]) == total
-    return Neighbors(sources, torch.bincount(targets, minlength=nodes.numel()), positions)
+    return Neighbors(sources, torch.bincount(targets, minlength=nodes.numel()), ids.long())
 
 
 def pick_kernel(fanout: int) -> GpuKernel:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.kernels import bitmap, relabel as kernels
-from pyg_direct.kernels.state import BAD_SEED, NO_POSITION, NODES, NUM_SEEDS, STATE
+from pyg_direct.kernels.state import BAD_SEED, FAR, NO_POSITION, NODES, NUM_SEEDS, SEEDS_ON_GPU, STATE
 from pyg_direct.ops.check import check_ids, check_same_device
 from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
 
@@ -103,21 +103,24 @@ def _by_bitmap_on_cpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relab
 
 def _by_bitmap_on_gpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relabelled:
     device, grid = seeds.device, full_grid(seeds)
-    state = torch.zeros(STATE, dtype=torch.int64)
-    state[NUM_SEEDS], state[BAD_SEED] = seeds.numel(), NO_POSITION
-    state = state.to(device)
+    inbox = torch.zeros(STATE, dtype=torch.int64)
+    inbox[NUM_SEEDS], inbox[BAD_SEED], inbox[SEEDS_ON_GPU] = seeds.numel(), NO_POSITION, 1
+    inbox = inbox.to(device)
+    state = inbox.clone()
     bits = torch.zeros(2, num_words(num_nodes), dtype=torch.int32, device=device).view(torch.uint32)
     seen, fresh = bits[0], bits[1]
+    no_table, no_flags = (torch.empty(0, dtype=d, device=device) for d in (torch.int32, torch.uint8))
     block_sums = state.new_empty(grid)
     nodes = seeds.new_empty(seeds.numel() + neighbors.numel())
-    run_gpu(kernels.load_seeds_gpu, grid_for(seeds.numel(), seeds), state, seeds.long(), seen, nodes, num_nodes)
-    run_gpu(kernels.mark_fresh_gpu, grid_for(neighbors.numel(), seeds), neighbors, seen, fresh)
-    run_gpu(bitmap.sum_words_gpu, grid, fresh, block_sums)
-    run_gpu(kernels.emit_fresh_gpu, grid, state, 0, fresh, seen, block_sums, nodes)
+    run_gpu(kernels.load_seeds_gpu, grid_for(seeds.numel(), seeds), state, inbox, seeds.long(), seen, no_table, nodes,
+            num_nodes)  # fmt: skip
+    run_gpu(kernels.mark_fresh_gpu, grid_for(neighbors.numel(), seeds), neighbors, fresh)
+    run_gpu(kernels.count_fresh_gpu, grid, fresh, seen, no_flags, block_sums)
+    run_gpu(kernels.emit_fresh_gpu, grid, state, 0, 0, fresh, seen, no_flags, block_sums, no_table, nodes)
     ranks = torch.empty(seen.numel(), dtype=torch.int32, device=device)
     run_gpu(bitmap.sum_words_gpu, grid, seen, block_sums)
     run_gpu(bitmap.rank_words_gpu, grid, seen, block_sums, ranks)
-    locals_of_rank = torch.full((nodes.numel(),), 2**31 - 1, dtype=torch.int32, device=device)
+    locals_of_rank = torch.full((nodes.numel(),), FAR, dtype=torch.int32, device=device)
     run_gpu(kernels.locate_nodes_gpu, grid, state, 1, nodes, seen, ranks, locals_of_rank)
     local = torch.empty(neighbors.numel(), dtype=torch.int64, device=device)
     if neighbors.numel() > 0:

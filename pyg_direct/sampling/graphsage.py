@@ -57,13 +57,15 @@ class GraphSageSampler:
             `auto`: GPU memory if the topology fits half of what is free, else host memory; the CPU without a GPU.
         seed: Seed of all draws; None takes torch's initial seed. The n-th call of two samplers with one seed gives
             equal batches on any device.
+        topology_cache: With the topology on the host: GPU memory for the rows that save the most reads, in bytes, as
+            `"2G"`, as a share of the edges such as `"20%"`, or `"auto"`.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
     """
 
     def __init__(self, csr_topo: CSRTopo, sizes: Sequence[int], device: Device = None, mode: str = "auto", *,
-                 seed: int | None = None) -> None:  # fmt: skip
+                 seed: int | None = None, topology_cache: int | str | None = None) -> None:  # fmt: skip
         if not isinstance(csr_topo, CSRTopo):
             raise ArgumentTypeError(f"csr_topo must be a CSRTopo, got {type(csr_topo).__name__}")
         if mode not in MODES:
@@ -78,12 +80,14 @@ class GraphSageSampler:
             if self.device.type == "cpu" and mode in ("GPU", "UVA"):
                 raise ArgumentError(f"mode={mode!r} needs a GPU, got device={str(device)!r}")
         self.mode = mode
+        self.topology_cache = topology_cache
         self.seed = resolve_seed(seed)
         self._num_calls = 0
         self._open()
 
     def _open(self) -> None:
-        self._topology = self.csr_topo.place(_PLACEMENT[self.mode], self.device)
+        self._topology = self.csr_topo.place(_PLACEMENT[self.mode], self.device,
+                                             topology_cache=self.topology_cache)  # fmt: skip
         self._plan = open_plan(self._topology, Recipe(tuple(self.sizes), expand_all=True))
 
     def sample(self, input_nodes: Tensor | Sequence[int], *, key: int | None = None) -> tuple[Tensor, int, list[Adj]]:
@@ -121,7 +125,8 @@ class GraphSageSampler:
             key = call_key(self.seed, self._num_calls)
             self._num_calls += 1
         topology = self._topology
-        picks = sample_neighbors(topology.indptr, topology.indices, nodes, fanout=size, key=key)
+        picks = sample_neighbors(topology.indptr, topology.indices, nodes, fanout=size, key=key,
+                                 edge_ids=topology.edge_ids, pairs=topology.pairs)  # fmt: skip
         return picks.nodes.long(), picks.counts
 
     def reindex(self, inputs: Tensor, outputs: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakValueDictionary
+
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.kernels.jit import SIMULATED
 from pyg_direct.ops.relabel import choose_method
@@ -13,6 +15,8 @@ from pyg_direct.sampling.sorted import SortingPlan
 Plan = CpuPlan | GpuPlan | SortingPlan
 # A batch large enough that sorting it costs what scanning a bitmap does is assumed when choosing by N alone.
 _TYPICAL_EDGES = 1 << 20
+# Loaders over one topology with equal recipes share a plan, as long as one of them lives.
+_PLANS: WeakValueDictionary[tuple[int, Recipe], GpuPlan] = WeakValueDictionary()
 
 
 def open_plan(topology: PlacedTopology, recipe: Recipe, *, method: str = "auto") -> Plan:
@@ -26,5 +30,9 @@ def open_plan(topology: PlacedTopology, recipe: Recipe, *, method: str = "auto")
     if method == "sort":
         return SortingPlan(topology, recipe)
     if topology.device.type == "cuda" or SIMULATED:
-        return GpuPlan(topology, recipe)
+        plan = _PLANS.get((id(topology), recipe))
+        if plan is None:
+            # It keeps the topology, so that the id stays its own.
+            plan = _PLANS[id(topology), recipe] = GpuPlan(topology, recipe)
+        return plan
     return CpuPlan(topology, recipe)

@@ -2,26 +2,40 @@
 
 Buffers have a fixed capacity, counts stay on the device, and writes are checked against the capacity; a batch that
 needs more says so in its state and is sampled again, under the same key, by a larger plan. So a result never depends
-on the capacity.
+on the capacity. Two batches may be on their way at once, so that the GPU samples the next one while the host still
+reads the sizes of the last.
 """
 
 from __future__ import annotations
 
-import contextlib
+import threading
+import warnings
+from collections import deque
 
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import IdError, MemoryLimitError
+from pyg_direct.errors import IdError, MemoryLimitError, PlacementWarning
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.kernels import bitmap, neighbor, relabel
 from pyg_direct.kernels.jit import SIMULATED, THREADS
-from pyg_direct.kernels.state import BAD_SEED, EDGES, HEADER, KEY, NEEDED_EDGES, NO_POSITION, NODES, NUM_SEEDS, STATE
+from pyg_direct.kernels.state import (
+    BAD_SEED,
+    EDGES,
+    FAR,
+    HEADER,
+    KEY,
+    NEEDED_EDGES,
+    NO_POSITION,
+    NODES,
+    NUM_SEEDS,
+    SEEDS_ON_GPU,
+)
 from pyg_direct.ops.launch import full_grid, grid_for, run_gpu
 from pyg_direct.ops.neighbor import pick_kernel
-from pyg_direct.ops.relabel import num_words
-from pyg_direct.runtime.driver import tolerate_captures
-from pyg_direct.runtime.graph import CapturedGraph, copy_words, fill_words
+from pyg_direct.runtime.graph import CapturedGraph, fill_words
+from pyg_direct.sampling.budget import make_room, touch
+from pyg_direct.sampling.buffers import Scratch, Slot
 from pyg_direct.sampling.sample import Recipe, Sample, empty_sample
 
 # Edges up to which a plan is made for the worst case at once; above, it grows with what batches need.
@@ -30,33 +44,8 @@ _FIRST_EDGES = 1 << 20
 _MAX_EDGES = 2**31 - 1
 # Work a block should have before another block is worth its share of the running sums.
 _ROWS_PER_BLOCK = 16
-_WORDS_PER_BLOCK = 2 * THREADS
-_FAR = 0x7F7F7F7F
-
-
-class _Buffers:
-    """Arrays of fixed capacity that the captured kernels read and write."""
-
-    def __init__(self, topology: PlacedTopology, num_seeds: int, num_edges: int) -> None:
-        device, index_dtype = topology.device, topology.indices.dtype
-        pinned = device.type == "cuda"
-        words = num_words(topology.num_nodes)
-        num_nodes = num_seeds + min(num_edges, topology.num_nodes)
-        self.num_seeds, self.num_edges = num_seeds, num_edges
-        # The header and the seeds are neighbors, so that one copy brings both.
-        self.inbox = torch.empty(HEADER + num_seeds, dtype=torch.int64, pin_memory=pinned)
-        self.outbox = torch.empty(STATE, dtype=torch.int64, pin_memory=pinned)
-        self.arrived = torch.empty(HEADER + num_seeds, dtype=torch.int64, device=device)
-        self.state = torch.zeros(STATE, dtype=torch.int64, device=device)
-        self.nodes = torch.empty(num_nodes, dtype=index_dtype, device=device)
-        self.locals_of_rank = torch.empty(num_nodes, dtype=torch.int32, device=device)
-        self.sources = torch.empty(num_edges, dtype=index_dtype, device=device)
-        self.positions = torch.empty(num_edges, dtype=torch.int64, device=device)
-        self.targets = torch.empty(num_edges, dtype=torch.int32, device=device)
-        self.seen = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
-        self.fresh = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
-        self.ranks = torch.empty(words, dtype=torch.int32, device=device)
-        self.block_sums = torch.empty(full_grid(self.state), dtype=torch.int64, device=device)
+# Words of the bitmap for each thread of a full grid up to which a thread takes one at a time.
+_FEW_WORDS = 4
 
 
 class Pending:
@@ -65,12 +54,13 @@ class Pending:
     def __init__(self, plan: GpuPlan, seeds: Tensor, key: int) -> None:
         self._plan, self.seeds, self.key = plan, seeds, key
         # Whoever finishes it, it is read on the stream it was enqueued on: there its user expects the result.
-        self.stream = torch.cuda.current_stream(plan.topology.device) if plan._sized is not None else None
+        self.stream = None if plan.topology.device.type == "cpu" else torch.cuda.current_stream(plan.topology.device)
+        self._slot: Slot | None = None
         self._result: Sample | None = None
         self._error: Exception | None = None
 
     def finish(self) -> Sample:
-        """Wait for the sizes and write the batch into tensors of its own, on torch's current stream.
+        """Wait for the sizes and write the batch into tensors of its own, on the stream it was enqueued on.
 
         Raises:
             IdError: a seed on the GPU lies outside the graph.
@@ -85,31 +75,39 @@ class Pending:
 
 
 class GpuPlan:
-    """Samples batches on one GPU. One batch is on its way at a time: a new one finishes the one before."""
+    """Samples batches on one GPU. Two may be on their way at a time: a third one finishes the first."""
 
     def __init__(self, topology: PlacedTopology, recipe: Recipe) -> None:
         self.topology, self.recipe = topology, recipe
-        self._buffers: _Buffers | None = None
-        self._graph: CapturedGraph | None = None
-        self._pending: Pending | None = None
-        self._sized = torch.cuda.Event() if topology.device.type == "cuda" else None
-        self._exported = torch.cuda.Event() if topology.device.type == "cuda" else None
         self.num_captures = 0
-
-    def __del__(self) -> None:
-        # The graph reads and writes page-locked memory that the allocator would hand on at once: a batch that nobody
-        # waited for must be over first.
-        for event in (getattr(self, "_sized", None), getattr(self, "_exported", None)):
-            if event is not None:
-                with contextlib.suppress(Exception), tolerate_captures():
-                    event.synchronize()
+        self._scratch: Scratch | None = None
+        self._slots: list[Slot] = []
+        self._most_slots = 2
+        self._pending: deque[Pending] = deque()
+        self._lock = threading.RLock()
+        self._known_edges = 0
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of GPU memory held by the plan."""
-        if self._buffers is None:
-            return 0
-        return sum(t.numel() * t.element_size() for t in vars(self._buffers).values() if isinstance(t, Tensor))
+        """Bytes of GPU memory held by the plan, without the scratch it shares with other plans of its topology."""
+        return sum(slot.num_bytes for slot in self._slots)
+
+    @property
+    def num_scratch_bytes(self) -> int:
+        """Bytes of GPU memory of that scratch."""
+        return 0 if self._scratch is None else self._scratch.num_bytes
+
+    def release(self) -> bool:
+        """Give the buffers back, unless a batch is on its way in them; they are made again when needed."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._pending:
+                return False
+            self._slots.clear()
+            return True
+        finally:
+            self._lock.release()
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
         """The batch of `seeds` under `key`."""
@@ -122,8 +120,6 @@ class GpuPlan:
             seeds: int64 `[B]`, on the CPU (checked before) or on the plan's GPU (checked by the kernels).
             key: Key of its draws.
         """
-        if self._pending is not None:
-            self._finish(self._pending)
         pending = Pending(self, seeds, key)
         if seeds.numel() == 0 or self.topology.num_nodes == 0:
             if seeds.numel() > 0:
@@ -131,147 +127,192 @@ class GpuPlan:
             else:
                 pending._result = empty_sample(seeds.to(self.topology.device), len(self.recipe.fanouts))
             return pending
-        if self._buffers is None or seeds.numel() > self._buffers.num_seeds:
-            self._grow(seeds.numel(), self._edges_at_first(seeds.numel()))
-        self._enqueue_batch(pending)
-        self._pending = pending
+        with self._lock:
+            touch(self)
+            pending._slot = self._claim_slot(seeds.numel())
+            self._pending.append(pending)
+            self._enqueue_batch(pending)
         return pending
+
+    def _claim_slot(self, num_seeds: int) -> Slot:
+        """A slot without a batch on its way, large enough for the seeds."""
+        busy = {id(pending._slot) for pending in self._pending}
+        idle = next((slot for slot in self._slots if id(slot) not in busy), None)
+        if idle is None and len(self._slots) >= self._most_slots:
+            oldest = self._pending[0]
+            self._finish(oldest)
+            idle = oldest._slot
+        elif idle is None and self._slots:
+            try:
+                return self._make_slot(None, num_seeds, self._edges_at_first(num_seeds))
+            except MemoryLimitError:
+                self._most_slots = 1
+                warnings.warn("no GPU memory is left to sample one batch ahead; batches are sampled one by one",
+                              PlacementWarning, stacklevel=2)  # fmt: skip
+                return self._claim_slot(num_seeds)
+        if idle is None or idle not in self._slots or num_seeds > idle.num_seeds:
+            return self._make_slot(idle, num_seeds, self._edges_at_first(num_seeds))
+        return idle
 
     def _edges_at_first(self, num_seeds: int) -> int:
         topology = self.topology
         worst = self.recipe.worst_case(num_seeds, topology.num_nodes, topology.num_edges)
         if worst is not None and worst <= _WORST_CASE_EDGES:
             return max(worst, 1)
-        known = 0 if self._buffers is None else self._buffers.num_edges
-        return max(known, _FIRST_EDGES if not SIMULATED else 64)
+        return max(self._known_edges, _FIRST_EDGES if not SIMULATED else 64)
 
-    def _grow(self, num_seeds: int, num_edges: int) -> None:
+    def _make_slot(self, before: Slot | None, num_seeds: int, num_edges: int) -> Slot:
+        """A slot of this capacity instead of `before`, whose batch is over."""
         if num_edges > _MAX_EDGES:
             raise MemoryLimitError(
                 f"a batch must have fewer than {_MAX_EDGES} edges, and {num_seeds} seeds with fanouts "
                 f"{list(self.recipe.fanouts)} need {num_edges}; use fewer seeds or smaller fanouts"
             )
-        before, self._buffers, self._graph = self._buffers, None, None
-        if before is not None and self._exported is not None:
-            torch.cuda.current_stream(self.topology.device).synchronize()
-            self._exported.synchronize()
         if before is not None:
             num_seeds = max(num_seeds, before.num_seeds)
-        del before
+            if before in self._slots:
+                self._slots.remove(before)
+            del before
+        if self._scratch is None:
+            self._scratch = Scratch.of(self.topology)
+        slot = self._allocate(num_seeds, num_edges)
+        if not SIMULATED:
+            index = self.topology.device.index
+            # Compile and load before the capture, in which nothing may be loaded; without seeds, so that nothing
+            # changes in the scratch.
+            with torch.cuda.device(index), self._scratch.lock:
+                stream = torch._C._cuda_getCurrentRawStream(index)
+                self._scratch.wait(stream)
+                self._enqueue(slot, stream)
+                torch.cuda.current_stream(index).synchronize()
+            slot.graph = CapturedGraph(lambda stream: self._enqueue(slot, stream), index)
+        self._slots.append(slot)
+        self._known_edges = max(self._known_edges, num_edges)
+        self.num_captures += 1
+        return slot
+
+    def _allocate(self, num_seeds: int, num_edges: int) -> Slot:
+        assert self._scratch is not None
+        device, ranked = self.topology.device, self._scratch.ranks.numel() > 0
+        if device.type == "cuda":
+            make_room(Slot.count_bytes(self.topology, num_seeds, num_edges), self, device)
         try:
-            self._buffers = _Buffers(self.topology, num_seeds, num_edges)
+            return Slot(self.topology, num_seeds, num_edges, ranked)
+        except torch.OutOfMemoryError:
+            make_room(0, self, device, all_of_it=True)
+        try:
+            return Slot(self.topology, num_seeds, num_edges, ranked)
         except torch.OutOfMemoryError as error:
             raise MemoryLimitError(
                 f"a plan for {num_seeds} seeds and {num_edges} edges must fit free GPU memory; use fewer seeds or "
                 f"smaller fanouts: {error}"
             ) from error
-        if not SIMULATED:
-            index = self.topology.device.index
-            # Compile and load before the capture, in which nothing may be loaded.
-            with torch.cuda.device(index):
-                self._buffers.arrived.zero_()
-                self._enqueue(torch._C._cuda_getCurrentRawStream(index))
-                torch.cuda.current_stream(index).synchronize()
-            self._graph = CapturedGraph(self._enqueue, index)
-        self.num_captures += 1
 
     def _enqueue_batch(self, pending: Pending) -> None:
-        buffers, seeds = self._buffers, pending.seeds
-        assert buffers is not None
-        if self._exported is not None:
-            # The batch before, maybe of another stream, must have left the buffers.
-            self._exported.wait()
-        count = seeds.numel()
-        header = [0] * HEADER
-        header[KEY], header[NUM_SEEDS], header[BAD_SEED] = _signed(pending.key), count, NO_POSITION
-        buffers.inbox[:HEADER] = torch.tensor(header)
-        if not seeds.is_cuda:
-            buffers.inbox[HEADER : HEADER + count] = seeds
-            buffers.arrived[: HEADER + count].copy_(buffers.inbox[: HEADER + count], non_blocking=True)
+        slot, seeds = pending._slot, pending.seeds
+        assert slot is not None and self._scratch is not None
+        count, words = seeds.numel(), slot.inbox_words
+        words[KEY], words[NUM_SEEDS], words[SEEDS_ON_GPU] = _signed(pending.key), count, seeds.is_cuda
+        if slot.graph is None:
+            words[HEADER : HEADER + count] = seeds.numpy()
+            self._enqueue(slot, 0)
+            return
+        index = self.topology.device.index
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        slot.wait(stream)
+        if seeds.is_cuda:
+            slot.arrived[:count].copy_(seeds)
         else:
-            buffers.arrived[:HEADER].copy_(buffers.inbox[:HEADER], non_blocking=True)
-            buffers.arrived[HEADER : HEADER + count].copy_(seeds)
-        if self._graph is None:
-            self._enqueue(0)
-        else:
-            self._graph.replay()
-            assert self._sized is not None
-            self._sized.record()
+            words[HEADER : HEADER + count] = seeds.numpy()
+        with self._scratch.lock:
+            self._scratch.wait(stream)
+            slot.graph.replay(stream)
+            assert slot.sized is not None
+            slot.sized.record()
+            self._scratch.note(stream, slot.sized)
 
-    def _enqueue(self, stream: int) -> None:
+    def _enqueue(self, slot: Slot, stream: int) -> None:
         """All kernels of a batch, in order; this is what is captured."""
-        b, topology, recipe = self._buffers, self.topology, self.recipe
-        assert b is not None
+        topology, recipe, s = self.topology, self.recipe, self._scratch
+        assert s is not None
         num_nodes, expand_all, replace = topology.num_nodes, int(recipe.expand_all), int(recipe.replace)
-        full = b.block_sums.numel()
-        words_grid = max(1, min(full, b.seen.numel() // _WORDS_PER_BLOCK))
-        copy_words(b.state, b.arrived[:HEADER], stream)
-        fill_words(b.seen, 0, stream)
-        fill_words(b.locals_of_rank, _FAR, stream)
-        run_gpu(relabel.load_seeds_gpu, grid_for(b.num_seeds, b.state), b.state, b.arrived[HEADER:], b.seen, b.nodes,
-                num_nodes, stream=stream)  # fmt: skip
-        rows = b.num_seeds
+        hops, full = len(recipe.fanouts), s.block_sums.numel()
+        # Rows are picked in one wave: the grid that fits at once.
+        most = full if SIMULATED else min(full, full_grid(s.seen, neighbor.RESIDENT_BLOCKS))
+        words_grid = max(1, min(most, -(-s.seen.numel() // THREADS)))
+        quads = int(s.seen.numel() > _FEW_WORDS * THREADS * full)
+        has_table = s.local_of_node.numel() > 0
+        run_gpu(relabel.load_seeds_gpu, grid_for(slot.num_seeds, s.seen), slot.state, slot.inbox, slot.arrived, s.seen,
+                s.local_of_node, slot.nodes, num_nodes, stream=stream)  # fmt: skip
+        rows = slot.num_seeds
         for hop, fanout in enumerate(recipe.fanouts):
-            grid = max(1, min(full, rows // _ROWS_PER_BLOCK))
-            run_gpu(neighbor.count_picks_gpu, grid, b.state, topology.indptr, b.nodes, hop, fanout, replace, expand_all,
-                    b.block_sums, stream=stream)  # fmt: skip
-            run_gpu(pick_kernel(fanout), grid, b.state, topology.indptr, topology.indices, b.nodes, b.block_sums, hop,
-                    fanout, replace, expand_all, b.num_edges, b.sources, b.positions, b.targets, b.seen, b.fresh,
+            grid = max(1, min(most, rows // _ROWS_PER_BLOCK))
+            run_gpu(neighbor.count_picks_gpu, grid, slot.state, topology.indptr, slot.nodes, hop, fanout, replace,
+                    expand_all, s.local_of_node, s.block_sums, stream=stream)  # fmt: skip
+            run_gpu(pick_kernel(fanout), grid, slot.state, topology.indptr, topology.starts, topology.lists,
+                    topology.edge_ids, topology.pairs, slot.nodes, s.block_sums, hop, fanout, replace, expand_all,
+                    slot.num_edges, slot.sources, slot.ids, slot.targets, s.fresh, s.touched,
                     stream=stream)  # fmt: skip
-            run_gpu(bitmap.sum_words_gpu, words_grid, b.fresh, b.block_sums, stream=stream)
-            run_gpu(relabel.emit_fresh_gpu, words_grid, b.state, hop, b.fresh, b.seen, b.block_sums, b.nodes,
-                    stream=stream)  # fmt: skip
-            rows = b.nodes.numel() if fanout < 0 else min(b.nodes.numel(), rows * (fanout + expand_all))
-        run_gpu(bitmap.sum_words_gpu, words_grid, b.seen, b.block_sums, stream=stream)
-        run_gpu(bitmap.rank_words_gpu, words_grid, b.seen, b.block_sums, b.ranks, stream=stream)
-        run_gpu(relabel.locate_nodes_gpu, grid_for(b.nodes.numel(), b.state), b.state, len(recipe.fanouts), b.nodes,
-                b.seen, b.ranks, b.locals_of_rank, stream=stream)  # fmt: skip
-        copy_words(b.outbox, b.state, stream)
+            run_gpu(relabel.count_fresh_gpu, words_grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
+            run_gpu(relabel.emit_fresh_gpu, words_grid, slot.state, hop, quads, s.fresh, s.seen, s.touched,
+                    s.block_sums, s.local_of_node, slot.nodes, stream=stream)  # fmt: skip
+            most_nodes = slot.nodes.numel()
+            rows = most_nodes if fanout < 0 else min(most_nodes, rows * (fanout + expand_all))
+        locals_of_rank = s.local_of_node
+        if not has_table:
+            locals_of_rank = slot.locals_of_rank
+            fill_words(locals_of_rank, FAR, stream)
+            run_gpu(bitmap.sum_words_gpu, words_grid, s.seen, s.block_sums, stream=stream)
+            run_gpu(bitmap.rank_words_gpu, words_grid, s.seen, s.block_sums, s.ranks, stream=stream)
+            run_gpu(relabel.locate_nodes_gpu, grid_for(slot.nodes.numel(), s.seen), slot.state, hops, slot.nodes,
+                    s.seen, s.ranks, locals_of_rank, stream=stream)  # fmt: skip
+        run_gpu(relabel.localize_sources_gpu, grid_for(slot.num_edges, s.seen), slot.state, hops, slot.nodes, s.seen,
+                s.ranks, locals_of_rank, s.local_of_node, slot.sources, slot.outbox, stream=stream)  # fmt: skip
+        if not has_table:
+            fill_words(s.seen, 0, stream)
 
     def _finish(self, pending: Pending) -> None:
-        if pending._result is not None or pending._error is not None:
-            return
-        try:
-            with torch.cuda.stream(pending.stream):
-                pending._result = self._read(pending)
-        except Exception as error:
-            pending._error = error
-        finally:
-            if self._pending is pending:
-                self._pending = None
+        with self._lock:
+            if pending._result is not None or pending._error is not None:
+                return
+            try:
+                with torch.cuda.stream(pending.stream):
+                    pending._result = self._read(pending)
+            except Exception as error:
+                pending._error = error
+            finally:
+                self._pending.remove(pending)
 
     def _read(self, pending: Pending) -> Sample:
         while True:
-            buffers = self._buffers
-            assert buffers is not None
-            if self._sized is not None:
+            slot = pending._slot
+            assert slot is not None
+            if slot.sized is not None:
                 # The one wait of the batch; other threads run meanwhile.
-                self._sized.synchronize()
-            state = buffers.outbox.tolist()
+                slot.sized.synchronize()
+            state = slot.outbox_words.tolist()
             if state[BAD_SEED] != NO_POSITION:
                 value = int(pending.seeds[state[BAD_SEED]])
                 raise IdError(f"seeds must lie in [0, {self.topology.num_nodes}), got {value}")
             if state[NEEDED_EDGES] == 0:
-                return self._export(state)
-            needed = max(state[NEEDED_EDGES] + state[NEEDED_EDGES] // 4, 2 * buffers.num_edges)
-            worst = self.recipe.worst_case(buffers.num_seeds, self.topology.num_nodes, self.topology.num_edges)
-            self._grow(buffers.num_seeds, needed if worst is None else min(needed, max(worst, state[NEEDED_EDGES])))
+                return self._export(slot, state)
+            needed = max(state[NEEDED_EDGES] + state[NEEDED_EDGES] // 4, 2 * slot.num_edges)
+            worst = self.recipe.worst_case(slot.num_seeds, self.topology.num_nodes, self.topology.num_edges)
+            needed = needed if worst is None else min(needed, max(worst, state[NEEDED_EDGES]))
+            pending._slot = self._make_slot(slot, slot.num_seeds, needed)
             self._enqueue_batch(pending)
 
-    def _export(self, state: list[int]) -> Sample:
-        b, hops, device = self._buffers, len(self.recipe.fanouts), self.topology.device
-        assert b is not None
+    def _export(self, slot: Slot, state: list[int]) -> Sample:
+        hops, device = len(self.recipe.fanouts), self.topology.device
         node_counts = state[NODES : NODES + hops + 1]
         edge_counts = state[EDGES : EDGES + hops + 1]
         num_nodes, num_edges = node_counts[-1], edge_counts[-1]
         n_id = torch.empty(num_nodes, dtype=torch.int64, device=device)
         edge_index = torch.empty(2, num_edges, dtype=torch.int64, device=device)
         e_id = torch.empty(num_edges, dtype=torch.int64, device=device)
-        run_gpu(relabel.export_batch_gpu, grid_for(max(num_nodes, num_edges), n_id), b.sources, b.positions, b.targets,
-                b.nodes, b.seen, b.ranks, b.locals_of_rank, self.topology.edge_ids, edge_index.view(-1), e_id,
-                n_id)  # fmt: skip
-        if self._exported is not None:
-            self._exported.record()
+        run_gpu(relabel.export_batch_gpu, grid_for(max(num_nodes, num_edges), n_id), slot.sources, slot.targets,
+                slot.ids, slot.nodes, edge_index.view(-1), e_id, n_id)  # fmt: skip
+        slot.note_export()
         return Sample(n_id, edge_index, e_id, node_counts, edge_counts)
 
 

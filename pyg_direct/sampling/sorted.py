@@ -28,14 +28,14 @@ class SortingPlan:
         begin = 0
         for hop, fanout in enumerate(recipe.fanouts):
             picks = sample_neighbors(topology.indptr, topology.indices, n_id[begin:], fanout=fanout, key=key, hop=hop,
-                                     replace=recipe.replace)  # fmt: skip
+                                     replace=recipe.replace, edge_ids=topology.edge_ids,
+                                     pairs=topology.pairs)  # fmt: skip
             targets = torch.arange(begin, n_id.numel(), device=n_id.device)
             columns.append(targets.repeat_interleave(picks.counts))
             # The nodes so far are the seeds of this numbering: they keep their places, new ones follow.
             n_id, local = relabel(n_id, picks.nodes.long(), topology.num_nodes, method="sort")
             rows.append(local)
-            edge_ids = topology.edge_ids
-            ids.append(edge_ids[picks.positions].long() if edge_ids.numel() else picks.positions)
+            ids.append(picks.ids)
             begin = 0 if recipe.expand_all else node_counts[-1]
             node_counts.append(n_id.numel())
             edge_counts.append(edge_counts[-1] + local.numel())

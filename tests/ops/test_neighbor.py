@@ -29,9 +29,9 @@ def check_against_reference(indptr, indices, seeds, *, fanout, replace, hop=0, k
         got = sample_neighbors(indptr, indices, seeds, fanout=fanout, key=key, hop=hop, replace=replace)
 
     assert got.counts.tolist() == [len(row) for row in rows]
-    assert got.positions.tolist() == expected
+    assert got.ids.tolist() == expected
     assert got.nodes.tolist() == indices[expected].tolist()
-    assert (got.nodes.dtype, got.counts.dtype, got.positions.dtype) == (indices.dtype, torch.int64, torch.int64)
+    assert (got.nodes.dtype, got.counts.dtype, got.ids.dtype) == (indices.dtype, torch.int64, torch.int64)
 
 
 @pytest.mark.parametrize(("name", "fanout", "replace"), [
@@ -98,7 +98,7 @@ def test_picks_do_not_depend_on_company(device):
     alone = sample_neighbors(indptr, indices, torch.tensor([0], device=device), fanout=4, key=KEY)
 
     assert alone.counts.tolist() == together.counts[2:].tolist() == [4]
-    assert alone.positions.tolist() == together.positions[-4:].tolist()
+    assert alone.ids.tolist() == together.ids[-4:].tolist()
 
 
 def test_picks_do_not_depend_on_threads():

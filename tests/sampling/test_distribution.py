@@ -31,7 +31,7 @@ def pick(degree, fanout, *, key=1, hop=0, replace=False, num_nodes=NUM_NODES):
     indptr = torch.arange(num_nodes + 1) * degree
     indices = torch.zeros(num_nodes * degree, dtype=torch.int32)
     picks = sample_neighbors(indptr, indices, torch.arange(num_nodes), fanout=fanout, key=key, hop=hop, replace=replace)
-    return picks.positions.view(num_nodes, fanout) - indptr[:-1, None]
+    return picks.ids.view(num_nodes, fanout) - indptr[:-1, None]
 
 
 def number_subsets(picks, degree):
@@ -66,7 +66,7 @@ def test_subsets_of_one_node_are_uniform_over_batches():
     node = torch.tensor([3])
 
     picks = torch.stack([
-        sample_neighbors(indptr, indices, node, fanout=2, key=batch_key(0, epoch, number)).positions
+        sample_neighbors(indptr, indices, node, fanout=2, key=batch_key(0, epoch, number)).ids
         for epoch in range(10) for number in range(200)
     ])  # fmt: skip
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.errors import IdError, MemoryLimitError
+from pyg_direct.errors import IdError, MemoryLimitError, PlacementWarning
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.kernels import relabel as kernels
 from pyg_direct.kernels.jit import set_cpu_threads
-from pyg_direct.sampling import plan as gpu_plan
+from pyg_direct.sampling import budget, buffers, plan as gpu_plan
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.sample import Recipe
 from pyg_direct.sampling.sorted import SortingPlan
@@ -61,10 +62,11 @@ def assert_equal(got, expected):
 
 
 def poison(plan):
-    """Fill all buffers of a GPU plan but the bitmap that is empty between batches."""
-    for name, buffer in vars(plan._buffers).items():
-        if isinstance(buffer, torch.Tensor) and name != "fresh":
-            buffer.view(torch.uint8).fill_(0xAB)
+    """Fill all buffers of a GPU plan but those that a batch leaves ready for the next one."""
+    for holder in (plan._scratch, *plan._slots):
+        for name, buffer in vars(holder).items():
+            if isinstance(buffer, torch.Tensor) and name not in ("fresh", "seen", "state"):
+                buffer.view(torch.uint8).fill_(0xAB)
 
 
 @METHODS
@@ -265,16 +267,116 @@ def test_seed_of_an_empty_graph_is_refused(device):
 
 
 @ON_GPU_PLANS
-def test_new_batch_finishes_the_one_before(device):
+def test_two_batches_are_on_their_way_and_a_third_finishes_the_first(device):
     graph, recipe = GRAPHS["random"], Recipe((3, 2))
     plan = open_plan(place(graph, device), recipe)
     first = plan.submit(make_seeds([1, 2, 3], device), 1)
-
     second = plan.submit(make_seeds([4], device), 2)
+    unfinished = [first._result, second._result]
 
+    third = plan.submit(make_seeds([60, 4, 60], device), 3)
+
+    assert unfinished == [None, None]
+    assert first._result is not None
+    assert second._result is None
+    assert_equal(third.finish(), expect_batch(graph, [60, 4, 60], recipe, 3))
     assert_equal(second.finish(), expect_batch(graph, [4], recipe, 2))
     assert_equal(first.finish(), expect_batch(graph, [1, 2, 3], recipe, 1))
     assert first.finish() is first.finish()
+    assert len(plan._slots) == 2
+
+
+@ON_GPU_PLANS
+def test_batch_that_does_not_fit_leaves_the_one_behind_it_alone(device, monkeypatch):
+    monkeypatch.setattr(gpu_plan, "_WORST_CASE_EDGES", 0)
+    monkeypatch.setattr(gpu_plan, "_FIRST_EDGES", 1)
+    graph, recipe = GRAPHS["random"], Recipe((5, 3))
+    plan = open_plan(place(graph, device), recipe)
+    large = list(range(0, 70, 4))
+    first = plan.submit(make_seeds(large, device), 1)
+
+    second = plan.submit(make_seeds([7], device), 2)
+
+    assert_equal(first.finish(), expect_batch(graph, large, recipe, 1))
+    assert_equal(second.finish(), expect_batch(graph, [7], recipe, 2))
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize(("module", "name"), [(buffers, "_TABLE_SHARE"), (buffers, "_SCAN_NODES"),
+                                              (gpu_plan, "_FEW_WORDS"), (kernels, "_DENSE")])  # fmt: skip
+def test_forms_for_many_nodes_give_the_same_batches(device, module, name, monkeypatch):
+    # A ranked bitmap instead of a table, flags of touched groups, four words a thread, a thread for every bit.
+    monkeypatch.setattr(module, name, 0)
+    graph, recipe = make_random_graph(3000, 9000), Recipe((4, 3), expand_all=True)
+    plan = open_plan(place(graph, device), recipe)
+    seeds = [2999, 5, 5, 1500, 0]
+
+    got = [plan.sample(make_seeds(seeds, device), key) for key in (1, 2)]
+
+    assert_equal(got[0], expect_batch(graph, seeds, recipe, 1))
+    assert_equal(got[1], expect_batch(graph, seeds, recipe, 2))
+
+
+@ON_GPU_PLANS
+def test_plans_of_one_topology_share_scratch_and_take_turns(device):
+    graph, recipes = GRAPHS["random"], [Recipe((3, 2)), Recipe((-1,), expand_all=True)]
+    topology = place(graph, device)
+    one, other = (open_plan(topology, recipe) for recipe in recipes)
+
+    first = one.submit(make_seeds([1, 2], device), 1)
+    second = other.submit(make_seeds([3], device), 2)
+    third = one.submit(make_seeds([4], device), 3)
+
+    assert one._scratch is other._scratch
+    assert_equal(third.finish(), expect_batch(graph, [4], recipes[0], 3))
+    assert_equal(second.finish(), expect_batch(graph, [3], recipes[1], 2))
+    assert_equal(first.finish(), expect_batch(graph, [1, 2], recipes[0], 1))
+
+
+@ON_GPU_PLANS
+def test_equal_recipes_over_one_topology_share_a_plan(device):
+    topology = place(GRAPHS["random"], device)
+
+    plan = open_plan(topology, Recipe((3, 2)))
+
+    assert open_plan(topology, Recipe((3, 2))) is plan
+    assert open_plan(topology, Recipe((3, 2), replace=True)) is not plan
+    assert open_plan(place(GRAPHS["random"], device), Recipe((3, 2))) is not plan
+
+
+@pytest.mark.gpu
+def test_plan_used_longest_ago_gives_its_buffers_back(monkeypatch):
+    graph = GRAPHS["random"]
+    topology = place(graph, "cuda")
+    old, new = open_plan(topology, Recipe((3,))), open_plan(topology, Recipe((2,)))
+    old.sample(torch.tensor([1]), 1)
+    busy = open_plan(topology, Recipe((1,)))
+    pending = busy.submit(torch.tensor([5]), 1)
+    monkeypatch.setattr(budget, "_SHARE", 0)
+
+    new.sample(torch.tensor([2]), 1)
+
+    assert (old.num_bytes, busy.num_bytes > 0, new.num_bytes > 0) == (0, True, True)
+    assert_equal(old.sample(torch.tensor([1]), 2), expect_batch(graph, [1], old.recipe, 2))
+    assert_equal(pending.finish(), expect_batch(graph, [5], busy.recipe, 1))
+
+
+@pytest.mark.gpu
+def test_memory_for_one_batch_only_samples_them_one_by_one(monkeypatch):
+    graph, recipe = GRAPHS["random"], Recipe((3, 2))
+    plan = open_plan(place(graph, "cuda"), recipe)
+    first = plan.submit(torch.tensor([1, 2]), 1)
+
+    class NoSlot(buffers.Slot):
+        def __init__(self, *_args):
+            raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(gpu_plan, "Slot", NoSlot)
+    with pytest.warns(PlacementWarning, match="one by one"):
+        second = plan.submit(torch.tensor([3]), 2)
+
+    assert_equal(first.finish(), expect_batch(graph, [1, 2], recipe, 1))
+    assert_equal(second.finish(), expect_batch(graph, [3], recipe, 2))
 
 
 @ON_GPU_PLANS
@@ -294,16 +396,18 @@ def test_batch_beyond_all_limits_is_refused_and_the_plan_stays_usable(device, mo
 @pytest.mark.gpu
 @METHODS
 @pytest.mark.parametrize("seeds_at", ["cpu", "cuda"])
+@pytest.mark.parametrize("cache", [None, "30%", "100%"])
 @pytest.mark.parametrize("placement", ["cuda", "unified", "pinned"])
-def test_batch_does_not_depend_on_placement(placement, seeds_at, method):
+def test_batch_does_not_depend_on_placement(placement, cache, seeds_at, method):
     graph, recipe = GRAPHS["random"], Recipe((3, 2))
-    topology = place(graph, "cuda", placement)
+    topology = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes).place(placement, "cuda", topology_cache=cache)
     plan = open_plan(topology, recipe, method=method)
     seeds = make_seeds([1, 2, 3], "cuda" if method == "sort" else seeds_at)
 
     got = plan.sample(seeds, KEY)
 
     assert topology.placement == placement
+    assert (topology.cached is not None) == (cache is not None and placement != "cuda")
     assert_equal(got, expect_batch(graph, [1, 2, 3], recipe))
 
 
@@ -341,7 +445,7 @@ def test_plan_that_is_gone_writes_nowhere():
     graph = make_random_graph(2000, 40_000)
     plan = open_plan(place(graph, "cuda"), Recipe((10, 5)))
     plan.sample(torch.arange(100), KEY)
-    size = plan._buffers.outbox.numel()
+    size = plan._slots[0].outbox.numel()
 
     with torch.cuda.stream(torch.cuda.Stream()):
         # The batch is still to come when its plan is dropped.

@@ -1,7 +1,7 @@
 import pytest
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.features.size import parse_size
+from pyg_direct.runtime.size import parse_size
 
 
 @pytest.mark.parametrize(
