@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
-import tempfile
 import threading
 import types as pytypes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from pyg_direct.kernels.cache import cache_folder, hold, read_or_make, source_folder
+from pyg_direct.kernels.declaration import Declaration, GpuCode
+from pyg_direct.kernels.shipped import find_shipped
+from pyg_direct.kernels.target import nearest_target, stamp_version
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") == "1"
 # The simulator starts one Python thread per CUDA thread.
@@ -114,15 +115,28 @@ class CpuKernel:
     def __init__(self, fn: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled: Any = None
+        self._known: set[tuple[Any, ...]] = set()
         _FUNCTIONS.append(fn)
 
     def __call__(self, *args: Any) -> Any:
         # One parallel region at a time: Numba's portable thread pool is not re-entrant.
         with _LOCK:
+            kinds = tuple([(a.dtype, a.ndim, a.flags.num) if isinstance(a, np.ndarray) else type(a) for a in args])
+            if kinds not in self._known:
+                self._prepare(args)
+                self._known.add(kinds)
+            return self._compiled(*args)
+
+    def _prepare(self, args: Sequence[Any]) -> None:
+        """Compile for the types of these arguments, or read what another process compiled."""
+        # Numba's index of a function is read, added to and written back: by one process at a time.
+        with hold(cache_folder("cpu") / self._fn.__name__):
             if self._compiled is None:
                 self._compiled = self._compile()
-            return self._compiled(*args)
+            # Without room on the disk, the loop is compiled but not kept.
+            with contextlib.suppress(OSError):
+                self._compiled.compile(tuple(map(self._compiled.typeof_pyval, args)))
 
     def _compile(self) -> Callable[..., Any]:
         import numba
@@ -173,77 +187,31 @@ _SCALARS = {"i1": np.int8, "u1": np.uint8, "i2": np.int16, "u2": np.uint16, "i4"
             "i8": np.int64, "u8": np.uint64, "f4": np.float32, "f8": np.float64}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter of a GPU kernel: a scalar code such as `i8`, or a 1-D array of it (`is_array`)."""
-
-    code: str
-    is_array: bool
-
-
-@dataclass(frozen=True)
-class GpuCode:
-    """PTX of one specialisation of a kernel, with the C++ functions it calls already inside."""
-
-    entry: str
-    ptx: str
-
-
-class GpuKernel:
-    """A grid over arrays, compiled by numba-cuda for an explicit signature.
-
-    The signature lists parameters by code: `i8` is an int64 scalar, `i8[]` a contiguous 1-D int64 array; a
-    capital letter (`I[]`) is a dtype that differs between specialisations, each listed in `variants`.
-    """
+class GpuKernel(Declaration):
+    """A grid over arrays, compiled for an explicit signature; see `Declaration` for how it is written."""
 
     def __init__(self, fn: Callable[..., Any], signature: str, variants: dict[str, Sequence[str]],
                  sources: Sequence[str], resident_blocks: int | None) -> None:  # fmt: skip
+        super().__init__(fn.__name__, signature, variants)
         self.__doc__ = fn.__doc__
         self.fn = fn
-        self.name = fn.__name__
-        self.signature = signature.split()
-        self.variants = {letter: tuple(codes) for letter, codes in variants.items()}
         self.sources = tuple(sources)
         self.launch_bounds = None if resident_blocks is None else (THREADS, resident_blocks)
         _FUNCTIONS.append(fn)
         GPU_KERNELS.append(self)
 
-    def specialisations(self) -> Iterator[dict[str, str]]:
-        """All declared choices of a dtype for each letter."""
-        chosen: list[dict[str, str]] = [{}]
-        for letter, codes in self.variants.items():
-            chosen = [{**c, letter: code} for c in chosen for code in codes]
-        return iter(chosen)
-
-    def parameters(self, choice: dict[str, str]) -> list[Parameter]:
-        """Parameters with every letter replaced by its chosen code."""
-        tokens = [(t.removesuffix("[]"), t.endswith("[]")) for t in self.signature]
-        return [Parameter(choice.get(code, code), is_array) for code, is_array in tokens]
-
-    def choose(self, dtypes: Sequence[str]) -> dict[str, str]:
-        """The specialisation for the dtype codes of actual arguments, in order."""
-        choice: dict[str, str] = {}
-        for token, code in zip(self.signature, dtypes, strict=True):
-            letter = token.removesuffix("[]")
-            if letter in self.variants:
-                assert choice.setdefault(letter, code) == code, f"{self.name}: {letter} is {choice[letter]} and {code}"
-                assert code in self.variants[letter], f"{self.name}: {letter} has no variant {code}"
-        return choice
-
     def compile(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> GpuCode:
-        """PTX for a compute capability; needs no GPU. Read from the disk cache where it has been compiled before."""
-        tag = "-".join([self.name, *(f"{k}{v}" for k, v in sorted(choice.items())),
-                        "sm{}{}".format(*compute_capability)])  # fmt: skip
-        path = cache_folder("gpu") / f"{tag}.ptx"
-        if path.exists():
-            entry, ptx = path.read_text().split("\n", 1)
-        else:
-            ptx = self._compile_ptx(compute_capability, choice)
-            entry = ptx.split(".entry", 1)[1].split("(", 1)[0].strip()
-            _write_whole(path, f"{entry}\n{ptx}")
-        return GpuCode(entry, ptx)
+        """PTX that a compute capability runs: from the wheel, from the disk cache, or compiled now. Needs no GPU."""
+        target = nearest_target(compute_capability)
+        name = self.file_name(target, choice)
+        ptx = find_shipped(name)
+        if ptx is None:
+            ptx = read_or_make(cache_folder("gpu") / name,
+                               lambda: stamp_version(self.compile_ptx(target, choice), target))  # fmt: skip
+        return GpuCode(ptx)
 
-    def _compile_ptx(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> str:
+    def compile_ptx(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> str:
+        """PTX as the compiler makes it."""
         assert not SIMULATED, "the simulator has no code generator"
         with _LOCK, _pretend_device(compute_capability):
             from numba import cuda as numba_cuda, types
@@ -293,41 +261,6 @@ def _pretend_device(compute_capability: tuple[int, int]) -> Iterator[None]:
         yield
     finally:
         dispatcher.get_current_device = real
-
-
-@functools.cache
-def cache_folder(kind: str) -> Path:
-    """Folder of compiled code, one for each state of the sources and each version of the compilers."""
-    import importlib.metadata as metadata
-
-    digest = hashlib.sha256()
-    for path in [*sorted(Path(__file__).parent.glob("*.py")), *sorted(source_folder().glob("*.cu"))]:
-        digest.update(path.read_bytes())
-    for package in ("numba", "numba-cuda", "llvmlite", "numpy", "nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            digest.update(f"{package}{metadata.version(package)}".encode())
-    root = os.environ.get("PYG_DIRECT_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pyg_direct")  # fmt: skip
-    folder = Path(root) / digest.hexdigest()[:16] / kind
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="pyg_direct"))
-    return folder
-
-
-def _write_whole(path: Path, text: str) -> None:
-    # Several processes may compile the same kernel: readers see all of a file or none of it.
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(name, path)
-
-
-def source_folder() -> Path:
-    """Where `cuda_src/` lies: inside the installed package, or beside it in a checkout."""
-    inside = Path(__file__).parents[1] / "cuda_src"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "cuda_src"
 
 
 def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import re
 import struct
 from collections.abc import Callable, Sequence
 from threading import get_ident
@@ -17,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from pyg_direct.errors import CudaError
-from pyg_direct.runtime.device import abilities, bind_thread
+from pyg_direct.runtime.device import bind_thread
 from pyg_direct.runtime.driver import call, load_driver
 
 _ITEM_BYTES = {"i1": 1, "u1": 1, "i2": 2, "u2": 2, "i4": 4, "u4": 4, "f4": 4, "i8": 8, "u8": 8, "f8": 8}
@@ -49,27 +48,11 @@ class Code(Protocol):
         """Its PTX."""
 
 
-def fit_ptx_version(ptx: str, driver_version: int) -> str:
-    """The PTX with a version its driver accepts.
-
-    The compiler stamps the newest version it knows, whatever the code uses; ours uses nothing newer than 8.0 on
-    these architectures.
-    """
-    major, minor = driver_version // 1000, driver_version % 1000 // 10
-    newest = (major - 4, minor) if major >= 13 else (8, minor if major == 12 else 0)
-    found = re.search(r"^\.version (\d+)\.(\d+)", ptx, re.MULTILINE)
-    assert found is not None, "PTX without a version"
-    if (int(found[1]), int(found[2])) <= newest:
-        return ptx
-    return ptx.replace(found[0], ".version {}.{}".format(*newest), 1)
-
-
 def load_function(code: Code, index: int) -> Any:
     """A function handle for a compiled kernel in torch's context on GPU `index`."""
     with torch.cuda.device(index):
         bind_thread(index)
-        image = fit_ptx_version(code.ptx, abilities(index).driver_version).encode() + b"\0"
-        module = call("cuModuleLoadData", image)
+        module = call("cuModuleLoadData", code.ptx.encode() + b"\0")
         return call("cuModuleGetFunction", module, code.entry.encode())
 
 
