@@ -10,16 +10,17 @@ import contextlib
 import functools
 import os
 import threading
-import types as pytypes
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyg_direct.kernels.cache import cache_folder, hold, read_or_make, source_folder
+from pyg_direct.errors import ArgumentError
+from pyg_direct.kernels.cache import COMPILER, cache_folder, hold, read_or_make, source_folder
 from pyg_direct.kernels.declaration import Declaration, GpuCode
 from pyg_direct.kernels.shipped import find_shipped
-from pyg_direct.kernels.target import nearest_target, stamp_version
+from pyg_direct.kernels.target import PTX_VERSIONS, nearest_target, stamp_version
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") == "1"
 # The simulator starts one Python thread per CUDA thread.
@@ -27,6 +28,8 @@ THREADS = 8 if SIMULATED else 256
 
 _LOCK = threading.RLock()
 _FUNCTIONS: list[Callable[..., Any]] = []
+# Scalar steps, and what made them known to a compiler so far.
+_BODIES: dict[Callable[..., Any], set[Callable[..., Any]]] = {}
 
 
 class _Deferred:
@@ -68,43 +71,69 @@ def device_function(name: str, signature: str) -> Any:
     return _DeviceFunction(name, signature)
 
 
+class _GpuCompiler(NamedTuple):
+    """What kernels and their compilation need of numba-cuda, or of the successor that takes the same kernels."""
+
+    cuda: Any
+    types: Any
+    register_jitable: Callable[..., Any]
+
+
+@functools.cache
+def _gpu_compiler() -> _GpuCompiler:
+    if COMPILER == "mlir":
+        from numba_cuda_mlir import cuda as mlir_cuda, extending, types as mlir_types
+
+        register = functools.partial(extending.register_jitable, typing_registry=extending.typing_registry)
+        return _GpuCompiler(mlir_cuda, mlir_types, register)
+    if COMPILER not in ("", "numba"):
+        raise ArgumentError(f"PYG_DIRECT_COMPILER must be numba or mlir, got {COMPILER!r}")
+    from numba import cuda as numba_cuda, types
+    from numba.extending import register_jitable
+
+    return _GpuCompiler(numba_cuda, types, register_jitable)
+
+
 def _bind(on_gpu: bool) -> None:
     """Put the real compilers' objects into the globals of every function decorated so far."""
     import numba
     from numba.extending import register_jitable
 
     real: dict[str, Any] = {"prange": numba.prange}
+    registers = {register_jitable}
     if on_gpu:
-        from numba import cuda as numba_cuda
-
-        real["cuda"] = _SimulatedCuda() if SIMULATED else numba_cuda
+        real["cuda"] = _SimulatedCuda() if SIMULATED else _gpu_compiler().cuda
+        registers.add(_gpu_compiler().register_jitable)
     for fn in _FUNCTIONS:
         for name, value in list(fn.__globals__.items()):
             if isinstance(value, _DeviceFunction) and on_gpu and not SIMULATED:
                 fn.__globals__[name] = _declare(value)
             elif isinstance(value, _Deferred) and value.name in real:
                 fn.__globals__[name] = real[value.name]
-        if fn.__dict__.pop("_is_unregistered_body", False):
-            register_jitable(fn)
+    for fn, registered in _BODIES.items():
+        for register in registers - registered:
+            register(fn)
+        registered |= registers
 
 
 @functools.cache
 def _declare(function: _DeviceFunction) -> Any:
-    from numba import cuda as numba_cuda
+    signature = _type("i4")(*map(_type, function.signature.split()))
+    cuda, link = _gpu_compiler().cuda, []
+    if COMPILER == "mlir":
+        # It also links what it compiles, to no end here, and wants all pieces for that: code for the oldest will do.
+        link = [cuda.LTOIR(compile_source(path.stem, min(PTX_VERSIONS))) for path in source_folder().glob("*.cu")]
+    return cuda.declare_device(function.name, signature, link=link)
 
-    return numba_cuda.declare_device(function.name, _types("i4")(*map(_types, function.signature.split())))
 
-
-def _types(code: str, is_array: bool = False) -> Any:
-    from numba import types
-
-    scalar = getattr(types, np.dtype(_SCALARS[code]).name)
+def _type(code: str, is_array: bool = False) -> Any:
+    scalar = getattr(_gpu_compiler().types, np.dtype(_SCALARS[code]).name)
     return scalar[::1] if is_array else scalar
 
 
 def body(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A scalar step, callable from CPU loops, from GPU grids and from plain Python."""
-    fn.__dict__["_is_unregistered_body"] = True
+    _BODIES[fn] = set()
     _FUNCTIONS.append(fn)
     return fn
 
@@ -214,14 +243,13 @@ class GpuKernel(Declaration):
         """PTX as the compiler makes it."""
         assert not SIMULATED, "the simulator has no code generator"
         with _LOCK, _pretend_device(compute_capability):
-            from numba import cuda as numba_cuda, types
-
+            compiler = _gpu_compiler()
             _bind(on_gpu=True)
-            args = [_types(p.code, p.is_array) for p in self.parameters(choice)]
+            args = [_type(p.code, p.is_array) for p in self.parameters(choice)]
             # With C++ functions, both sides meet before code is generated, so that no call is left in a hot loop.
-            code, _ = numba_cuda.compile(self.fn, types.void(*args), device=False, abi="numba",
-                                         cc=compute_capability, output="ltoir" if self.sources else "ptx",
-                                         launch_bounds=self.launch_bounds)  # fmt: skip
+            code, _ = compiler.cuda.compile(self.fn, compiler.types.void(*args), device=False, abi="numba",
+                                            cc=compute_capability, output="ltoir" if self.sources else "ptx",
+                                            launch_bounds=self.launch_bounds)  # fmt: skip
         if not self.sources:
             return str(code)
         return _link([code, *(compile_source(name, compute_capability) for name in self.sources)], compute_capability)
@@ -252,15 +280,22 @@ def gpu_kernel(signature: str, *, sources: Sequence[str] = (), resident_blocks: 
 
 @contextlib.contextmanager
 def _pretend_device(compute_capability: tuple[int, int]) -> Iterator[None]:
-    """Let numba-cuda compile nested functions for this capability, with or without a driver."""
-    import numba.cuda.dispatcher as dispatcher
+    """Let the compiler take this capability for that of a device, with or without a driver."""
+    pretended: Any
+    if COMPILER == "mlir":
+        from numba_cuda_mlir import tools as asked
 
-    real = dispatcher.get_current_device
-    dispatcher.get_current_device = lambda: pytypes.SimpleNamespace(compute_capability=compute_capability)
+        name, pretended = "_cached_cc", compute_capability
+    else:
+        import numba.cuda.dispatcher as asked
+
+        name, pretended = "get_current_device", lambda: SimpleNamespace(compute_capability=compute_capability)
+    real = getattr(asked, name)
+    setattr(asked, name, pretended)
     try:
         yield
     finally:
-        dispatcher.get_current_device = real
+        setattr(asked, name, real)
 
 
 def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:

@@ -1,7 +1,8 @@
 """Launch of compiled kernels on torch's current stream, straight through the driver.
 
-Numba passes a 1-D array as (meminfo, parent, items, item size, data, shape, stride) and a scalar as itself; the
-parameter block of a kernel is packed into one buffer that the driver copies during the call.
+numba-cuda passes a 1-D array as (meminfo, parent, items, item size, data, shape, stride in bytes), its successor
+numba-cuda-mlir as (allocation, data, offset, shape, stride in items), and both pass a scalar as itself; the parameter
+block of a kernel is packed into one buffer that the driver copies during the call.
 """
 
 from __future__ import annotations
@@ -59,17 +60,18 @@ def load_function(code: Code, index: int) -> Any:
 class _ParameterBlock:
     """The parameters of a kernel where the driver reads them; each stream of each thread has its own."""
 
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, parameters: Sequence[Parameter], is_short: bool) -> None:
         # What differs between calls lies in one buffer: address and length of an array, the value of a scalar.
         layout = struct.Struct("<" + "".join("qq" if p.is_array else _PACK[p.code] for p in parameters))
         self._buffer = ctypes.create_string_buffer(max(layout.size, 8))
-        self._fixed = (ctypes.c_int64 * (1 + len(parameters)))(0, *(_ITEM_BYTES[p.code] for p in parameters))
+        self._fixed = (ctypes.c_int64 * (2 + len(parameters)))(0, 1, *(_ITEM_BYTES[p.code] for p in parameters))
         at, null = ctypes.addressof(self._buffer), ctypes.addressof(self._fixed)
         pointers = []
-        for number, parameter in enumerate(parameters, 1):
+        for number, parameter in enumerate(parameters, 2):
             if parameter.is_array:
                 item_bytes = null + 8 * number
-                pointers += [null, null, at + 8, item_bytes, at, at + 8, item_bytes]
+                pointers += ([at, at, null, at + 8, null + 8] if is_short else
+                             [null, null, at + 8, item_bytes, at, at + 8, item_bytes])  # fmt: skip
             else:
                 pointers.append(at)
             at += 16 if parameter.is_array else 8
@@ -85,6 +87,9 @@ class Launcher:
         self.index = index
         self._parameters = tuple(parameters)
         self._function = load_function(code, index)
+        num_passed = code.ptx.split(".entry", 1)[1].split(")", 1)[0].count(".param")
+        # The compiler of the code shows in the number of values it takes.
+        self._is_short = num_passed == sum(5 if p.is_array else 1 for p in parameters)
         self._kept: list[_ParameterBlock] = []
         self._launch = load_driver().cuLaunchKernel
         self._current_stream = torch._C._cuda_getCurrentRawStream
@@ -106,7 +111,7 @@ class Launcher:
 
     def _bind(self, stream: int) -> tuple[Any, Callable[..., None], int]:
         bind_thread(self.index)
-        block = _ParameterBlock(self._parameters)
+        block = _ParameterBlock(self._parameters, self._is_short)
         handle = load_driver().CUstream(stream)
         self._bound[stream, get_ident()] = bound = handle, block.write, block.address
         self._kept.append(block)
