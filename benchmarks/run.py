@@ -16,6 +16,7 @@ from pyg_direct.bench.memory import measure_host_memory
 from pyg_direct.bench.picture import draw_file
 from pyg_direct.bench.row import Machine, Row, save_rows
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
+from pyg_direct.bench.startup import measure_startup
 from pyg_direct.datasets import synthetic_graph
 
 RESULTS = Path(__file__).parent / "results"
@@ -49,8 +50,14 @@ def memory(scale: float) -> Iterator[Row]:
     yield from measure_host_memory(int(8_000_000 * scale), 256, int(64_000_000 * scale))
 
 
+def startup(scale: float) -> Iterator[Row]:
+    yield from measure_startup(0.1 * scale)
+
+
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="memory, sampling, gather, loader; all by default")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="memory, sampling, gather, loader, startup; all by default")
+    ] = None,
     scale: Annotated[float, typer.Option(help="Factor on the nodes and edges of the products-shaped graph.")] = 1.0,
     draw: Annotated[bool, typer.Option(help="Only draw the pictures of the rows that are there.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the rows and pictures.")] = RESULTS,
@@ -69,7 +76,7 @@ def main(
         draw_file(out / f"{name}_{suffix}.json")
 
 
-CASES = {"memory": memory, "sampling": sampling, "gather": gather, "loader": loader}
+CASES = {"memory": memory, "sampling": sampling, "gather": gather, "loader": loader, "startup": startup}
 
 if __name__ == "__main__":
     typer.run(main)

@@ -55,8 +55,15 @@ def test_version_is_the_one_of_the_changelog():
     assert pyg_direct.__version__ == headings[0]
 
 
-def test_import_starts_neither_cuda_nor_its_compiler():
-    program = """
+def run_python(program, *arguments):
+    """Standard output of a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_starts_neither_cuda_nor_a_compiler():
+    found = run_python("""
 import sys
 import torch
 
@@ -64,11 +71,60 @@ def refuse(*args, **kwargs):
     raise SystemExit("CUDA was started")
 
 torch.cuda.init = torch.cuda._lazy_init = torch._C._cuda_init = refuse
+import torch_geometric.loader
+before = set(sys.modules)
 import pyg_direct
+
 assert not torch.cuda.is_initialized()
-assert "numba.cuda" not in sys.modules
+new = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
+print(sorted(new), sorted({"numba.cuda", "numba_cuda_mlir", "matplotlib"} & set(sys.modules)))
+""")
+
+    # PyG itself imports Numba and tqdm where they are installed.
+    assert found == "['pyg_direct'] []"
+
+
+def test_import_needs_no_compiler():
+    found = run_python("""
+import sys
+sys.modules |= dict.fromkeys(["numba", "llvmlite", "cuda", "cuda.bindings", "matplotlib"])
+import pyg_direct
+print(pyg_direct.__version__)
+""")
+
+    assert found == pyg_direct.__version__
+
+
+def test_import_is_quick_beside_torch_and_pyg():
+    program = """
+import time
+import torch, torch_geometric.loader
+start = time.perf_counter()
+import pyg_direct
+print(time.perf_counter() - start)
 """
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    seconds = min(float(run_python(program)) for _ in range(3))
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert seconds < 0.3
+
+
+@pytest.mark.gpu
+def test_batches_of_compiled_kernels_need_no_compiler():
+    program = """
+import sys
+if "--without-compiler" in sys.argv:
+    sys.modules |= dict.fromkeys(["numba", "llvmlite"])
+import torch
+from torch_geometric.data import Data
+from pyg_direct import NeighborLoader
+ids = torch.arange(2000)
+data = Data(x=torch.rand(1000, 33), edge_index=torch.stack([ids % 1000, ids * 7 % 1000]))
+torch.manual_seed(3)
+batch = next(iter(NeighborLoader(data, [4, -1], batch_size=32, shuffle=True, placement=sys.argv[1])))
+print(batch.x.device, batch.n_id.tolist(), float(batch.x.double().sum()) > 0)
+"""
+
+    for placement in ("cuda", "unified"):
+        expected = run_python(program, placement)
+        assert run_python(program, placement, "--without-compiler") == expected

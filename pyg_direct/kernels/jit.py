@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
-import tempfile
 import threading
-import types as pytypes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.kernels.cache import COMPILER, cache_folder, hold, read_or_make, source_folder
+from pyg_direct.kernels.declaration import Declaration, GpuCode
+from pyg_direct.kernels.shipped import find_shipped
+from pyg_direct.kernels.target import PTX_VERSIONS, nearest_target, stamp_version
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") == "1"
 # The simulator starts one Python thread per CUDA thread.
@@ -26,6 +28,8 @@ THREADS = 8 if SIMULATED else 256
 
 _LOCK = threading.RLock()
 _FUNCTIONS: list[Callable[..., Any]] = []
+# Scalar steps, and what made them known to a compiler so far.
+_BODIES: dict[Callable[..., Any], set[Callable[..., Any]]] = {}
 
 
 class _Deferred:
@@ -67,43 +71,69 @@ def device_function(name: str, signature: str) -> Any:
     return _DeviceFunction(name, signature)
 
 
+class _GpuCompiler(NamedTuple):
+    """What kernels and their compilation need of numba-cuda, or of the successor that takes the same kernels."""
+
+    cuda: Any
+    types: Any
+    register_jitable: Callable[..., Any]
+
+
+@functools.cache
+def _gpu_compiler() -> _GpuCompiler:
+    if COMPILER == "mlir":
+        from numba_cuda_mlir import cuda as mlir_cuda, extending, types as mlir_types
+
+        register = functools.partial(extending.register_jitable, typing_registry=extending.typing_registry)
+        return _GpuCompiler(mlir_cuda, mlir_types, register)
+    if COMPILER not in ("", "numba"):
+        raise ArgumentError(f"PYG_DIRECT_COMPILER must be numba or mlir, got {COMPILER!r}")
+    from numba import cuda as numba_cuda, types
+    from numba.extending import register_jitable
+
+    return _GpuCompiler(numba_cuda, types, register_jitable)
+
+
 def _bind(on_gpu: bool) -> None:
     """Put the real compilers' objects into the globals of every function decorated so far."""
     import numba
     from numba.extending import register_jitable
 
     real: dict[str, Any] = {"prange": numba.prange}
+    registers = {register_jitable}
     if on_gpu:
-        from numba import cuda as numba_cuda
-
-        real["cuda"] = _SimulatedCuda() if SIMULATED else numba_cuda
+        real["cuda"] = _SimulatedCuda() if SIMULATED else _gpu_compiler().cuda
+        registers.add(_gpu_compiler().register_jitable)
     for fn in _FUNCTIONS:
         for name, value in list(fn.__globals__.items()):
             if isinstance(value, _DeviceFunction) and on_gpu and not SIMULATED:
                 fn.__globals__[name] = _declare(value)
             elif isinstance(value, _Deferred) and value.name in real:
                 fn.__globals__[name] = real[value.name]
-        if fn.__dict__.pop("_is_unregistered_body", False):
-            register_jitable(fn)
+    for fn, registered in _BODIES.items():
+        for register in registers - registered:
+            register(fn)
+        registered |= registers
 
 
 @functools.cache
 def _declare(function: _DeviceFunction) -> Any:
-    from numba import cuda as numba_cuda
+    signature = _type("i4")(*map(_type, function.signature.split()))
+    cuda, link = _gpu_compiler().cuda, []
+    if COMPILER == "mlir":
+        # It also links what it compiles, to no end here, and wants all pieces for that: code for the oldest will do.
+        link = [cuda.LTOIR(compile_source(path.stem, min(PTX_VERSIONS))) for path in source_folder().glob("*.cu")]
+    return cuda.declare_device(function.name, signature, link=link)
 
-    return numba_cuda.declare_device(function.name, _types("i4")(*map(_types, function.signature.split())))
 
-
-def _types(code: str, is_array: bool = False) -> Any:
-    from numba import types
-
-    scalar = getattr(types, np.dtype(_SCALARS[code]).name)
+def _type(code: str, is_array: bool = False) -> Any:
+    scalar = getattr(_gpu_compiler().types, np.dtype(_SCALARS[code]).name)
     return scalar[::1] if is_array else scalar
 
 
 def body(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A scalar step, callable from CPU loops, from GPU grids and from plain Python."""
-    fn.__dict__["_is_unregistered_body"] = True
+    _BODIES[fn] = set()
     _FUNCTIONS.append(fn)
     return fn
 
@@ -114,15 +144,28 @@ class CpuKernel:
     def __init__(self, fn: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled: Any = None
+        self._known: set[tuple[Any, ...]] = set()
         _FUNCTIONS.append(fn)
 
     def __call__(self, *args: Any) -> Any:
         # One parallel region at a time: Numba's portable thread pool is not re-entrant.
         with _LOCK:
+            kinds = tuple([(a.dtype, a.ndim, a.flags.num) if isinstance(a, np.ndarray) else type(a) for a in args])
+            if kinds not in self._known:
+                self._prepare(args)
+                self._known.add(kinds)
+            return self._compiled(*args)
+
+    def _prepare(self, args: Sequence[Any]) -> None:
+        """Compile for the types of these arguments, or read what another process compiled."""
+        # Numba's index of a function is read, added to and written back: by one process at a time.
+        with hold(cache_folder("cpu") / self._fn.__name__):
             if self._compiled is None:
                 self._compiled = self._compile()
-            return self._compiled(*args)
+            # Without room on the disk, the loop is compiled but not kept.
+            with contextlib.suppress(OSError):
+                self._compiled.compile(tuple(map(self._compiled.typeof_pyval, args)))
 
     def _compile(self) -> Callable[..., Any]:
         import numba
@@ -173,87 +216,40 @@ _SCALARS = {"i1": np.int8, "u1": np.uint8, "i2": np.int16, "u2": np.uint16, "i4"
             "i8": np.int64, "u8": np.uint64, "f4": np.float32, "f8": np.float64}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter of a GPU kernel: a scalar code such as `i8`, or a 1-D array of it (`is_array`)."""
-
-    code: str
-    is_array: bool
-
-
-@dataclass(frozen=True)
-class GpuCode:
-    """PTX of one specialisation of a kernel, with the C++ functions it calls already inside."""
-
-    entry: str
-    ptx: str
-
-
-class GpuKernel:
-    """A grid over arrays, compiled by numba-cuda for an explicit signature.
-
-    The signature lists parameters by code: `i8` is an int64 scalar, `i8[]` a contiguous 1-D int64 array; a
-    capital letter (`I[]`) is a dtype that differs between specialisations, each listed in `variants`.
-    """
+class GpuKernel(Declaration):
+    """A grid over arrays, compiled for an explicit signature; see `Declaration` for how it is written."""
 
     def __init__(self, fn: Callable[..., Any], signature: str, variants: dict[str, Sequence[str]],
                  sources: Sequence[str], resident_blocks: int | None) -> None:  # fmt: skip
+        super().__init__(fn.__name__, signature, variants)
         self.__doc__ = fn.__doc__
         self.fn = fn
-        self.name = fn.__name__
-        self.signature = signature.split()
-        self.variants = {letter: tuple(codes) for letter, codes in variants.items()}
         self.sources = tuple(sources)
         self.launch_bounds = None if resident_blocks is None else (THREADS, resident_blocks)
         _FUNCTIONS.append(fn)
         GPU_KERNELS.append(self)
 
-    def specialisations(self) -> Iterator[dict[str, str]]:
-        """All declared choices of a dtype for each letter."""
-        chosen: list[dict[str, str]] = [{}]
-        for letter, codes in self.variants.items():
-            chosen = [{**c, letter: code} for c in chosen for code in codes]
-        return iter(chosen)
-
-    def parameters(self, choice: dict[str, str]) -> list[Parameter]:
-        """Parameters with every letter replaced by its chosen code."""
-        tokens = [(t.removesuffix("[]"), t.endswith("[]")) for t in self.signature]
-        return [Parameter(choice.get(code, code), is_array) for code, is_array in tokens]
-
-    def choose(self, dtypes: Sequence[str]) -> dict[str, str]:
-        """The specialisation for the dtype codes of actual arguments, in order."""
-        choice: dict[str, str] = {}
-        for token, code in zip(self.signature, dtypes, strict=True):
-            letter = token.removesuffix("[]")
-            if letter in self.variants:
-                assert choice.setdefault(letter, code) == code, f"{self.name}: {letter} is {choice[letter]} and {code}"
-                assert code in self.variants[letter], f"{self.name}: {letter} has no variant {code}"
-        return choice
-
     def compile(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> GpuCode:
-        """PTX for a compute capability; needs no GPU. Read from the disk cache where it has been compiled before."""
-        tag = "-".join([self.name, *(f"{k}{v}" for k, v in sorted(choice.items())),
-                        "sm{}{}".format(*compute_capability)])  # fmt: skip
-        path = cache_folder("gpu") / f"{tag}.ptx"
-        if path.exists():
-            entry, ptx = path.read_text().split("\n", 1)
-        else:
-            ptx = self._compile_ptx(compute_capability, choice)
-            entry = ptx.split(".entry", 1)[1].split("(", 1)[0].strip()
-            _write_whole(path, f"{entry}\n{ptx}")
-        return GpuCode(entry, ptx)
+        """PTX that a compute capability runs: from the wheel, from the disk cache, or compiled now. Needs no GPU."""
+        target = nearest_target(compute_capability)
+        name = self.file_name(target, choice)
+        ptx = find_shipped(name)
+        if ptx is None:
+            ptx = read_or_make(cache_folder("gpu") / name,
+                               lambda: stamp_version(self.compile_ptx(target, choice), target))  # fmt: skip
+        return GpuCode(ptx)
 
-    def _compile_ptx(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> str:
+    def compile_ptx(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> str:
+        """PTX as the compiler makes it."""
         assert not SIMULATED, "the simulator has no code generator"
         with _LOCK, _pretend_device(compute_capability):
-            from numba import cuda as numba_cuda, types
-
+            compiler = _gpu_compiler()
             _bind(on_gpu=True)
-            args = [_types(p.code, p.is_array) for p in self.parameters(choice)]
+            args = [_type(p.code, p.is_array) for p in self.parameters(choice)]
             # With C++ functions, both sides meet before code is generated, so that no call is left in a hot loop.
-            code, _ = numba_cuda.compile(self.fn, types.void(*args), device=False, abi="numba",
-                                         cc=compute_capability, output="ltoir" if self.sources else "ptx",
-                                         launch_bounds=self.launch_bounds)  # fmt: skip
+            code, _ = compiler.cuda.compile(self.fn, compiler.types.void(*args), device=False, abi="numba",
+                                            cc=compute_capability, output="ltoir" if self.sources else "ptx",
+                                            launch_bounds=self.launch_bounds)  # fmt: skip
         if not self.sources:
             return str(code)
         return _link([code, *(compile_source(name, compute_capability) for name in self.sources)], compute_capability)
@@ -284,50 +280,22 @@ def gpu_kernel(signature: str, *, sources: Sequence[str] = (), resident_blocks: 
 
 @contextlib.contextmanager
 def _pretend_device(compute_capability: tuple[int, int]) -> Iterator[None]:
-    """Let numba-cuda compile nested functions for this capability, with or without a driver."""
-    import numba.cuda.dispatcher as dispatcher
+    """Let the compiler take this capability for that of a device, with or without a driver."""
+    pretended: Any
+    if COMPILER == "mlir":
+        from numba_cuda_mlir import tools as asked
 
-    real = dispatcher.get_current_device
-    dispatcher.get_current_device = lambda: pytypes.SimpleNamespace(compute_capability=compute_capability)
+        name, pretended = "_cached_cc", compute_capability
+    else:
+        import numba.cuda.dispatcher as asked
+
+        name, pretended = "get_current_device", lambda: SimpleNamespace(compute_capability=compute_capability)
+    real = getattr(asked, name)
+    setattr(asked, name, pretended)
     try:
         yield
     finally:
-        dispatcher.get_current_device = real
-
-
-@functools.cache
-def cache_folder(kind: str) -> Path:
-    """Folder of compiled code, one for each state of the sources and each version of the compilers."""
-    import importlib.metadata as metadata
-
-    digest = hashlib.sha256()
-    for path in [*sorted(Path(__file__).parent.glob("*.py")), *sorted(source_folder().glob("*.cu"))]:
-        digest.update(path.read_bytes())
-    for package in ("numba", "numba-cuda", "llvmlite", "numpy", "nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            digest.update(f"{package}{metadata.version(package)}".encode())
-    root = os.environ.get("PYG_DIRECT_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pyg_direct")  # fmt: skip
-    folder = Path(root) / digest.hexdigest()[:16] / kind
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="pyg_direct"))
-    return folder
-
-
-def _write_whole(path: Path, text: str) -> None:
-    # Several processes may compile the same kernel: readers see all of a file or none of it.
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(name, path)
-
-
-def source_folder() -> Path:
-    """Where `cuda_src/` lies: inside the installed package, or beside it in a checkout."""
-    inside = Path(__file__).parents[1] / "cuda_src"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "cuda_src"
+        setattr(asked, name, real)
 
 
 def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:

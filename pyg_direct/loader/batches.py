@@ -31,7 +31,7 @@ def order_of_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> Tensor | N
         and sampler.generator is None
         and (sampler.num_samples == count)
     ):
-        return permute(count, key=shuffle_key(seed, epoch))
+        return permute(count, key=shuffle_key(seed, epoch), device=getattr(loader, "device", "cpu"))
     return None
 
 

@@ -9,6 +9,7 @@ from pyg_direct.kernels.draw import draw_bits_cpu, draw_bits_gpu
 from pyg_direct.kernels.state import SHUFFLE_DRAW
 from pyg_direct.ops.check import check_ids, check_key
 from pyg_direct.ops.launch import grid_for, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.typing import Device
 
 _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
@@ -48,7 +49,13 @@ def draw_bits(items: Tensor, *, key: int, slot: int = 0) -> Tensor:
     return out
 
 
-def permute(count: int, *, key: int) -> Tensor:
-    """A uniform permutation of 0 .. count-1, int64 `[count]` on the CPU: positions in the order of their draws."""
-    bits = draw_bits(torch.arange(count), key=check_key("key", key), slot=SHUFFLE_DRAW)
-    return bits.sort(stable=True).indices
+def permute(count: int, *, key: int, device: Device = "cpu") -> Tensor:
+    """A uniform permutation of 0 .. count-1, int64 `[count]` on the CPU: positions in the order of their draws.
+
+    Args:
+        count: Number of positions.
+        key: Unsigned 64-bit key; equal keys give equal permutations.
+        device: Where the work is done.
+    """
+    bits = draw_bits(torch.arange(count, device=device), key=check_key("key", key), slot=SHUFFLE_DRAW)
+    return bits.sort(stable=True).indices.cpu()

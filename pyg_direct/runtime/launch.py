@@ -1,14 +1,14 @@
 """Launch of compiled kernels on torch's current stream, straight through the driver.
 
-Numba passes a 1-D array as (meminfo, parent, items, item size, data, shape, stride) and a scalar as itself; the
-parameter block of a kernel is packed into one buffer that the driver copies during the call.
+numba-cuda passes a 1-D array as (meminfo, parent, items, item size, data, shape, stride in bytes), its successor
+numba-cuda-mlir as (allocation, data, offset, shape, stride in items), and both pass a scalar as itself; the parameter
+block of a kernel is packed into one buffer that the driver copies during the call.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import re
 import struct
 from collections.abc import Callable, Sequence
 from threading import get_ident
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from pyg_direct.errors import CudaError
-from pyg_direct.runtime.device import abilities, bind_thread
+from pyg_direct.runtime.device import bind_thread
 from pyg_direct.runtime.driver import call, load_driver
 
 _ITEM_BYTES = {"i1": 1, "u1": 1, "i2": 2, "u2": 2, "i4": 4, "u4": 4, "f4": 4, "i8": 8, "u8": 8, "f8": 8}
@@ -49,44 +49,29 @@ class Code(Protocol):
         """Its PTX."""
 
 
-def fit_ptx_version(ptx: str, driver_version: int) -> str:
-    """The PTX with a version its driver accepts.
-
-    The compiler stamps the newest version it knows, whatever the code uses; ours uses nothing newer than 8.0 on
-    these architectures.
-    """
-    major, minor = driver_version // 1000, driver_version % 1000 // 10
-    newest = (major - 4, minor) if major >= 13 else (8, minor if major == 12 else 0)
-    found = re.search(r"^\.version (\d+)\.(\d+)", ptx, re.MULTILINE)
-    assert found is not None, "PTX without a version"
-    if (int(found[1]), int(found[2])) <= newest:
-        return ptx
-    return ptx.replace(found[0], ".version {}.{}".format(*newest), 1)
-
-
 def load_function(code: Code, index: int) -> Any:
     """A function handle for a compiled kernel in torch's context on GPU `index`."""
     with torch.cuda.device(index):
         bind_thread(index)
-        image = fit_ptx_version(code.ptx, abilities(index).driver_version).encode() + b"\0"
-        module = call("cuModuleLoadData", image)
+        module = call("cuModuleLoadData", code.ptx.encode() + b"\0")
         return call("cuModuleGetFunction", module, code.entry.encode())
 
 
 class _ParameterBlock:
     """The parameters of a kernel where the driver reads them; each stream of each thread has its own."""
 
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, parameters: Sequence[Parameter], is_short: bool) -> None:
         # What differs between calls lies in one buffer: address and length of an array, the value of a scalar.
         layout = struct.Struct("<" + "".join("qq" if p.is_array else _PACK[p.code] for p in parameters))
         self._buffer = ctypes.create_string_buffer(max(layout.size, 8))
-        self._fixed = (ctypes.c_int64 * (1 + len(parameters)))(0, *(_ITEM_BYTES[p.code] for p in parameters))
+        self._fixed = (ctypes.c_int64 * (2 + len(parameters)))(0, 1, *(_ITEM_BYTES[p.code] for p in parameters))
         at, null = ctypes.addressof(self._buffer), ctypes.addressof(self._fixed)
         pointers = []
-        for number, parameter in enumerate(parameters, 1):
+        for number, parameter in enumerate(parameters, 2):
             if parameter.is_array:
                 item_bytes = null + 8 * number
-                pointers += [null, null, at + 8, item_bytes, at, at + 8, item_bytes]
+                pointers += ([at, at, null, at + 8, null + 8] if is_short else
+                             [null, null, at + 8, item_bytes, at, at + 8, item_bytes])  # fmt: skip
             else:
                 pointers.append(at)
             at += 16 if parameter.is_array else 8
@@ -102,6 +87,9 @@ class Launcher:
         self.index = index
         self._parameters = tuple(parameters)
         self._function = load_function(code, index)
+        num_passed = code.ptx.split(".entry", 1)[1].split(")", 1)[0].count(".param")
+        # The compiler of the code shows in the number of values it takes.
+        self._is_short = num_passed == sum(5 if p.is_array else 1 for p in parameters)
         self._kept: list[_ParameterBlock] = []
         self._launch = load_driver().cuLaunchKernel
         self._current_stream = torch._C._cuda_getCurrentRawStream
@@ -123,7 +111,7 @@ class Launcher:
 
     def _bind(self, stream: int) -> tuple[Any, Callable[..., None], int]:
         bind_thread(self.index)
-        block = _ParameterBlock(self._parameters)
+        block = _ParameterBlock(self._parameters, self._is_short)
         handle = load_driver().CUstream(stream)
         self._bound[stream, get_ident()] = bound = handle, block.write, block.address
         self._kept.append(block)

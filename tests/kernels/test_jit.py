@@ -1,40 +1,16 @@
 """The door to the compilers: opened late, kept in one file, with a cache beside it."""
 
 import ast
-import importlib.metadata
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import pyg_direct
 from pyg_direct.kernels import jit
-from pyg_direct.kernels.jit import cache_folder, get_cpu_threads, set_cpu_threads, source_folder
+from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
+from tests.interpreter import PACKAGE, run_python
 
-PACKAGE = Path(pyg_direct.__file__).parent
 COMPILERS = {"numba", "llvmlite", "numba_cuda", "numba_cuda_mlir", "nvrtc"}
-
-# The package without its own __init__, whose import of PyG imports Numba.
-BARE_PACKAGE = f"""
-import sys, types
-package = sys.modules["pyg_direct"] = types.ModuleType("pyg_direct")
-package.__path__ = [{str(PACKAGE)!r}]
-"""
-
-# The one cached folder of this process stays as it is.
-find_folder = cache_folder.__wrapped__
-
-
-def run_python(text, **environment):
-    """Standard output of a fresh interpreter that sees the bare package."""
-    done = subprocess.run([sys.executable, "-c", BARE_PACKAGE + text], env={**os.environ, **environment},
-                          capture_output=True, text=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def find_imports(path):
@@ -86,95 +62,32 @@ print("jit" in names, sorted({"numba", "llvmlite", "cuda", "torch"} & set(sys.mo
     assert found == "True []"
 
 
-def test_cache_follows_the_environment(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path / "own"))
-    own = find_folder("gpu")
-    monkeypatch.delenv("PYG_DIRECT_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-
-    common = find_folder("gpu")
-
-    assert own.is_dir()
-    assert own.parents[1] == tmp_path / "own"
-    assert common.is_dir()
-    assert common.parents[1] == tmp_path / "xdg" / "pyg_direct"
-    assert (own.name, own.parent.name) == (common.name, common.parent.name)
-
-
-def test_cache_of_another_compiler_is_another_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
-    before = find_folder("cpu")
-    monkeypatch.setattr(importlib.metadata, "version", lambda package: "99.0")
-
-    after = find_folder("cpu")
-
-    assert after != before
-
-
-def test_cache_that_cannot_be_written_is_replaced(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path / "file" / "below"))
-
-    folder = find_folder("cpu")
-
-    assert folder.is_dir()
-    assert tmp_path not in folder.parents
-
-
-def test_compiled_loops_are_read_back_from_disk(tmp_path):
-    script = """
-import numpy as np
-from pyg_direct.kernels.bitmap import rank_words_cpu as kernel
-ranks = np.full(2, -1, np.int32)
-kernel(np.array([7, 1], np.uint32), ranks, np.zeros(1, np.int64))
-stats = kernel._compiled.stats
-print(ranks.tolist(), sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
-"""
-
-    outputs = [run_python(script, PYG_DIRECT_CACHE=str(tmp_path)) for _ in range(2)]
-
-    assert outputs == ["[0, 3] 0 1", "[0, 3] 1 0"]
-
-
-def test_compiled_grids_are_read_back_from_disk(fresh_kernel, tmp_path, monkeypatch):
+def test_grids_are_compiled_for_the_nearest_architecture_and_read_back(fresh_kernel, tmp_path, monkeypatch):
     calls = []
 
-    def compile_ptx(self, capability, choice):
-        calls.append((capability, choice))
-        return ".version 8.0\n.entry entry_name ()"
+    def compile_ptx(self, target, choice):
+        calls.append((target, choice))
+        return ".version 9.4\n.entry entry_name ()"
 
     monkeypatch.setattr(jit, "cache_folder", lambda kind: tmp_path)
-    monkeypatch.setattr(jit.GpuKernel, "_compile_ptx", compile_ptx)
+    monkeypatch.setattr(jit.GpuKernel, "compile_ptx", compile_ptx)
     choice = {"I": "i4", "T": "f4"}
 
-    codes = [fresh_kernel.compile((9, 0), choice), fresh_kernel.compile((9, 0), choice)]
-    other = fresh_kernel.compile((8, 0), choice)
+    codes = [fresh_kernel.compile(capability, choice) for capability in [(9, 0), (9, 0), (8, 0), (8, 9), (12, 0)]]
 
-    assert codes[0] == codes[1] == other == jit.GpuCode("entry_name", ".version 8.0\n.entry entry_name ()")
-    assert calls == [((9, 0), choice), ((8, 0), choice)]
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".ptx", ".ptx"]
-
-
-def test_kernel_lists_its_specialisations(fresh_kernel):
-    got = list(fresh_kernel.specialisations())
-
-    assert got == [{"I": "i4", "T": "f4"}, {"I": "i8", "T": "f4"}]
+    assert codes[:4] == [jit.GpuCode(".version 8.0\n.entry entry_name ()")] * 4
+    assert codes[4] == jit.GpuCode(".version 8.6\n.entry entry_name ()")
+    assert calls == [((9, 0), choice), ((8, 0), choice), ((10, 0), choice)]
 
 
-def test_kernel_chooses_by_the_dtypes_of_its_arguments(fresh_kernel):
-    choice = fresh_kernel.choose(["", "i8", "f4", "i8"])
+def test_grids_in_the_wheel_are_not_compiled(fresh_kernel, monkeypatch):
+    shipped = {"copy_gpu-Ii8-Tf4-sm80.ptx": ".version 8.0\n.entry shipped ()"}
+    monkeypatch.setattr(jit, "find_shipped", shipped.get)
+    monkeypatch.setattr(jit.GpuKernel, "compile_ptx", None)
 
-    assert choice == {"I": "i8", "T": "f4"}
-    assert fresh_kernel.parameters(choice)[1] == jit.Parameter("i8", is_array=True)
+    code = fresh_kernel.compile((8, 6), {"I": "i8", "T": "f4"})
 
-
-@pytest.mark.parametrize(("dtypes", "words"), [
-    (["", "i8", "f4", "i4"], "copy_gpu: I is i8 and i4"),
-    (["", "i8", "f8", "i8"], "copy_gpu: T has no variant f8"),
-])  # fmt: skip
-def test_kernel_refuses_what_it_was_not_declared_for(fresh_kernel, dtypes, words):
-    with pytest.raises(AssertionError, match=words):
-        fresh_kernel.choose(dtypes)
+    assert code.entry == "shipped"
 
 
 def test_c_plus_plus_errors_come_with_the_compilers_words(tmp_path, monkeypatch):
@@ -183,12 +96,6 @@ def test_c_plus_plus_errors_come_with_the_compilers_words(tmp_path, monkeypatch)
 
     with pytest.raises(RuntimeError, match=r"(?s)cuda_src/broken\.cu.*missing_name"):
         jit.compile_source("broken", (9, 0))
-
-
-def test_sources_are_found():
-    names = {path.name for path in source_folder().iterdir()}
-
-    assert "rows.cu" in names
 
 
 def test_threads_are_set_and_told(threads_before):

@@ -56,9 +56,10 @@ def test_strided_items_draw_by_value(device):
 
 @pytest.mark.parametrize("count", [0, 1, 2, 57])
 @pytest.mark.parametrize("key", [0, 2**64 - 1])
-def test_permutation_matches_the_reference(count, key):
-    got = permute(count, key=key)
+def test_permutation_matches_the_reference(device, count, key):
+    got = permute(count, key=key, device=device)
 
+    assert got.device.type == "cpu"
     assert got.tolist() == reference.permute(count, key)
     assert sorted(got.tolist()) == list(range(count))
 

@@ -11,10 +11,9 @@ from pyg_direct.ops.draw import draw_bits
 from pyg_direct.ops.launch import run_gpu
 from pyg_direct.runtime.device import abilities
 from pyg_direct.runtime.graph import CapturedGraph, copy_words, fill_words
-from pyg_direct.runtime.launch import Launcher, fit_ptx_version
+from pyg_direct.runtime.launch import Launcher
 from pyg_direct.runtime.memory import allocate
 
-PTX = "//\n// Compiler Build ID\n//\n\n.version 9.4\n.target sm_90\n.address_size 64\n// .version 9.4\n"
 # One scalar of each kind, at an end of its range.
 SCALARS = [-128, 255, -(2**15), 2**16 - 1, -(2**31), 2**32 - 1, -(2**63), 2**64 - 1, 0.1, 0.1]
 
@@ -37,26 +36,6 @@ def measure_launch_us(count=1000):
     took = time.perf_counter() - start
     torch.cuda.synchronize()
     return took / count * 1e6
-
-
-@pytest.mark.parametrize(("driver_version", "version"), [
-    (13_050, "9.4"), (13_040, "9.4"), (13_010, "9.1"), (13_000, "9.0"), (12_080, "8.8"), (12_000, "8.0"),
-])  # fmt: skip
-def test_ptx_gets_a_version_the_driver_knows(driver_version, version):
-    got = fit_ptx_version(PTX, driver_version)
-
-    assert got == PTX.replace(".version 9.4", f".version {version}", 1)
-
-
-def test_old_ptx_stays_as_it_is():
-    old = PTX.replace("9.4", "8.0")
-
-    assert fit_ptx_version(old, 13_000) == old
-
-
-def test_ptx_without_a_version_is_our_own_bug():
-    with pytest.raises(AssertionError, match="PTX without a version"):
-        fit_ptx_version(".target sm_90", 13_000)
 
 
 def test_words_are_filled_and_copied(device):

@@ -1,0 +1,46 @@
+"""Run by a Python that has the wheel installed, from the checkout: the wheel holds what belongs to it, and all of it.
+
+PTX of every specialisation of every GPU kernel is found for all architectures, current with the sources, without a
+compiler.
+"""
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+sys.modules |= dict.fromkeys(["numba", "llvmlite", "cuda"])
+
+import pyg_direct
+import pyg_direct.kernels
+from pyg_direct.kernels.cache import source_digest, source_folder
+from pyg_direct.kernels.jit import GPU_KERNELS, GpuKernel
+from pyg_direct.kernels.shipped import ARCHIVE, _open_archive
+from pyg_direct.kernels.target import PTX_VERSIONS
+
+installed = Path(pyg_direct.__file__).parent
+assert installed.is_relative_to(sys.prefix), f"{installed} is not the installed wheel"
+
+assert source_folder() == installed / "cuda_src", source_folder()
+expected = {path.name for path in Path("cuda_src").iterdir()}
+found = {path.name for path in source_folder().iterdir()}
+assert found == expected, f"cuda_src in the wheel: {found}, in the checkout: {expected}"
+
+for module in pkgutil.iter_modules(pyg_direct.kernels.__path__):
+    importlib.import_module(f"pyg_direct.kernels.{module.name}")
+# What was not found would be compiled.
+del GpuKernel.compile_ptx
+names = set()
+for kernel in GPU_KERNELS:
+    for target in [*PTX_VERSIONS, (8, 6), (8, 9), (12, 0)]:
+        for choice in kernel.specialisations():
+            assert kernel.compile(target, choice).entry, f"{kernel.name} {choice} for {target}"
+            if target in PTX_VERSIONS:
+                names.add(kernel.file_name(target, choice))
+archive = _open_archive()
+assert archive is not None, "the wheel holds no PTX that is current with its sources"
+assert set(archive.namelist()) == names, f"left over: {set(archive.namelist()) - names}"
+num_bytes = sum(entry.file_size for entry in archive.infolist())
+print(f"pyg_direct {pyg_direct.__version__} from {installed}, cuda_src: {', '.join(sorted(found))}")
+print(f"PTX of {len(names)} specialisations of {len(GPU_KERNELS)} kernels, {num_bytes / 1e6:.1f} MB, "
+      f"{ARCHIVE.stat().st_size / 1e6:.2f} MB in the wheel; sources {source_digest()[:16]}")  # fmt: skip

@@ -1,0 +1,79 @@
+"""Puts PTX of every foreseen kernel specialisation into the wheel; needs no GPU, but numba-cuda and its libraries.
+
+Where they are missing, or do not work, the wheel is built without PTX, with a warning: kernels then compile at first
+use. An editable install has none, since an edit of the sources would make it stale.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import multiprocessing
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parent
+
+
+class PtxHook(BuildHookInterface):
+    """Compiles the kernels before the wheel is put together."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Add the archive of PTX to what goes into the wheel."""
+        if version == "editable":
+            return
+        self.folder = tempfile.mkdtemp()
+        archive = os.path.join(self.folder, "ptx.zip")
+        # A process of its own: the package is imported without its dependencies.
+        done = subprocess.run([sys.executable, __file__, archive], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            build_data["force_include"][archive] = "pyg_direct/kernels/ptx.zip"
+        else:
+            reason = done.stderr.strip().rpartition("\n")[2]
+            self.app.display_warning(f"the wheel holds no PTX, its kernels will compile at first use: {reason}")
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove the archive, of which the wheel holds a copy."""
+        if version != "editable":
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def compile_kernel(number: int, target: tuple[int, int]) -> dict[str, str]:
+    """PTX of all specialisations of a kernel for an architecture, by file name."""
+    from pyg_direct.kernels.jit import GPU_KERNELS
+
+    kernel = GPU_KERNELS[number]
+    return {kernel.file_name(target, choice): kernel.compile(target, choice).ptx for choice in kernel.specialisations()}
+
+
+def write_ptx(path: str) -> None:
+    """Compile every kernel for every architecture into one archive."""
+    # The package's own __init__ imports torch and PyG, which a build has no use for.
+    package = sys.modules["pyg_direct"] = types.ModuleType("pyg_direct")
+    package.__path__ = [str(ROOT / "pyg_direct")]
+    import pyg_direct.kernels
+    from pyg_direct.kernels.jit import GPU_KERNELS
+    from pyg_direct.kernels.shipped import write_archive
+    from pyg_direct.kernels.target import PTX_VERSIONS
+
+    for module in pkgutil.iter_modules(pyg_direct.kernels.__path__):
+        importlib.import_module(f"pyg_direct.kernels.{module.name}")
+    jobs = list(itertools.product(range(len(GPU_KERNELS)), PTX_VERSIONS))
+    # Forked, so that the processes know the bare package.
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+        texts = [text for part in pool.map(compile_kernel, *zip(*jobs, strict=True)) for text in part.items()]
+    write_archive(Path(path), dict(texts))
+
+
+if __name__ == "__main__":
+    write_ptx(sys.argv[1])

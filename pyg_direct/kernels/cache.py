@@ -1,0 +1,98 @@
+"""Where compiled code is kept: one folder on disk for each state of the sources and each version of the compilers."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+COMPILER = os.environ.get("PYG_DIRECT_COMPILER", "")
+_PACKAGES = ("numba", "numba-cuda", "numba-cuda-mlir", "llvmlite", "numpy", "nvidia-nvvm", "nvidia-cuda-nvrtc",
+             "nvidia-nvjitlink")  # fmt: skip
+# Longer than any kernel compiles: who waited that long compiles it too.
+_PATIENCE_SECONDS = 120.0
+
+
+def source_folder() -> Path:
+    """Where `cuda_src/` lies: inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parents[1] / "cuda_src"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "cuda_src"
+
+
+@functools.cache
+def source_digest() -> str:
+    """Tells one state of the kernels' sources from every other."""
+    digest = hashlib.sha256()
+    for path in [*sorted(Path(__file__).parent.glob("*.py")), *sorted(source_folder().glob("*.cu"))]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def cache_folder(kind: str) -> Path:
+    """Folder of compiled code; one that ends with the process where the usual one cannot be written."""
+    import importlib.metadata as metadata
+
+    digest = hashlib.sha256(f"{source_digest()}{COMPILER}".encode())
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            digest.update(f"{package}{metadata.version(package)}".encode())
+    root = os.environ.get("PYG_DIRECT_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pyg_direct")  # fmt: skip
+    folder = Path(root) / digest.hexdigest()[:16] / kind
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    # GPU code is read from a folder that cannot be written; Numba would look for another place, and keep less apart.
+    if folder.is_dir() and (kind == "gpu" or os.access(folder, os.W_OK)):
+        return folder
+    folder = Path(tempfile.mkdtemp(prefix="pyg_direct"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def read_or_make(path: Path, make: Callable[[], str]) -> str:
+    """The text of a file, made by the first process that wants it while others wait; made anew if it is not kept."""
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    with hold(path):
+        with contextlib.suppress(OSError):
+            return path.read_text()
+        text = make()
+        with contextlib.suppress(OSError):
+            _write_whole(path, text)
+    return text
+
+
+@contextlib.contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Keep other processes from what belongs to `path`; ends with the process, however that ends.
+
+    Where there can be no lock (a folder that cannot be written, a full disk), work is done twice rather than not.
+    """
+    from filelock import FileLock
+
+    lock = FileLock(f"{path}.lock", timeout=_PATIENCE_SECONDS)
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    # Readers see all of a file or none of it.
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise
