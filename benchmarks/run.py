@@ -10,7 +10,13 @@ from typing import Annotated
 import torch
 import typer
 
-from pyg_direct.bench.gather import measure_cold_rows, measure_hot_rows
+from pyg_direct.bench.gather import (
+    measure_cached_rows,
+    measure_cold_growth,
+    measure_cold_rows,
+    measure_hot_rows,
+    measure_stored_rows,
+)
 from pyg_direct.bench.loader import measure_loader
 from pyg_direct.bench.memory import measure_host_memory
 from pyg_direct.bench.picture import draw_file
@@ -32,7 +38,15 @@ def gather(scale: float) -> Iterator[Row]:
     if not torch.cuda.is_available():
         raise typer.BadParameter("gather is measured on a GPU, and there is none here")
     yield from measure_hot_rows()
+    yield from measure_cached_rows()
+    yield from measure_stored_rows()
     yield from measure_cold_rows()
+
+
+def gather_growth(scale: float) -> Iterator[Row]:
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("gather_growth is measured on a GPU, and there is none here")
+    yield from measure_cold_growth(int((64 << 30) * scale))
 
 
 def loader(scale: float) -> Iterator[Row]:
@@ -49,8 +63,11 @@ def memory(scale: float) -> Iterator[Row]:
     yield from measure_host_memory(int(8_000_000 * scale), 256, int(64_000_000 * scale))
 
 
+_NAMES = "memory, sampling, gather, loader (all of these by default), gather_growth (takes 64 GiB of host memory)"
+
+
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="memory, sampling, gather, loader; all by default")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help=_NAMES)] = None,
     scale: Annotated[float, typer.Option(help="Factor on the nodes and edges of the products-shaped graph.")] = 1.0,
     draw: Annotated[bool, typer.Option(help="Only draw the pictures of the rows that are there.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the rows and pictures.")] = RESULTS,
@@ -60,7 +77,7 @@ def main(
         return
     machine = Machine()
     suffix = "cpu" if machine.gpu == "none" else machine.gpu.split()[-1].lower()
-    for name in names or CASES:
+    for name in names or DEFAULT_CASES:
         rows = []
         for row in CASES[name](scale):
             print(row, flush=True)
@@ -69,7 +86,8 @@ def main(
         draw_file(out / f"{name}_{suffix}.json")
 
 
-CASES = {"memory": memory, "sampling": sampling, "gather": gather, "loader": loader}
+CASES = {"memory": memory, "sampling": sampling, "gather": gather, "gather_growth": gather_growth, "loader": loader}
+DEFAULT_CASES = ("memory", "sampling", "gather", "loader")
 
 if __name__ == "__main__":
     typer.run(main)

@@ -1,27 +1,191 @@
-// Copies of table rows in 16-byte pieces, which Numba cannot express.
+// Copies of table rows in pieces of 16 bytes, of any alignment or widened to float32, which Numba cannot express.
 //
 // Called from pyg_direct/kernels/gather.py. Functions follow Numba's calling convention: the first parameter is
-// the place for a result, which is not used, and the return value 0 means success.
+// the place for a result, which is not used, and the return value 0 means success. All offsets count bytes of the
+// output; a row at address 0 stands for zeros.
 
-// One row of `pieces` times 16 bytes, shared by the lanes 0 .. lanes-1 of a group; source 0 stands for zeros. Four
-// pieces of a lane are in flight before the first is stored: a row is then read in one go, which DRAM serves best.
-extern "C" __device__ int copy_row_16(int *, unsigned long long target, unsigned long long source, int pieces,
-                                      int lane, int lanes)
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// How a piece is read; the same numbers as in kernels/gather.py and kernels/widen.py.
+enum Kind { ALIGNED, WORDS, BYTES, HALF, BFLOAT, FLOAT8 };
+
+// Where a piece lies: at `offset` of a row, and from its byte `cut` on at the begin of the `next` row.
+struct Place {
+    u64 row, next;
+    int offset, cut, exponent, next_exponent;
+};
+
+__device__ float float_of_half(unsigned short bits)
 {
-    const uint4 *from = reinterpret_cast<const uint4 *>(source);
-    uint4 *to = reinterpret_cast<uint4 *>(target);
-    for (int piece = lane; piece < pieces; piece += 4 * lanes) {
-        uint4 value[4] = {};
-        if (from != nullptr) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+// A float8_e4m3fn number times 2 ^ (exponent - 127). Its bits moved into a half mean its 256th part.
+__device__ u32 widen_float8(u32 bits, int exponent)
+{
+    if ((bits & 0x7f) == 0x7f) return 0x7fffffff;
+    const float part = float_of_half((bits & 0x80) << 8 | (bits & 0x7f) << 7);
+    return __float_as_uint(part * __int_as_float((exponent + 8) << 23));
+}
+
+template <int KIND> __device__ u32 widen(u32 bits, int exponent)
+{
+    if (KIND == HALF) return __float_as_uint(float_of_half(bits));
+    return KIND == BFLOAT ? bits << 16 : widen_float8(bits, exponent);
+}
+
+// 16 bytes from any address, of which [low, high) are wanted: only aligned pieces that hold one of them are read.
+__device__ uint4 load_bytes(u64 address, int low, int high)
+{
+    const int ahead = address & 15;
+    const uint4 *from = reinterpret_cast<const uint4 *>(address - ahead);
+    uint4 first = {}, second = {};
+    if (low < 16 - ahead) first = from[0];
+    if (high > 16 - ahead) second = from[1];
+    u32 word[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+    if (ahead & 8) {
 #pragma unroll
-            for (int u = 0; u < 4; ++u) {
-                if (piece + u * lanes < pieces) value[u] = from[piece + u * lanes];
+        for (int k = 0; k < 6; ++k) word[k] = word[k + 2];
+    }
+    if (ahead & 4) {
+#pragma unroll
+        for (int k = 0; k < 5; ++k) word[k] = word[k + 1];
+    }
+    const int bits = 8 * (ahead & 3);
+    return make_uint4(__funnelshift_r(word[0], word[1], bits), __funnelshift_r(word[1], word[2], bits),
+                      __funnelshift_r(word[2], word[3], bits), __funnelshift_r(word[3], word[4], bits));
+}
+
+// The first `count` bytes of a word from `a`, the others from `b`.
+__device__ u32 join(u32 a, u32 b, int count)
+{
+    const u32 mask = count >= 4 ? ~0u : count <= 0 ? 0u : (1u << 8 * count) - 1;
+    return (a & mask) | (b & ~mask);
+}
+
+template <int KIND> __device__ uint4 load_piece(const Place &p)
+{
+    uint4 value = {};
+    if (KIND == ALIGNED) {
+        if (p.row) value = *reinterpret_cast<const uint4 *>(p.row + p.offset);
+    } else if (KIND == BYTES) {
+        if (p.row) value = load_bytes(p.row + p.offset, 0, min(p.cut, 16));
+        if (p.cut < 16) {
+            uint4 end = {};
+            if (p.next) end = load_bytes(p.next - p.cut, p.cut, 16);
+            value = make_uint4(join(value.x, end.x, p.cut), join(value.y, end.y, p.cut - 4),
+                               join(value.z, end.z, p.cut - 8), join(value.w, end.w, p.cut - 12));
+        }
+    } else {
+        constexpr int shift = KIND == WORDS ? 0 : KIND == FLOAT8 ? 2 : 1;
+        const u64 from = p.row + (p.offset >> shift);
+        u32 word[4];
+        if (KIND != WORDS && p.row && p.cut >= 16 && from % (16 >> shift) == 0) {
+            // Four stored numbers in one access.
+            if (KIND == FLOAT8) {
+                const u32 all = *reinterpret_cast<const u32 *>(from);
+#pragma unroll
+                for (int k = 0; k < 4; ++k) word[k] = all >> 8 * k & 0xff;
+            } else {
+                const uint2 all = *reinterpret_cast<const uint2 *>(from);
+                word[0] = all.x & 0xffff, word[1] = all.x >> 16, word[2] = all.y & 0xffff, word[3] = all.y >> 16;
             }
+        } else {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const bool in_row = 4 * k < p.cut;
+                const u64 at = in_row ? from + (4 * k >> shift) : p.next + ((4 * k - p.cut) >> shift);
+                word[k] = 0;
+                if (in_row ? p.row : p.next) {
+                    if (KIND == WORDS) word[k] = *reinterpret_cast<const u32 *>(at);
+                    else if (KIND == FLOAT8) word[k] = *reinterpret_cast<const unsigned char *>(at);
+                    else word[k] = *reinterpret_cast<const unsigned short *>(at);
+                }
+            }
+        }
+        if (KIND != WORDS) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) word[k] = widen<KIND>(word[k], 4 * k < p.cut ? p.exponent : p.next_exponent);
+        }
+        value = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+    return value;
+}
+
+// The first `size` bytes of a piece, all where it is at least 16.
+template <int KIND> __device__ void store_piece(u64 target, const uint4 &value, long long size)
+{
+    if (KIND == ALIGNED || (size >= 16 && target % 16 == 0)) {
+        *reinterpret_cast<uint4 *>(target) = value;
+        return;
+    }
+    const u32 word[4] = {value.x, value.y, value.z, value.w};
+#pragma unroll
+    for (int k = 0; k < 16; k += KIND == BYTES ? 1 : 4) {
+        if (k >= size) continue;
+        if (KIND == BYTES) *reinterpret_cast<unsigned char *>(target + k) = word[k / 4] >> 8 * (k % 4);
+        else *reinterpret_cast<u32 *>(target + k) = word[k / 4];
+    }
+}
+
+// Both pieces are read before the first is stored, so that twice as many reads are under way.
+template <int KIND> __device__ void copy_two(u64 target, long long left, const Place &a, const Place &b)
+{
+    const int step = 16 * blockDim.x;
+    const uint4 first = load_piece<KIND>(a), second = load_piece<KIND>(b);
+    if (left > 0) store_piece<KIND>(target, first, left);
+    if (left > step) store_piece<KIND>(target + step, second, left - step);
+}
+
+// Pieces at `target` and one block of threads further on; `left` bytes from `target` on belong to the output.
+extern "C" __device__ int copy_two_pieces(
+    int *, int kind, u64 target, long long left, u64 row_a, u64 next_a, int offset_a, int cut_a, int exponent_a,
+    int next_exponent_a, u64 row_b, u64 next_b, int offset_b, int cut_b, int exponent_b, int next_exponent_b)
+{
+    const Place a = {row_a, next_a, offset_a, cut_a, exponent_a, next_exponent_a};
+    const Place b = {row_b, next_b, offset_b, cut_b, exponent_b, next_exponent_b};
+    if (kind == ALIGNED) copy_two<ALIGNED>(target, left, a, b);
+    else if (kind == WORDS) copy_two<WORDS>(target, left, a, b);
+    else if (kind == BYTES) copy_two<BYTES>(target, left, a, b);
+    else if (kind == HALF) copy_two<HALF>(target, left, a, b);
+    else if (kind == BFLOAT) copy_two<BFLOAT>(target, left, a, b);
+    else copy_two<FLOAT8>(target, left, a, b);
+    return 0;
+}
+
+template <int KIND> __device__ void copy_four(
+    u64 target, long long step, int count, int row_bytes, int lane, int lanes, const u64 *row, const int *exponent)
+{
+    constexpr int shift = KIND <= BYTES ? 0 : KIND == FLOAT8 ? 2 : 1;
+    for (int offset = 16 * lane; offset < row_bytes; offset += 16 * lanes) {
+        uint4 value[4];
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            if (u < count) value[u] = load_piece<KIND>({row[u], 0, offset, row_bytes - offset, exponent[u], 0});
         }
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
-            if (piece + u * lanes < pieces) to[piece + u * lanes] = value[u];
+            if (u < count) store_piece<KIND>(target + u * step + offset, value[u], row_bytes - offset);
         }
     }
+}
+
+// `count` (at most four) rows to `target` and every `step` bytes from there, shared by the lanes of a group. A row is
+// asked for at once, which is what the link serves best, and four are under way.
+extern "C" __device__ int copy_four_rows(
+    int *, int kind, u64 target, long long step, int count, int row_bytes, int lane, int lanes, u64 row_a, u64 row_b,
+    u64 row_c, u64 row_d, int exponent_a, int exponent_b, int exponent_c, int exponent_d)
+{
+    const u64 row[4] = {row_a, row_b, row_c, row_d};
+    const int exponent[4] = {exponent_a, exponent_b, exponent_c, exponent_d};
+    if (kind == ALIGNED) copy_four<ALIGNED>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else if (kind == WORDS) copy_four<WORDS>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else if (kind == BYTES) copy_four<BYTES>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else if (kind == HALF) copy_four<HALF>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else if (kind == BFLOAT) copy_four<BFLOAT>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else copy_four<FLOAT8>(target, step, count, row_bytes, lane, lanes, row, exponent);
     return 0;
 }
