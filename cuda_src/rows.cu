@@ -16,6 +16,12 @@ struct Place {
     int offset, cut, exponent, next_exponent;
 };
 
+// What lies at an address, which is known to be one of global memory: a generic access takes longer.
+template <typename T> __device__ T *at(u64 address)
+{
+    return static_cast<T *>(__cvta_global_to_generic(address));
+}
+
 __device__ float float_of_half(unsigned short bits)
 {
     float value;
@@ -41,7 +47,7 @@ template <int KIND> __device__ u32 widen(u32 bits, int exponent)
 __device__ uint4 load_bytes(u64 address, int low, int high)
 {
     const int ahead = address & 15;
-    const uint4 *from = reinterpret_cast<const uint4 *>(address - ahead);
+    const uint4 *from = at<const uint4>(address - ahead);
     uint4 first = {}, second = {};
     if (low < 16 - ahead) first = from[0];
     if (high > 16 - ahead) second = from[1];
@@ -70,7 +76,7 @@ template <int KIND> __device__ uint4 load_piece(const Place &p)
 {
     uint4 value = {};
     if (KIND == ALIGNED) {
-        if (p.row) value = *reinterpret_cast<const uint4 *>(p.row + p.offset);
+        if (p.row) value = *at<const uint4>(p.row + p.offset);
     } else if (KIND == BYTES) {
         if (p.row) value = load_bytes(p.row + p.offset, 0, min(p.cut, 16));
         if (p.cut < 16) {
@@ -86,23 +92,23 @@ template <int KIND> __device__ uint4 load_piece(const Place &p)
         if (KIND != WORDS && p.row && p.cut >= 16 && from % (16 >> shift) == 0) {
             // Four stored numbers in one access.
             if (KIND == FLOAT8) {
-                const u32 all = *reinterpret_cast<const u32 *>(from);
+                const u32 all = *at<const u32>(from);
 #pragma unroll
                 for (int k = 0; k < 4; ++k) word[k] = all >> 8 * k & 0xff;
             } else {
-                const uint2 all = *reinterpret_cast<const uint2 *>(from);
+                const uint2 all = *at<const uint2>(from);
                 word[0] = all.x & 0xffff, word[1] = all.x >> 16, word[2] = all.y & 0xffff, word[3] = all.y >> 16;
             }
         } else {
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 const bool in_row = 4 * k < p.cut;
-                const u64 at = in_row ? from + (4 * k >> shift) : p.next + ((4 * k - p.cut) >> shift);
+                const u64 source = in_row ? from + (4 * k >> shift) : p.next + ((4 * k - p.cut) >> shift);
                 word[k] = 0;
                 if (in_row ? p.row : p.next) {
-                    if (KIND == WORDS) word[k] = *reinterpret_cast<const u32 *>(at);
-                    else if (KIND == FLOAT8) word[k] = *reinterpret_cast<const unsigned char *>(at);
-                    else word[k] = *reinterpret_cast<const unsigned short *>(at);
+                    if (KIND == WORDS) word[k] = *at<const u32>(source);
+                    else if (KIND == FLOAT8) word[k] = *at<const unsigned char>(source);
+                    else word[k] = *at<const unsigned short>(source);
                 }
             }
         }
@@ -119,15 +125,15 @@ template <int KIND> __device__ uint4 load_piece(const Place &p)
 template <int KIND> __device__ void store_piece(u64 target, const uint4 &value, long long size)
 {
     if (KIND == ALIGNED || (size >= 16 && target % 16 == 0)) {
-        *reinterpret_cast<uint4 *>(target) = value;
+        *at<uint4>(target) = value;
         return;
     }
     const u32 word[4] = {value.x, value.y, value.z, value.w};
 #pragma unroll
     for (int k = 0; k < 16; k += KIND == BYTES ? 1 : 4) {
         if (k >= size) continue;
-        if (KIND == BYTES) *reinterpret_cast<unsigned char *>(target + k) = word[k / 4] >> 8 * (k % 4);
-        else *reinterpret_cast<u32 *>(target + k) = word[k / 4];
+        if (KIND == BYTES) *at<unsigned char>(target + k) = word[k / 4] >> 8 * (k % 4);
+        else *at<u32>(target + k) = word[k / 4];
     }
 }
 
@@ -141,18 +147,31 @@ template <int KIND> __device__ void copy_two(u64 target, long long left, const P
 }
 
 // Pieces at `target` and one block of threads further on; `left` bytes from `target` on belong to the output.
-extern "C" __device__ int copy_two_pieces(
-    int *, int kind, u64 target, long long left, u64 row_a, u64 next_a, int offset_a, int cut_a, int exponent_a,
-    int next_exponent_a, u64 row_b, u64 next_b, int offset_b, int cut_b, int exponent_b, int next_exponent_b)
+extern "C" __device__ int copy_two_pieces(int *, int kind, u64 target, long long left, int row_bytes, int offset_a,
+                                          int offset_b, u64 row_a, u64 next_a, u64 row_b, u64 next_b)
 {
-    const Place a = {row_a, next_a, offset_a, cut_a, exponent_a, next_exponent_a};
-    const Place b = {row_b, next_b, offset_b, cut_b, exponent_b, next_exponent_b};
+    const Place a = {row_a, next_a, offset_a, row_bytes - offset_a, 0, 0};
+    const Place b = {row_b, next_b, offset_b, row_bytes - offset_b, 0, 0};
     if (kind == ALIGNED) copy_two<ALIGNED>(target, left, a, b);
-    else if (kind == WORDS) copy_two<WORDS>(target, left, a, b);
-    else if (kind == BYTES) copy_two<BYTES>(target, left, a, b);
-    else if (kind == HALF) copy_two<HALF>(target, left, a, b);
-    else if (kind == BFLOAT) copy_two<BFLOAT>(target, left, a, b);
-    else copy_two<FLOAT8>(target, left, a, b);
+    else copy_two<WORDS>(target, left, a, b);
+    return 0;
+}
+
+template <int KIND> __device__ void copy_one(u64 target, long long left, const Place &place)
+{
+    const uint4 value = load_piece<KIND>(place);
+    if (left > 0) store_piece<KIND>(target, value, left);
+}
+
+// The piece at `target`; `left` bytes from there on belong to the output.
+extern "C" __device__ int copy_piece(int *, int kind, u64 target, long long left, int row_bytes, int offset, u64 row,
+                                     u64 next, int exponent, int next_exponent)
+{
+    const Place place = {row, next, offset, row_bytes - offset, exponent, next_exponent};
+    if (kind == BYTES) copy_one<BYTES>(target, left, place);
+    else if (kind == HALF) copy_one<HALF>(target, left, place);
+    else if (kind == BFLOAT) copy_one<BFLOAT>(target, left, place);
+    else copy_one<FLOAT8>(target, left, place);
     return 0;
 }
 

@@ -188,15 +188,20 @@ def _gather_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor,
     if SIMULATED or is_short:
         _gather_items_on_gpu(hot, cold, directory, ids, num_rows, exponents, out, errors, most_blocks)
         return
-    args = hot.data_ptr(), cold.data_ptr(), *directory, ids, num_rows, _row_bytes(hot), row_bytes
-    # A grid with a cap reads the link.
-    if max_blocks is None and address % kernels.PIECE == 0:
-        grid = min(most_blocks, -(-ids.numel() * row_bytes // kernels.TILE))
-        run_gpu(kernels.gather_pieces_gpu, grid, *args, kind, exponents, address, errors)
-    else:
+    num_bytes = ids.numel() * row_bytes
+    # A grid with a cap reads the link, as one of two tables mostly does.
+    if max_blocks is not None or cold.numel() > 0 or address % kernels.PIECE != 0:
         lane_bits = min(5, (-(-row_bytes // kernels.PIECE) - 1).bit_length())
         grid = min(most_blocks, -(-(ids.numel() << lane_bits) // (kernels.ROWS * THREADS)))
-        run_gpu(kernels.gather_groups_gpu, grid, *args, lane_bits, kind, exponents, address, errors)
+        run_gpu(kernels.gather_groups_gpu, grid, hot.data_ptr(), cold.data_ptr(), *directory, ids, num_rows,
+                _row_bytes(hot), row_bytes, lane_bits, kind, exponents, address, errors)  # fmt: skip
+    elif kind in (kernels.ALIGNED, kernels.WORDS):
+        grid = -(-num_bytes // (2 * kernels.PIECE * THREADS))
+        run_gpu(kernels.gather_pieces_gpu, grid, hot.data_ptr(), ids, num_rows, row_bytes, kind, address, errors)
+    else:
+        grid = -(-num_bytes // (kernels.PIECE * THREADS))
+        run_gpu(kernels.gather_odd_pieces_gpu, grid, hot.data_ptr(), ids, num_rows, _row_bytes(hot), row_bytes, kind,
+                exponents, address, errors)  # fmt: skip
 
 
 def _gather_items_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor, num_rows: int,
@@ -210,5 +215,6 @@ def _gather_items_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: T
         widening = STORED[hot.dtype], exponents
         kernel = kernels.widen_items_gpu
     target = _flat(out, target_unit)
-    run_gpu(kernel, min(most_blocks, -(-target.numel() // THREADS)), _flat(hot, unit), _flat(cold, unit), *directory,
+    grid = min(most_blocks, -(-target.numel() // THREADS))
+    run_gpu(kernel, grid, _flat(hot, unit), _flat(cold, unit), *directory,
             ids, num_rows, _row_bytes(out) // target_unit.itemsize, *widening, target, errors)  # fmt: skip
