@@ -43,24 +43,36 @@ template <int KIND> __device__ u32 widen(u32 bits, int exponent)
     return KIND == BFLOAT ? bits << 16 : widen_float8(bits, exponent);
 }
 
-// 16 bytes from any address, of which [low, high) are wanted: only aligned pieces that hold one of them are read.
-__device__ uint4 load_bytes(u64 address, int low, int high)
+// What was read for a piece, as it came: to look at it is to wait for it.
+struct Raw {
+    uint4 first, second;
+};
+
+// Read the aligned pieces around 16 bytes at any address that hold one of the bytes [low, high).
+__device__ Raw load_bytes(u64 address, int low, int high)
 {
     const int ahead = address & 15;
     const uint4 *from = at<const uint4>(address - ahead);
-    uint4 first = {}, second = {};
-    if (low < 16 - ahead) first = from[0];
-    if (high > 16 - ahead) second = from[1];
-    u32 word[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-    if (ahead & 8) {
+    Raw raw = {};
+    if (low < min(high, 16 - ahead)) raw.first = from[0];
+    if (high > max(low, 16 - ahead)) raw.second = from[1];
+    return raw;
+}
+
+// The 16 bytes from `address` on.
+__device__ uint4 align_bytes(const Raw &raw, u64 address)
+{
+    u32 word[8] = {raw.first.x, raw.first.y, raw.first.z, raw.first.w,
+                   raw.second.x, raw.second.y, raw.second.z, raw.second.w};
+    if (address & 8) {
 #pragma unroll
         for (int k = 0; k < 6; ++k) word[k] = word[k + 2];
     }
-    if (ahead & 4) {
+    if (address & 4) {
 #pragma unroll
         for (int k = 0; k < 5; ++k) word[k] = word[k + 1];
     }
-    const int bits = 8 * (ahead & 3);
+    const int bits = 8 * (address & 3);
     return make_uint4(__funnelshift_r(word[0], word[1], bits), __funnelshift_r(word[1], word[2], bits),
                       __funnelshift_r(word[2], word[3], bits), __funnelshift_r(word[3], word[4], bits));
 }
@@ -72,53 +84,72 @@ __device__ u32 join(u32 a, u32 b, int count)
     return (a & mask) | (b & ~mask);
 }
 
-template <int KIND> __device__ uint4 load_piece(const Place &p)
+__device__ uint4 join(const uint4 &a, const uint4 &b, int count)
 {
-    uint4 value = {};
+    return make_uint4(join(a.x, b.x, count), join(a.y, b.y, count - 4), join(a.z, b.z, count - 8),
+                      join(a.w, b.w, count - 12));
+}
+
+template <int KIND> __device__ constexpr int shift_of()
+{
+    return KIND <= BYTES ? 0 : KIND == FLOAT8 ? 2 : 1;
+}
+
+// Whether the four stored numbers of a piece can be read in one access.
+template <int KIND> __device__ bool is_packed(const Place &p)
+{
+    constexpr int shift = shift_of<KIND>();
+    return KIND > BYTES && p.row && p.cut >= 16 && (p.row + (p.offset >> shift)) % (16 >> shift) == 0;
+}
+
+template <int KIND> __device__ Raw load_piece(const Place &p)
+{
+    constexpr int shift = shift_of<KIND>();
+    const u64 from = p.row + (p.offset >> shift);
+    Raw raw = {};
     if (KIND == ALIGNED) {
-        if (p.row) value = *at<const uint4>(p.row + p.offset);
+        if (p.row) raw.first = *at<const uint4>(from);
     } else if (KIND == BYTES) {
-        if (p.row) value = load_bytes(p.row + p.offset, 0, min(p.cut, 16));
-        if (p.cut < 16) {
-            uint4 end = {};
-            if (p.next) end = load_bytes(p.next - p.cut, p.cut, 16);
-            value = make_uint4(join(value.x, end.x, p.cut), join(value.y, end.y, p.cut - 4),
-                               join(value.z, end.z, p.cut - 8), join(value.w, end.w, p.cut - 12));
+        if (p.row) raw = load_bytes(from, 0, min(p.cut, 16));
+    } else if (is_packed<KIND>(p)) {
+        if (KIND == FLOAT8) {
+            raw.first.x = *at<const u32>(from);
+        } else {
+            const uint2 all = *at<const uint2>(from);
+            raw.first.x = all.x, raw.first.y = all.y;
         }
     } else {
-        constexpr int shift = KIND == WORDS ? 0 : KIND == FLOAT8 ? 2 : 1;
-        const u64 from = p.row + (p.offset >> shift);
-        u32 word[4];
-        if (KIND != WORDS && p.row && p.cut >= 16 && from % (16 >> shift) == 0) {
-            // Four stored numbers in one access.
-            if (KIND == FLOAT8) {
-                const u32 all = *at<const u32>(from);
+        u32 word[4] = {};
 #pragma unroll
-                for (int k = 0; k < 4; ++k) word[k] = all >> 8 * k & 0xff;
-            } else {
-                const uint2 all = *at<const uint2>(from);
-                word[0] = all.x & 0xffff, word[1] = all.x >> 16, word[2] = all.y & 0xffff, word[3] = all.y >> 16;
-            }
-        } else {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const bool in_row = 4 * k < p.cut;
-                const u64 source = in_row ? from + (4 * k >> shift) : p.next + ((4 * k - p.cut) >> shift);
-                word[k] = 0;
-                if (in_row ? p.row : p.next) {
-                    if (KIND == WORDS) word[k] = *at<const u32>(source);
-                    else if (KIND == FLOAT8) word[k] = *at<const unsigned char>(source);
-                    else word[k] = *at<const unsigned short>(source);
-                }
+        for (int k = 0; k < 4; ++k) {
+            const bool in_row = 4 * k < p.cut;
+            const u64 source = in_row ? from + (4 * k >> shift) : p.next + ((4 * k - p.cut) >> shift);
+            if (in_row ? p.row : p.next) {
+                if (KIND == WORDS) word[k] = *at<const u32>(source);
+                else if (KIND == FLOAT8) word[k] = *at<const unsigned char>(source);
+                else word[k] = *at<const unsigned short>(source);
             }
         }
-        if (KIND != WORDS) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) word[k] = widen<KIND>(word[k], 4 * k < p.cut ? p.exponent : p.next_exponent);
-        }
-        value = make_uint4(word[0], word[1], word[2], word[3]);
+        raw.first = make_uint4(word[0], word[1], word[2], word[3]);
     }
-    return value;
+    return raw;
+}
+
+// The 16 bytes of the output that were read for.
+template <int KIND> __device__ uint4 finish_piece(const Raw &raw, const Place &p)
+{
+    if (KIND == BYTES) return align_bytes(raw, p.row + p.offset);
+    if (KIND < BYTES) return raw.first;
+    u32 word[4] = {raw.first.x, raw.first.y, raw.first.z, raw.first.w};
+    if (is_packed<KIND>(p)) {
+#pragma unroll
+        for (int k = 3; k >= 0; --k) {
+            word[k] = KIND == FLOAT8 ? word[0] >> 8 * k & 0xff : word[k / 2] >> 16 * (k % 2) & 0xffff;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) word[k] = widen<KIND>(word[k], 4 * k < p.cut ? p.exponent : p.next_exponent);
+    return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
 // The first `size` bytes of a piece, all where it is at least 16.
@@ -141,9 +172,9 @@ template <int KIND> __device__ void store_piece(u64 target, const uint4 &value, 
 template <int KIND> __device__ void copy_two(u64 target, long long left, const Place &a, const Place &b)
 {
     const int step = 16 * blockDim.x;
-    const uint4 first = load_piece<KIND>(a), second = load_piece<KIND>(b);
-    if (left > 0) store_piece<KIND>(target, first, left);
-    if (left > step) store_piece<KIND>(target + step, second, left - step);
+    const Raw first = load_piece<KIND>(a), second = load_piece<KIND>(b);
+    if (left > 0) store_piece<KIND>(target, finish_piece<KIND>(first, a), left);
+    if (left > step) store_piece<KIND>(target + step, finish_piece<KIND>(second, b), left - step);
 }
 
 // Pieces at `target` and one block of threads further on; `left` bytes from `target` on belong to the output.
@@ -159,16 +190,30 @@ extern "C" __device__ int copy_two_pieces(int *, int kind, u64 target, long long
 
 template <int KIND> __device__ void copy_one(u64 target, long long left, const Place &place)
 {
-    const uint4 value = load_piece<KIND>(place);
-    if (left > 0) store_piece<KIND>(target, value, left);
+    const Raw raw = load_piece<KIND>(place);
+    if (left > 0) store_piece<KIND>(target, finish_piece<KIND>(raw, place), left);
+}
+
+// A piece of bytes of up to three rows, the others of which begin at `cut` and a row further on.
+__device__ void copy_bytes(u64 target, long long left, int row_bytes, const Place &p, u64 third)
+{
+    const int end = p.cut + row_bytes;
+    const Raw raw = load_piece<BYTES>(p);
+    Raw after = {}, last = {};
+    if (p.next) after = load_bytes(p.next - p.cut, p.cut, min(end, 16));
+    if (third) last = load_bytes(third - end, end, 16);
+    uint4 value = finish_piece<BYTES>(raw, p);
+    if (p.cut < 16) value = join(value, align_bytes(after, p.next - p.cut), p.cut);
+    if (end < 16) value = join(value, align_bytes(last, third - end), end);
+    if (left > 0) store_piece<BYTES>(target, value, left);
 }
 
 // The piece at `target`; `left` bytes from there on belong to the output.
 extern "C" __device__ int copy_piece(int *, int kind, u64 target, long long left, int row_bytes, int offset, u64 row,
-                                     u64 next, int exponent, int next_exponent)
+                                     u64 next, u64 third, int exponent, int next_exponent)
 {
     const Place place = {row, next, offset, row_bytes - offset, exponent, next_exponent};
-    if (kind == BYTES) copy_one<BYTES>(target, left, place);
+    if (kind == BYTES) copy_bytes(target, left, row_bytes, place, third);
     else if (kind == HALF) copy_one<HALF>(target, left, place);
     else if (kind == BFLOAT) copy_one<BFLOAT>(target, left, place);
     else copy_one<FLOAT8>(target, left, place);
@@ -178,16 +223,17 @@ extern "C" __device__ int copy_piece(int *, int kind, u64 target, long long left
 template <int KIND> __device__ void copy_four(
     u64 target, long long step, int count, int row_bytes, int lane, int lanes, const u64 *row, const int *exponent)
 {
-    constexpr int shift = KIND <= BYTES ? 0 : KIND == FLOAT8 ? 2 : 1;
     for (int offset = 16 * lane; offset < row_bytes; offset += 16 * lanes) {
-        uint4 value[4];
+        const int cut = row_bytes - offset;
+        Raw raw[4];
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
-            if (u < count) value[u] = load_piece<KIND>({row[u], 0, offset, row_bytes - offset, exponent[u], 0});
+            if (u < count) raw[u] = load_piece<KIND>({row[u], 0, offset, cut, exponent[u], 0});
         }
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
-            if (u < count) store_piece<KIND>(target + u * step + offset, value[u], row_bytes - offset);
+            const Place place = {row[u], 0, offset, cut, exponent[u], 0};
+            if (u < count) store_piece<KIND>(target + u * step + offset, finish_piece<KIND>(raw[u], place), cut);
         }
     }
 }

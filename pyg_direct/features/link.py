@@ -19,7 +19,7 @@ from pyg_direct.runtime.device import abilities
 DEFAULT_BLOCKS = 16
 _CANDIDATES = (8, 12, 16, 24, 32, 48, 64)
 # The fewest blocks that come this close to the best rate are taken.
-_ENOUGH = 0.97
+_ENOUGH = 0.98
 _PROBE_BYTES = 8 << 20
 _LEAST_TABLE = 64 << 20
 _MOST_SECONDS = 0.02

@@ -20,7 +20,7 @@ PIECE = 16
 ROWS = 4
 
 copy_two_pieces = device_function("copy_two_pieces", "i4 u8 i8 i4 i4 i4 u8 u8 u8 u8")
-copy_piece = device_function("copy_piece", "i4 u8 i8 i4 i4 u8 u8 i4 i4")
+copy_piece = device_function("copy_piece", "i4 u8 i8 i4 i4 u8 u8 u8 i4 i4")
 copy_four_rows = device_function("copy_four_rows", "i4 u8 i8 i4 i4 i4 i4 u8 u8 u8 u8 i4 i4 i4 i4")
 
 
@@ -165,41 +165,52 @@ def gather_pieces_gpu(table, ids, num_rows, row_bytes, kind, out, errors):
         i_a, i_b = first + rows_a, first + rows_b
         # All ids are asked for before the first is used.
         item_a, item_b = read_id(ids, i_a), read_id(ids, i_b)
-        next_a, next_b = np.int64(-1), np.int64(-1)
-        if kind == WORDS:
-            next_a = read_id(ids, i_a + 1) if row_bytes - offset_a < PIECE else np.int64(-1)
-            next_b = read_id(ids, i_b + 1) if row_bytes - offset_b < PIECE else np.int64(-1)
+        next_a, next_b = np.int64(0), np.int64(0)
+        if row_bytes - offset_a < PIECE:
+            next_a = read_id(ids, i_a + 1)
+        if row_bytes - offset_b < PIECE:
+            next_b = read_id(ids, i_b + 1)
+        report_id(ids, i_a, item_a, num_rows, errors)
+        report_id(ids, i_b, item_b, num_rows, errors)
+        if kind != ALIGNED:
+            # A row that lies in the middle of a piece begins no other.
+            report_id(ids, i_a + 1, next_a, num_rows, errors)
+            report_id(ids, i_b + 1, next_b, num_rows, errors)
         at = begin + PIECE * cuda.threadIdx.x
         copy_two_pieces(kind, out + np.uint64(at), total - at, row_bytes, offset_a, offset_b,
                         find_address(table, item_a, num_rows, row_bytes),
                         find_address(table, next_a, num_rows, row_bytes),
                         find_address(table, item_b, num_rows, row_bytes),
                         find_address(table, next_b, num_rows, row_bytes))  # fmt: skip
-        report_id(ids, i_a, item_a, num_rows, errors)
-        report_id(ids, i_b, item_b, num_rows, errors)
         begin += np.int64(cuda.gridDim.x) * (2 * PIECE * THREADS)
 
 
-@gpu_kernel("u8 I[] i8 i4 i4 i4 u1[] u8 i8[]", I=("i4", "i8"), sources=("rows",), resident_blocks=8)
+@gpu_kernel("u8 I[] i8 i4 i4 i4 u1[] u8 i8[]", I=("i4", "i8"), sources=("rows",), resident_blocks=6)
 def gather_odd_pieces_gpu(table, ids, num_rows, source_bytes, row_bytes, kind, exponents, out, errors):
     """As `gather_pieces_gpu`, a thread one piece at a time, for bytes and for numbers to be widened.
 
-    Rows take `source_bytes` in the table and `row_bytes` in `out`.
+    Rows take `source_bytes` in the table and `row_bytes` in `out`; a piece of bytes may meet three of them.
     """
     total = np.int64(ids.shape[0]) * row_bytes
     begin = np.int64(cuda.blockIdx.x) * (PIECE * THREADS)
     while begin < total:
         first = np.int64(np.uint64(begin) // np.uint64(row_bytes))
         rows, offset = split_offset(begin - first * row_bytes + PIECE * cuda.threadIdx.x, row_bytes)
-        i = first + rows
-        item = read_id(ids, i)
-        after = read_id(ids, i + 1) if row_bytes - offset < PIECE else np.int64(-1)
+        i, cut = first + rows, row_bytes - offset
+        item, after, last = read_id(ids, i), np.int64(0), np.int64(0)
+        if cut < PIECE:
+            after = read_id(ids, i + 1)
+        if cut + row_bytes < PIECE:
+            last = read_id(ids, i + 2)
+        report_id(ids, i, item, num_rows, errors)
+        report_id(ids, i + 1, after, num_rows, errors)
+        report_id(ids, i + 2, last, num_rows, errors)
         at = begin + PIECE * cuda.threadIdx.x
         copy_piece(kind, out + np.uint64(at), total - at, row_bytes, offset,
                    find_address(table, item, num_rows, source_bytes),
                    find_address(table, after, num_rows, source_bytes),
+                   find_address(table, last, num_rows, source_bytes),
                    read_exponent(exponents, item, num_rows), read_exponent(exponents, after, num_rows))  # fmt: skip
-        report_id(ids, i, item, num_rows, errors)
         begin += np.int64(cuda.gridDim.x) * (PIECE * THREADS)
 
 

@@ -22,8 +22,8 @@ from pyg_direct.ops.launch import cpu_chunks, full_grid, run_cpu, run_gpu, runs_
 STORED = {torch.float16: widen.HALF, torch.bfloat16: widen.BFLOAT, torch.float8_e4m3fn: widen.FLOAT8}
 # What stored numbers are seen as, by their bytes.
 _UNIT = {1: torch.uint8, 2: torch.int16}
-# A piece of the output may meet two rows, not three: shorter rows are read item by item.
-_SHORTEST_ROW = {kernels.ALIGNED: 16, kernels.WORDS: 12, kernels.BYTES: 15}
+# A piece of the output meets at most two rows, or three of bytes: shorter rows are read item by item.
+_SHORTEST_ROW = {kernels.ALIGNED: 16, kernels.WORDS: 12, kernels.BYTES: 8}
 _SHORTEST_WIDE_ROW = 12
 
 
@@ -115,7 +115,7 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
         return out
     if runs_on_gpu(ids):
         if errors is None:
-            errors = torch.full((1,), NO_POSITION, dtype=torch.int64, device=ids.device)
+            errors = _unread_errors(ids.device)
         _gather_on_gpu(hot, cold, directory, ids, num_rows, exponents, out, errors, max_blocks)
     elif dtype != hot.dtype:
         unit = _UNIT[hot.dtype.itemsize]
@@ -145,6 +145,20 @@ def _check_widening(hot: Tensor, dtype: torch.dtype, exponents: Tensor | None, n
 @functools.cache
 def _no_exponents(device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device)
+
+
+# Where kernels report bad ids that nobody asked for. Filling a new one would be a kernel of its own.
+_UNREAD: dict[torch.device, Tensor] = {}
+
+
+def _unread_errors(device: torch.device) -> Tensor:
+    errors = _UNREAD.get(device)
+    if errors is None:
+        errors = torch.full((1,), NO_POSITION, dtype=torch.int64, device=device)
+        # What is made while a graph is captured belongs to that graph.
+        if device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
+            _UNREAD[device] = errors
+    return errors
 
 
 def _names(dtypes: Iterable[torch.dtype]) -> str:
