@@ -95,14 +95,8 @@ template <int KIND> __device__ constexpr int shift_of()
     return KIND <= BYTES ? 0 : KIND == FLOAT8 ? 2 : 1;
 }
 
-// Whether the four stored numbers of a piece can be read in one access.
-template <int KIND> __device__ bool is_packed(const Place &p)
-{
-    constexpr int shift = shift_of<KIND>();
-    return KIND > BYTES && p.row && p.cut >= 16 && (p.row + (p.offset >> shift)) % (16 >> shift) == 0;
-}
-
-template <int KIND> __device__ Raw load_piece(const Place &p)
+// PACKED: the four stored numbers of a piece lie in one row, aligned, and are read in one access.
+template <int KIND, bool PACKED> __device__ Raw load_piece(const Place &p)
 {
     constexpr int shift = shift_of<KIND>();
     const u64 from = p.row + (p.offset >> shift);
@@ -111,13 +105,11 @@ template <int KIND> __device__ Raw load_piece(const Place &p)
         if (p.row) raw.first = *at<const uint4>(from);
     } else if (KIND == BYTES) {
         if (p.row) raw = load_bytes(from, 0, min(p.cut, 16));
-    } else if (is_packed<KIND>(p)) {
-        if (KIND == FLOAT8) {
-            raw.first.x = *at<const u32>(from);
-        } else {
-            const uint2 all = *at<const uint2>(from);
-            raw.first.x = all.x, raw.first.y = all.y;
-        }
+    } else if (PACKED) {
+        uint2 all = {};
+        if (p.row && KIND == FLOAT8) all.x = *at<const u32>(from);
+        else if (p.row) all = *at<const uint2>(from);
+        raw.first.x = all.x, raw.first.y = all.y;
     } else {
         u32 word[4] = {};
 #pragma unroll
@@ -136,12 +128,12 @@ template <int KIND> __device__ Raw load_piece(const Place &p)
 }
 
 // The 16 bytes of the output that were read for.
-template <int KIND> __device__ uint4 finish_piece(const Raw &raw, const Place &p)
+template <int KIND, bool PACKED> __device__ uint4 finish_piece(const Raw &raw, const Place &p)
 {
     if (KIND == BYTES) return align_bytes(raw, p.row + p.offset);
     if (KIND < BYTES) return raw.first;
     u32 word[4] = {raw.first.x, raw.first.y, raw.first.z, raw.first.w};
-    if (is_packed<KIND>(p)) {
+    if (PACKED) {
 #pragma unroll
         for (int k = 3; k >= 0; --k) {
             word[k] = KIND == FLOAT8 ? word[0] >> 8 * k & 0xff : word[k / 2] >> 16 * (k % 2) & 0xffff;
@@ -169,40 +161,45 @@ template <int KIND> __device__ void store_piece(u64 target, const uint4 &value, 
 }
 
 // Both pieces are read before the first is stored, so that twice as many reads are under way.
-template <int KIND> __device__ void copy_two(u64 target, long long left, const Place &a, const Place &b)
+template <int KIND, bool PACKED>
+__device__ void copy_two(u64 target, long long left, const Place &a, const Place &b)
 {
     const int step = 16 * blockDim.x;
-    const Raw first = load_piece<KIND>(a), second = load_piece<KIND>(b);
-    if (left > 0) store_piece<KIND>(target, finish_piece<KIND>(first, a), left);
-    if (left > step) store_piece<KIND>(target + step, finish_piece<KIND>(second, b), left - step);
+    const Raw first = load_piece<KIND, PACKED>(a), second = load_piece<KIND, PACKED>(b);
+    if (left > 0) store_piece<KIND>(target, finish_piece<KIND, PACKED>(first, a), left);
+    if (left > step) store_piece<KIND>(target + step, finish_piece<KIND, PACKED>(second, b), left - step);
 }
 
 // Pieces at `target` and one block of threads further on; `left` bytes from `target` on belong to the output.
 extern "C" __device__ int copy_two_pieces(int *, int kind, u64 target, long long left, int row_bytes, int offset_a,
-                                          int offset_b, u64 row_a, u64 next_a, u64 row_b, u64 next_b)
+                                          int offset_b, u64 row_a, u64 next_a, u64 row_b, u64 next_b,
+                                          int exponent_a, int exponent_b)
 {
-    const Place a = {row_a, next_a, offset_a, row_bytes - offset_a, 0, 0};
-    const Place b = {row_b, next_b, offset_b, row_bytes - offset_b, 0, 0};
-    if (kind == ALIGNED) copy_two<ALIGNED>(target, left, a, b);
-    else copy_two<WORDS>(target, left, a, b);
+    const Place a = {row_a, next_a, offset_a, row_bytes - offset_a, exponent_a, 0};
+    const Place b = {row_b, next_b, offset_b, row_bytes - offset_b, exponent_b, 0};
+    if (kind == ALIGNED) copy_two<ALIGNED, true>(target, left, a, b);
+    else if (kind == WORDS) copy_two<WORDS, false>(target, left, a, b);
+    else if (kind == HALF) copy_two<HALF, true>(target, left, a, b);
+    else if (kind == BFLOAT) copy_two<BFLOAT, true>(target, left, a, b);
+    else copy_two<FLOAT8, true>(target, left, a, b);
     return 0;
 }
 
 template <int KIND> __device__ void copy_one(u64 target, long long left, const Place &place)
 {
-    const Raw raw = load_piece<KIND>(place);
-    if (left > 0) store_piece<KIND>(target, finish_piece<KIND>(raw, place), left);
+    const Raw raw = load_piece<KIND, false>(place);
+    if (left > 0) store_piece<KIND>(target, finish_piece<KIND, false>(raw, place), left);
 }
 
 // A piece of bytes of up to three rows, the others of which begin at `cut` and a row further on.
 __device__ void copy_bytes(u64 target, long long left, int row_bytes, const Place &p, u64 third)
 {
     const int end = p.cut + row_bytes;
-    const Raw raw = load_piece<BYTES>(p);
+    const Raw raw = load_piece<BYTES, false>(p);
     Raw after = {}, last = {};
     if (p.next) after = load_bytes(p.next - p.cut, p.cut, min(end, 16));
     if (third) last = load_bytes(third - end, end, 16);
-    uint4 value = finish_piece<BYTES>(raw, p);
+    uint4 value = finish_piece<BYTES, false>(raw, p);
     if (p.cut < 16) value = join(value, align_bytes(after, p.next - p.cut), p.cut);
     if (end < 16) value = join(value, align_bytes(last, third - end), end);
     if (left > 0) store_piece<BYTES>(target, value, left);
@@ -220,7 +217,7 @@ extern "C" __device__ int copy_piece(int *, int kind, u64 target, long long left
     return 0;
 }
 
-template <int KIND> __device__ void copy_four(
+template <int KIND, bool PACKED> __device__ void copy_four(
     u64 target, long long step, int count, int row_bytes, int lane, int lanes, const u64 *row, const int *exponent)
 {
     for (int offset = 16 * lane; offset < row_bytes; offset += 16 * lanes) {
@@ -228,13 +225,24 @@ template <int KIND> __device__ void copy_four(
         Raw raw[4];
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
-            if (u < count) raw[u] = load_piece<KIND>({row[u], 0, offset, cut, exponent[u], 0});
+            if (u < count) raw[u] = load_piece<KIND, PACKED>({row[u], 0, offset, cut, exponent[u], 0});
         }
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
             const Place place = {row[u], 0, offset, cut, exponent[u], 0};
-            if (u < count) store_piece<KIND>(target + u * step + offset, finish_piece<KIND>(raw[u], place), cut);
+            if (u < count) store_piece<KIND>(target + u * step + offset, finish_piece<KIND, PACKED>(raw[u], place), cut);
         }
+    }
+}
+
+template <int KIND> __device__ void widen_four(
+    u64 target, long long step, int count, int row_bytes, int lane, int lanes, const u64 *row, const int *exponent)
+{
+    const u64 alignment = row[0] | row[1] | row[2] | row[3];
+    if (row_bytes % 16 == 0 && alignment % (16 >> shift_of<KIND>()) == 0) {
+        copy_four<KIND, true>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    } else {
+        copy_four<KIND, false>(target, step, count, row_bytes, lane, lanes, row, exponent);
     }
 }
 
@@ -246,11 +254,11 @@ extern "C" __device__ int copy_four_rows(
 {
     const u64 row[4] = {row_a, row_b, row_c, row_d};
     const int exponent[4] = {exponent_a, exponent_b, exponent_c, exponent_d};
-    if (kind == ALIGNED) copy_four<ALIGNED>(target, step, count, row_bytes, lane, lanes, row, exponent);
-    else if (kind == WORDS) copy_four<WORDS>(target, step, count, row_bytes, lane, lanes, row, exponent);
-    else if (kind == BYTES) copy_four<BYTES>(target, step, count, row_bytes, lane, lanes, row, exponent);
-    else if (kind == HALF) copy_four<HALF>(target, step, count, row_bytes, lane, lanes, row, exponent);
-    else if (kind == BFLOAT) copy_four<BFLOAT>(target, step, count, row_bytes, lane, lanes, row, exponent);
-    else copy_four<FLOAT8>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    if (kind == ALIGNED) copy_four<ALIGNED, true>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else if (kind == WORDS) copy_four<WORDS, false>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else if (kind == BYTES) copy_four<BYTES, false>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else if (kind == HALF) widen_four<HALF>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else if (kind == BFLOAT) widen_four<BFLOAT>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else widen_four<FLOAT8>(target, step, count, row_bytes, lane, lanes, row, exponent);
     return 0;
 }

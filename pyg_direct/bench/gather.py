@@ -13,7 +13,7 @@ from pyg_direct.bench.limits import device_copy_rate, pinned_copy_rate
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_gpu
 from pyg_direct.features.feature import Feature
-from pyg_direct.features.link import DEFAULT_BLOCKS
+from pyg_direct.features.link import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.ops.gather import gather_rows
 from pyg_direct.runtime.memory import Block, allocate
 
@@ -59,7 +59,8 @@ def time_cold_rows(memory: Tensor, width: int, *, ascending: bool) -> list[float
     ids = torch.randint(len(table), (min(_IDS, (256 << 20) // width),), device="cuda")
     ids = ids.sort().values if ascending else ids
     out = torch.empty(len(ids), table.shape[1], dtype=torch.int32, device="cuda")
-    seconds = time_on_gpu(partial(gather_rows, table, ids, out=out, max_blocks=DEFAULT_BLOCKS), 10, 1, 1)
+    read = partial(gather_rows, table, ids, out=out, max_blocks=blocks_for_rows(DEFAULT_BLOCKS, width, width))
+    seconds = time_on_gpu(read, 10, 1, 1)
     assert torch.equal(out[:, -1], ((ids + 1) * table.shape[1] - 1).to(torch.int32))
     return [len(ids) * width / s for s in seconds]
 

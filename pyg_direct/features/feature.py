@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PlacementWarning
-from pyg_direct.features.link import find_link_blocks
+from pyg_direct.features.link import blocks_for_rows, find_link_blocks
 from pyg_direct.features.store import check_store_dtype, narrow_rows
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
@@ -218,6 +218,9 @@ class Feature:
         if hot_ids.numel() > 0:
             self._directory = Directory.of(hot_ids.to(self.device), source.shape[0])
         blocks = self.link_blocks or find_link_blocks(self._cold, self._block.placement)
+        if source.numel() > 0:
+            width = source[0].numel()
+            blocks = blocks_for_rows(blocks, width * source.element_size(), width * self._dtype.itemsize)
         # Hot rows take blocks of their own, so that as many as before wait for the link.
         self._max_blocks = math.ceil(blocks / max(misses, _LEAST_MISSES))
 

@@ -19,7 +19,7 @@ ALIGNED, WORDS, BYTES = 0, 1, 2
 PIECE = 16
 ROWS = 4
 
-copy_two_pieces = device_function("copy_two_pieces", "i4 u8 i8 i4 i4 i4 u8 u8 u8 u8")
+copy_two_pieces = device_function("copy_two_pieces", "i4 u8 i8 i4 i4 i4 u8 u8 u8 u8 i4 i4")
 copy_piece = device_function("copy_piece", "i4 u8 i8 i4 i4 u8 u8 u8 i4 i4")
 copy_four_rows = device_function("copy_four_rows", "i4 u8 i8 i4 i4 i4 i4 u8 u8 u8 u8 i4 i4 i4 i4")
 
@@ -98,31 +98,18 @@ def find_item(hot, cold, bits, ranks, item, num_rows, width, column):
 
 @gpu_kernel("T[] T[] u4[] i4[] I[] i8 i4 T[] i8[]", T=("u1", "i2", "u4"), I=("i4", "i8"), resident_blocks=8)
 def gather_items_gpu(hot, cold, bits, ranks, ids, num_rows, width, out, errors):
-    """Rows of `width` items, a thread two items at a time: for rows shorter than a piece."""
-    begin = np.int64(cuda.blockIdx.x) * (2 * THREADS)
-    zero = out.dtype.type(0)
-    while begin < out.shape[0]:
-        first = np.int64(np.uint64(begin) // np.uint64(width))
-        offset = begin - first * width + cuda.threadIdx.x
-        rows_a, column_a = split_offset(offset, width)
-        rows_b, column_b = split_offset(offset + THREADS, width)
-        # Both ids are asked for before the first is used, and both items before the first is stored.
-        item_a, item_b = read_id(ids, first + rows_a), read_id(ids, first + rows_b)
-        place_a, is_hot_a = find_item(hot, cold, bits, ranks, item_a, num_rows, width, column_a)
-        place_b, is_hot_b = find_item(hot, cold, bits, ranks, item_b, num_rows, width, column_b)
-        a, b = zero, zero
-        if place_a >= 0:
-            a = hot[place_a] if is_hot_a else cold[place_a]
-        if place_b >= 0:
-            b = hot[place_b] if is_hot_b else cold[place_b]
-        at = begin + cuda.threadIdx.x
-        if at < out.shape[0]:
-            out[at] = a
-        if at + THREADS < out.shape[0]:
-            out[at + THREADS] = b
-        report_id(ids, first + rows_a, item_a, num_rows, errors)
-        report_id(ids, first + rows_b, item_b, num_rows, errors)
-        begin += np.int64(cuda.gridDim.x) * (2 * THREADS)
+    """Rows of `width` items, a thread an item: for rows shorter than a piece."""
+    at = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while at < out.shape[0]:
+        i = np.int64(np.uint64(at) // np.uint64(width))
+        item = read_id(ids, i)
+        place, is_hot = find_item(hot, cold, bits, ranks, item, num_rows, width, at - i * width)
+        value = out.dtype.type(0)
+        if place >= 0:
+            value = hot[place] if is_hot else cold[place]
+        out[at] = value
+        report_id(ids, i, item, num_rows, errors)
+        at += np.int64(cuda.gridDim.x) * THREADS
 
 
 @gpu_kernel("T[] T[] u4[] i4[] I[] i8 i4 i4 u1[] u4[] i8[]", T=("u1", "i2"), I=("i4", "i8"))
@@ -147,12 +134,12 @@ def find_address(table, item, num_rows, row_bytes):
     return table + np.uint64(item * row_bytes) if is_row(item, num_rows) else np.uint64(0)
 
 
-@gpu_kernel("u8 I[] i8 i4 i4 u8 i8[]", I=("i4", "i8"), sources=("rows",), resident_blocks=8)
-def gather_pieces_gpu(table, ids, num_rows, row_bytes, kind, out, errors):
+@gpu_kernel("u8 I[] i8 i4 i4 i4 u1[] u8 i8[]", I=("i4", "i8"), sources=("rows",), resident_blocks=8)
+def gather_pieces_gpu(table, ids, num_rows, source_bytes, row_bytes, kind, exponents, out, errors):
     """The output in order, a thread two pieces at a time, so that every store is whole: for GPU memory.
 
-    `kind` is `ALIGNED` or `WORDS`; a piece meets at most two rows. `table` and `out` are addresses, `out` a multiple
-    of a piece.
+    Rows take `source_bytes` in the table and `row_bytes` in `out`. A piece of `WORDS` meets at most two rows, one of
+    another kind lies in one. `table` and `out` are addresses, `out` a multiple of a piece.
     """
     total = np.int64(ids.shape[0]) * row_bytes
     begin = np.int64(cuda.blockIdx.x) * (2 * PIECE * THREADS)
@@ -172,24 +159,26 @@ def gather_pieces_gpu(table, ids, num_rows, row_bytes, kind, out, errors):
             next_b = read_id(ids, i_b + 1)
         report_id(ids, i_a, item_a, num_rows, errors)
         report_id(ids, i_b, item_b, num_rows, errors)
-        if kind != ALIGNED:
+        if kind == WORDS:
             # A row that lies in the middle of a piece begins no other.
             report_id(ids, i_a + 1, next_a, num_rows, errors)
             report_id(ids, i_b + 1, next_b, num_rows, errors)
         at = begin + PIECE * cuda.threadIdx.x
         copy_two_pieces(kind, out + np.uint64(at), total - at, row_bytes, offset_a, offset_b,
-                        find_address(table, item_a, num_rows, row_bytes),
-                        find_address(table, next_a, num_rows, row_bytes),
-                        find_address(table, item_b, num_rows, row_bytes),
-                        find_address(table, next_b, num_rows, row_bytes))  # fmt: skip
+                        find_address(table, item_a, num_rows, source_bytes),
+                        find_address(table, next_a, num_rows, source_bytes),
+                        find_address(table, item_b, num_rows, source_bytes),
+                        find_address(table, next_b, num_rows, source_bytes),
+                        read_exponent(exponents, item_a, num_rows),
+                        read_exponent(exponents, item_b, num_rows))  # fmt: skip
         begin += np.int64(cuda.gridDim.x) * (2 * PIECE * THREADS)
 
 
 @gpu_kernel("u8 I[] i8 i4 i4 i4 u1[] u8 i8[]", I=("i4", "i8"), sources=("rows",), resident_blocks=6)
 def gather_odd_pieces_gpu(table, ids, num_rows, source_bytes, row_bytes, kind, exponents, out, errors):
-    """As `gather_pieces_gpu`, a thread one piece at a time, for bytes and for numbers to be widened.
+    """As `gather_pieces_gpu`, a thread one piece at a time, for bytes and for numbers to be widened of any alignment.
 
-    Rows take `source_bytes` in the table and `row_bytes` in `out`; a piece of bytes may meet three of them.
+    A piece may meet two rows, one of bytes three.
     """
     total = np.int64(ids.shape[0]) * row_bytes
     begin = np.int64(cuda.blockIdx.x) * (PIECE * THREADS)

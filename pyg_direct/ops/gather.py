@@ -23,7 +23,7 @@ STORED = {torch.float16: widen.HALF, torch.bfloat16: widen.BFLOAT, torch.float8_
 # What stored numbers are seen as, by their bytes.
 _UNIT = {1: torch.uint8, 2: torch.int16}
 # A piece of the output meets at most two rows, or three of bytes: shorter rows are read item by item.
-_SHORTEST_ROW = {kernels.ALIGNED: 16, kernels.WORDS: 12, kernels.BYTES: 8}
+_SHORTEST_ROW = {kernels.ALIGNED: 16, kernels.WORDS: 16, kernels.BYTES: 8}
 _SHORTEST_WIDE_ROW = 12
 
 
@@ -191,31 +191,35 @@ def _flat(tensor: Tensor, unit: torch.dtype) -> Tensor:
 def _gather_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor, num_rows: int, exponents: Tensor,
                    out: Tensor, errors: Tensor, max_blocks: int | None) -> None:  # fmt: skip
     """Choose the shape of the grid: items for short rows, whole stores for GPU memory, whole reads for the link."""
-    row_bytes, address = _row_bytes(out), out.data_ptr()
+    source_bytes, row_bytes, address = _row_bytes(hot), _row_bytes(out), out.data_ptr()
+    alignment = hot.data_ptr() | cold.data_ptr()
     if out.dtype != hot.dtype:
         kind, is_short = STORED[hot.dtype], row_bytes < _SHORTEST_WIDE_ROW
+        is_odd = row_bytes % kernels.PIECE or alignment % (4 * hot.dtype.itemsize)
     else:
-        alignment = row_bytes | hot.data_ptr() | cold.data_ptr() | address
+        alignment |= row_bytes | address
         kind = kernels.BYTES if alignment % 4 else kernels.WORDS if alignment % 16 else kernels.ALIGNED
         is_short = row_bytes < _SHORTEST_ROW[kind]
+        is_odd = kind == kernels.BYTES
     most_blocks = (3 if SIMULATED else 2**31 - 1) if max_blocks is None else max_blocks
     if SIMULATED or is_short:
         _gather_items_on_gpu(hot, cold, directory, ids, num_rows, exponents, out, errors, most_blocks)
         return
-    num_bytes = ids.numel() * row_bytes
     # A grid with a cap reads the link, as one of two tables mostly does.
     if max_blocks is not None or cold.numel() > 0 or address % kernels.PIECE != 0:
-        lane_bits = min(5, (-(-row_bytes // kernels.PIECE) - 1).bit_length())
+        lane_bits = group_bits(row_bytes)
         grid = min(most_blocks, -(-(ids.numel() << lane_bits) // (kernels.ROWS * THREADS)))
         run_gpu(kernels.gather_groups_gpu, grid, hot.data_ptr(), cold.data_ptr(), *directory, ids, num_rows,
-                _row_bytes(hot), row_bytes, lane_bits, kind, exponents, address, errors)  # fmt: skip
-    elif kind in (kernels.ALIGNED, kernels.WORDS):
-        grid = -(-num_bytes // (2 * kernels.PIECE * THREADS))
-        run_gpu(kernels.gather_pieces_gpu, grid, hot.data_ptr(), ids, num_rows, row_bytes, kind, address, errors)
-    else:
-        grid = -(-num_bytes // (kernels.PIECE * THREADS))
-        run_gpu(kernels.gather_odd_pieces_gpu, grid, hot.data_ptr(), ids, num_rows, _row_bytes(hot), row_bytes, kind,
-                exponents, address, errors)  # fmt: skip
+                source_bytes, row_bytes, lane_bits, kind, exponents, address, errors)  # fmt: skip
+        return
+    kernel, pieces = (kernels.gather_odd_pieces_gpu, 1) if is_odd else (kernels.gather_pieces_gpu, 2)
+    grid = -(-ids.numel() * row_bytes // (pieces * kernels.PIECE * THREADS))
+    run_gpu(kernel, grid, hot.data_ptr(), ids, num_rows, source_bytes, row_bytes, kind, exponents, address, errors)
+
+
+def group_bits(row_bytes: int) -> int:
+    """Logarithm of the threads that read a row over the link: one for each piece, at most a warp."""
+    return min(5, (-(-row_bytes // kernels.PIECE) - 1).bit_length())
 
 
 def _gather_items_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor, num_rows: int,

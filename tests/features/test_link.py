@@ -68,9 +68,17 @@ def test_a_small_table_measures_nothing(cache):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("hot_rows", "blocks"), [(0, 5), (20, 10), (39, 80)])
 def test_hot_rows_take_blocks_of_their_own(hot_rows, blocks):
-    feature = Feature(device_cache_size=hot_rows * 4, link_blocks=5).from_cpu_tensor(torch.ones(40, 1))
+    feature = Feature(device_cache_size=hot_rows * 16, link_blocks=5).from_cpu_tensor(torch.ones(40, 4))
 
     assert feature._max_blocks == blocks
+
+
+@pytest.mark.parametrize(("stored_bytes", "row_bytes", "blocks"), [
+    (512, 512, 16), (256, 512, 32), (128, 512, 64), (16, 16, 16), (400, 400, 21), (200, 400, 41), (2048, 2048, 16),
+    (4, 4, 64),
+])  # fmt: skip
+def test_rows_that_leave_threads_idle_take_more_blocks(stored_bytes, row_bytes, blocks):
+    assert link.blocks_for_rows(16, stored_bytes, row_bytes) == blocks
 
 
 @pytest.mark.parametrize(("link_blocks", "error", "words"), [
