@@ -10,7 +10,14 @@ from typing import Annotated
 import torch
 import typer
 
-from pyg_direct.bench.gather import measure_cold_rows, measure_hot_rows
+from pyg_direct.bench.gather import (
+    measure_cached_rows,
+    measure_cold_growth,
+    measure_cold_rows,
+    measure_hot_rows,
+    measure_stored_rows,
+)
+from pyg_direct.bench.growth import measure_growth, measure_papers
 from pyg_direct.bench.loader import measure_loader
 from pyg_direct.bench.memory import measure_host_memory
 from pyg_direct.bench.picture import draw_file
@@ -33,7 +40,15 @@ def gather(scale: float) -> Iterator[Row]:
     if not torch.cuda.is_available():
         raise typer.BadParameter("gather is measured on a GPU, and there is none here")
     yield from measure_hot_rows()
+    yield from measure_cached_rows()
+    yield from measure_stored_rows()
     yield from measure_cold_rows()
+
+
+def gather_growth(scale: float) -> Iterator[Row]:
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("gather_growth is measured on a GPU, and there is none here")
+    yield from measure_cold_growth(int((64 << 30) * scale))
 
 
 def loader(scale: float) -> Iterator[Row]:
@@ -54,10 +69,15 @@ def startup(scale: float) -> Iterator[Row]:
     yield from measure_startup(0.1 * scale)
 
 
+def sampling_growth(scale: float) -> Iterator[Row]:
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("sampling_growth is measured on a GPU, and there is none here")
+    yield from measure_papers()
+    yield from measure_growth()
+
+
 def main(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="memory, sampling, gather, loader, startup; all by default")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Cases; without names the short ones.")] = None,
     scale: Annotated[float, typer.Option(help="Factor on the nodes and edges of the products-shaped graph.")] = 1.0,
     draw: Annotated[bool, typer.Option(help="Only draw the pictures of the rows that are there.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the rows and pictures.")] = RESULTS,
@@ -67,7 +87,7 @@ def main(
         return
     machine = Machine()
     suffix = "cpu" if machine.gpu == "none" else machine.gpu.split()[-1].lower()
-    for name in names or CASES:
+    for name in names or DEFAULT_CASES:
         rows = []
         for row in CASES[name](scale):
             print(row, flush=True)
@@ -76,7 +96,10 @@ def main(
         draw_file(out / f"{name}_{suffix}.json")
 
 
-CASES = {"memory": memory, "sampling": sampling, "gather": gather, "loader": loader, "startup": startup}
+DEFAULT_CASES = {"memory": memory, "sampling": sampling, "gather": gather, "loader": loader, "startup": startup}
+# Minutes, and up to 100 GB of GPU or host memory.
+LONG_CASES = {"gather_growth": gather_growth, "sampling_growth": sampling_growth}
+CASES = {**DEFAULT_CASES, **LONG_CASES}
 
 if __name__ == "__main__":
     typer.run(main)

@@ -1,4 +1,4 @@
-"""Pictures of rows: bars of medians with their spread, the limit of the same run as a line."""
+"""Pictures of rows: bars of medians with their spread, growth curves, the limits of the same run in red."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ UNITS = ("G/s", "M/s", "TB/s", "GB/s", "ms")
 
 
 def draw_file(path: Path) -> list[Path]:
-    """Draw the rows of a results file, a PNG for each unit beside it; returns the pictures."""
-    rows = json.loads(path.read_text())
+    """Draw the rows of a results file, a PNG for each unit and each curve beside it; returns the pictures."""
+    everything = json.loads(path.read_text())
+    rows = [r for r in everything if not r.get("curve")]
     pictures = []
+    for curve in dict.fromkeys(r["curve"] for r in everything if r.get("curve")):
+        picture = path.with_name(f"{path.stem}_{curve.replace(' ', '_')}.png")
+        draw_curve([r for r in everything if r.get("curve") == curve], picture, curve)
+        pictures.append(picture)
     for unit in dict.fromkeys(r["unit"] for r in rows if r["unit"] in UNITS):
         picture = path.with_name(f"{path.stem}_{unit.replace('/', '_per_')}.png")
         draw_rows([r for r in rows if r["unit"] == unit], picture, path.stem.split("_")[0])
@@ -24,11 +29,7 @@ def draw_file(path: Path) -> list[Path]:
 
 def draw_rows(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw rows of one unit, from top to bottom, into a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = _start_drawing()
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rows) + 1.4), constrained_layout=True)
     places = range(len(rows), 0, -1)
     errors = [[r["p50"] - r["p20"] for r in rows], [r["p80"] - r["p50"] for r in rows]]
@@ -41,8 +42,51 @@ def draw_rows(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     axes.set_yticks(list(places), [f"{r['case']}: {r['metric']}" for r in rows], fontsize=8)
     limits = ", ".join(dict.fromkeys(r["limit_name"] for r in rows if r["limit_name"]))
     axes.set_xlabel(rows[0]["unit"] + (f"   (red, same run: {limits})" if limits else ""))
-    machine = rows[-1]["cpu"] if rows[-1]["gpu"] == "none" else rows[-1]["gpu"]
-    axes.set_title(f"{title}\n{machine}, commit {rows[-1]['commit']}, {rows[-1]['date']}", fontsize=9)
+    axes.set_title(f"{title}\n{_origin(rows[-1])}", fontsize=9)
     axes.margins(x=0.12)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+    """Draw rows of one curve, a line for each metric, into a PNG."""
+    plt = _start_drawing()
+    figure, axes = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
+    for metric in dict.fromkeys(r["metric"] for r in rows):
+        line = sorted((r for r in rows if r["metric"] == metric), key=lambda r: r["at"])
+        places = [r["at"] for r in line]
+        (drawn,) = axes.plot(places, [r["p50"] for r in line], marker="o", markersize=4, label=metric)
+        axes.fill_between(
+            places, [r["p20"] for r in line], [r["p80"] for r in line], alpha=0.2, color=drawn.get_color()
+        )
+    limits: dict[str, dict[float, float]] = {}
+    for row in rows:
+        if row["limit"] is not None:
+            limits.setdefault(row["limit_name"], {})[row["at"]] = row["limit"]
+    for name, limit in limits.items():
+        axes.plot(sorted(limit), [limit[at] for at in sorted(limit)], color="#c53030", linestyle="--",
+                  label=f"{name}, same run")  # fmt: skip
+    axes.set_xscale("log", base=2)
+    ticks = sorted({r["at"] for r in rows})
+    axes.set_xticks(ticks, [f"{at:g}" for at in ticks], fontsize=8, rotation=45)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(rows[0]["at_name"])
+    axes.set_ylabel(rows[0]["unit"])
+    axes.legend(fontsize=8)
+    axes.set_title(f"{title}\n{_origin(rows[-1])}", fontsize=9)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _start_drawing() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def _origin(row: dict[str, Any]) -> str:
+    machine = row["cpu"] if row["gpu"] == "none" else row["gpu"]
+    return f"{machine}, commit {row['commit']}, {row['date']}"

@@ -26,6 +26,8 @@ class Row:
         limit: Physical limit of the same run in `unit`; None where there is none.
         limit_name: What the limit is.
         note: Anything a reader must know.
+        curve: Name of the growth curve that this is a point of; its metric names the line.
+        at, at_name: Where on the curve, and what that counts.
     """
 
     case: str
@@ -37,17 +39,22 @@ class Row:
     limit: float | None = None
     limit_name: str = ""
     note: str = ""
+    curve: str = ""
+    at: float | None = None
+    at_name: str = ""
 
     @classmethod
     def of(cls, case: str, metric: str, unit: str, values: Iterable[float], limit: float | None = None,
-           limit_name: str = "", note: str = "") -> Row:  # fmt: skip
+           limit_name: str = "", note: str = "", curve: str = "", at: float | None = None,
+           at_name: str = "") -> Row:  # fmt: skip
         """A row from the values of the repeats."""
         ordered = sorted(values)
 
-        def at(share: float) -> float:
+        def percentile(share: float) -> float:
             return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
-        return cls(case, metric, unit, at(0.2), at(0.5), at(0.8), limit, limit_name, note)
+        return cls(case, metric, unit, percentile(0.2), percentile(0.5), percentile(0.8), limit, limit_name, note,
+                   curve, at, at_name)  # fmt: skip
 
     @property
     def ratio(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PlacementWarning
+from pyg_direct.features.link import blocks_for_rows, find_link_blocks
+from pyg_direct.features.store import check_store_dtype, narrow_rows
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.gather import Directory, gather_rows
@@ -37,9 +40,8 @@ class Listing(Protocol):
 
 POLICIES = ("device_replicate", "p2p_clique_replicate")
 _FREE_SHARE = 0.9
-# Blocks of a grid that reads host memory: these keep the link busy, and more slow down a model that trains meanwhile
-# (on an H200 its step takes 9.1 ms beside 16 blocks and 11.7 beside 128). Twice as many where hot rows come along.
-_LINK_BLOCKS = 16
+# Of the rows read, the share that is taken to come from host memory at least.
+_LEAST_MISSES = 1 / 16
 
 
 # Page-locked words that kernels report bad ids in. They are kept for the next feature: a kernel of the last one may
@@ -62,6 +64,11 @@ class Feature:
         csr_topo: The graph, to rank rows by.
         device: Instead of `rank`: the device that results are on, e.g. `"cpu"`.
         placement: Host memory for the rows: `unified` (default) or `pinned`.
+        store_dtype: Keep float32 rows as `torch.float16`, `torch.bfloat16` or `torch.float8_e4m3fn` (which comes
+            with a scale for each row, one byte of GPU memory) and read them as float32: less memory and fewer bytes
+            over the link, for the precision of that dtype. The table that rows are taken from stays as it is.
+        link_blocks: Thread blocks that read host memory at once; None measures how many it takes, once for a GPU
+            model and driver.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
@@ -69,7 +76,8 @@ class Feature:
 
     def __init__(self, rank: int = 0, device_list: Sequence[int] = (0,), device_cache_size: int | str = 0,
                  cache_policy: str = "device_replicate", csr_topo: Listing | None = None, *, device: Device = None,
-                 placement: str = "unified") -> None:  # fmt: skip
+                 placement: str = "unified", store_dtype: torch.dtype | None = None,
+                 link_blocks: int | None = None) -> None:  # fmt: skip
         if cache_policy not in POLICIES:
             raise ArgumentError(f"cache_policy must be one of {', '.join(POLICIES)}, got {cache_policy!r}")
         if cache_policy == "p2p_clique_replicate" or len(device_list) > 1:
@@ -78,12 +86,18 @@ class Feature:
             raise ArgumentTypeError(f"csr_topo must be a CSRTopo, got {type(csr_topo).__name__}")
         if placement not in ("unified", "pinned"):
             raise ArgumentError(f"placement must be 'unified' or 'pinned', got {placement!r}")
+        check_store_dtype(store_dtype)
+        if link_blocks is not None and (isinstance(link_blocks, bool) or not isinstance(link_blocks, int)):
+            raise ArgumentTypeError(f"link_blocks must be an int or None, got {link_blocks!r}")
+        if link_blocks is not None and link_blocks < 1:
+            raise ArgumentError(f"link_blocks must be at least 1, got {link_blocks}")
         if device is None and torch.cuda.is_available():
             device = rank
         self.rank, self.device_list, self.cache_policy = rank, list(device_list), cache_policy
         self.device = resolve_device(device)
         self.device_cache_size = device_cache_size
         self.csr_topo = csr_topo
+        self.store_dtype, self.link_blocks = store_dtype, link_blocks
         self._placement = placement
         parse_size(device_cache_size, 0)
         self._hot: Tensor | None = None
@@ -92,6 +106,8 @@ class Feature:
         self._block: Block | None = None
         self._shape: torch.Size | None = None
         self._dtype = torch.float32
+        self._exponents: Tensor | None = None
+        self._max_blocks: int | None = None
         self._errors: Tensor | None = None
 
     @property
@@ -101,7 +117,7 @@ class Feature:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the rows."""
+        """Dtype of the rows as they are read."""
         return self._dtype
 
     @property
@@ -128,10 +144,13 @@ class Feature:
         """Take the rows of a tensor; returns self.
 
         The tensor's memory is moved, not copied, where it goes to host memory that a GPU reads: `cpu_tensor` becomes
-        a view of it, with the same contents.
+        a view of it, with the same contents. With `store_dtype` it is copied instead.
 
         Args:
             cpu_tensor: `[N, ...]` of any dtype, on the CPU (or on the GPU of this feature).
+
+        Raises:
+            ArgumentError: also where `store_dtype` cannot hold a number of the table.
         """
         if not isinstance(cpu_tensor, Tensor):
             raise ArgumentTypeError(f"cpu_tensor must be a tensor, got {type(cpu_tensor).__name__}")
@@ -143,8 +162,12 @@ class Feature:
                 f"got {cpu_tensor.shape[0]}"
             )
         rows = cpu_tensor.detach().resolve_conj().resolve_neg()
-        self._hot = self._cold = self._directory = self._block = None
+        self._hot = self._cold = self._directory = self._block = self._exponents = self._max_blocks = None
         self._shape, self._dtype = rows.shape, rows.dtype
+        if self.store_dtype is not None and self.store_dtype != rows.dtype:
+            rows, self._exponents = narrow_rows(rows, self.store_dtype)
+            self._exponents = None if self._exponents is None else self._exponents.to(self.device)
+            cpu_tensor = rows
         num_bytes = rows.numel() * rows.element_size()
         if self.device.type == "cpu":
             self._hot = rows.cpu().contiguous()
@@ -159,11 +182,11 @@ class Feature:
         if budget >= num_bytes:
             self._hot = rows.to(self.device).contiguous()
             return self
-        hot_ids = self._choose_hot_rows(rows, budget * rows.shape[0] // num_bytes)
+        hot_ids, misses = self._choose_hot_rows(len(rows), budget * len(rows) // num_bytes)
         hot = rows[hot_ids].contiguous().to(self.device)
         # Memory that a second tensor sees is not given back while it is moved.
         del rows
-        self._place_on_host(cpu_tensor, hot, hot_ids)
+        self._place_on_host(cpu_tensor, hot, hot_ids, misses)
         return self
 
     def _fit_budget(self, budget: int) -> int:
@@ -174,25 +197,32 @@ class Feature:
                 f"{most} bytes are used instead", PlacementWarning, stacklevel=3)  # fmt: skip
         return min(budget, most)
 
-    def _choose_hot_rows(self, rows: Tensor, count: int) -> Tensor:
-        """Ids of the `count` hottest rows, ascending."""
+    def _choose_hot_rows(self, num_rows: int, count: int) -> tuple[Tensor, float]:
+        """(ids of the `count` hottest rows, ascending; share of all reads that will miss them, by listings)."""
         if self.csr_topo is None:
-            return torch.arange(count)
-        listed = count_listings(self.csr_topo, rows.shape[0])
-        return listed.sort(descending=True, stable=True).indices[:count].sort().values.cpu()
+            return torch.arange(count), 1 - count / num_rows
+        listed, order = count_listings(self.csr_topo, num_rows).sort(descending=True, stable=True)
+        return order[:count].sort().values.cpu(), 1 - int(listed[:count].sum()) / max(1, int(listed.sum()))
 
-    def _place_on_host(self, cpu_tensor: Tensor, hot: Tensor, hot_ids: Tensor) -> None:
+    def _place_on_host(self, cpu_tensor: Tensor, hot: Tensor, hot_ids: Tensor, misses: float) -> None:
         plain = not (cpu_tensor.requires_grad or cpu_tensor.is_conj() or cpu_tensor.is_neg())
         source = cpu_tensor if plain and cpu_tensor.is_contiguous() else (
             cpu_tensor.detach().resolve_conj().resolve_neg().contiguous())  # fmt: skip
         self._block = move(source, self._placement, self.device, what="features")
         if self._block.placement == "cpu":
             self._hot = source.detach()
+            self._exponents = None if self._exponents is None else self._exponents.cpu()
             return
         self._cold = self._block.view_on_gpu(source.dtype, source.shape, self.device)
         self._hot = hot
         if hot_ids.numel() > 0:
             self._directory = Directory.of(hot_ids.to(self.device), source.shape[0])
+        blocks = self.link_blocks or find_link_blocks(self._cold, self._block.placement)
+        if source.numel() > 0:
+            width = source[0].numel()
+            blocks = blocks_for_rows(blocks, width * source.element_size(), width * self._dtype.itemsize)
+        # Hot rows take blocks of their own, so that as many as before wait for the link.
+        self._max_blocks = math.ceil(blocks / max(misses, _LEAST_MISSES))
 
     def _filled(self) -> tuple[Tensor, torch.Size]:
         if self._hot is None or self._shape is None:
@@ -212,17 +242,17 @@ class Feature:
         ids = node_idx if isinstance(node_idx, Tensor) else torch.as_tensor(node_idx)
         ids = ids.long() if not isinstance(node_idx, Tensor) and ids.numel() == 0 else ids
         ids = check_ids("node_idx", ids, shape[0])
+        stored: Any = {"dtype": self._dtype, "exponents": self._exponents}
         if self.device.type == "cpu":
-            return gather_rows(hot, ids.cpu())
+            return gather_rows(hot, ids.cpu(), **stored)
         if not hot.is_cuda:
-            return gather_rows(hot, check_ids("node_idx", ids.cpu(), shape[0])).to(self.device)
+            return gather_rows(hot, check_ids("node_idx", ids.cpu(), shape[0]), **stored).to(self.device)
         ids = ids.to(self.device, non_blocking=True)
         if self._cold is None:
-            return gather_rows(hot, ids, errors=self._errors)
-        if self._directory is None:
-            return gather_rows(self._cold, ids, errors=self._errors, max_blocks=_LINK_BLOCKS)
-        return gather_rows(hot, ids, cold=self._cold, directory=self._directory, errors=self._errors,
-                           max_blocks=2 * _LINK_BLOCKS)  # fmt: skip
+            return gather_rows(hot, ids, errors=self._errors, **stored)
+        table, cold = (self._cold, None) if self._directory is None else (hot, self._cold)
+        return gather_rows(table, ids, cold=cold, directory=self._directory, errors=self._errors,
+                           max_blocks=self._max_blocks, **stored)  # fmt: skip
 
     def __del__(self) -> None:
         errors: Tensor | None = getattr(self, "_errors", None)

@@ -1,19 +1,30 @@
-"""Rows of tables by id, on the device of the ids (see `kernels/gather.py`)."""
+"""Rows of tables by id, on the device of the ids (see `kernels/gather.py` and `kernels/widen.py`)."""
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.kernels import gather as kernels
+from pyg_direct.kernels import gather as kernels, widen
 from pyg_direct.kernels.bitmap import WORD, rank_words_cpu, rank_words_gpu, sum_words_gpu
 from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.launch import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu
+
+# Dtypes whose rows can be read as float32.
+STORED = {torch.float16: widen.HALF, torch.bfloat16: widen.BFLOAT, torch.float8_e4m3fn: widen.FLOAT8}
+# What stored numbers are seen as, by their bytes.
+_UNIT = {1: torch.uint8, 2: torch.int16}
+# A piece of the output meets at most two rows, or three of bytes: shorter rows are read item by item.
+_SHORTEST_ROW = {kernels.ALIGNED: 16, kernels.WORDS: 16, kernels.BYTES: 8}
+_SHORTEST_WIDE_ROW = 12
 
 
 class Directory(NamedTuple):
@@ -46,6 +57,7 @@ class Directory(NamedTuple):
         return cls(bits, ranks)
 
     @classmethod
+    @functools.cache
     def empty(cls, device: torch.device) -> Directory:
         """Directory of a single table."""
         return cls(torch.empty(0, dtype=torch.uint32, device=device), torch.empty(0, dtype=torch.int32, device=device))
@@ -56,8 +68,8 @@ class Directory(NamedTuple):
 
 
 def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directory: Directory | None = None,
-                out: Tensor | None = None, errors: Tensor | None = None, max_blocks: int | None = None,
-                ) -> Tensor:  # fmt: skip
+                dtype: torch.dtype | None = None, exponents: Tensor | None = None, out: Tensor | None = None,
+                errors: Tensor | None = None, max_blocks: int | None = None) -> Tensor:  # fmt: skip
     """Rows `ids` of one table, or of hot rows over a table of all rows.
 
     Args:
@@ -65,7 +77,10 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
         ids: int32 or int64 `[n]`, on the device that does the work.
         cold: The table `[N, ...]` where `hot` holds a part of it, readable by that device.
         directory: Which ids are hot; needed with `cold`.
-        out: Where to write, `[n, ...]` of the table's dtype, contiguous; made when None.
+        dtype: float32 to widen rows stored as float16, bfloat16 or float8_e4m3fn; None for the table's own.
+        exponents: uint8 `[N]` on the same device, needed to widen float8_e4m3fn: row `i` is to be multiplied by
+            `2 ** (exponents[i] - 127)`.
+        out: Where to write, `[n, ...]` of the result's dtype, contiguous; made when None.
         errors: On a GPU: int64 `[1]` that gets the lowest position of an id out of range (its row is zero).
             Ids on the CPU are checked before anything is written.
         max_blocks: On a GPU: cap of the grid, for reads over the link beside other work.
@@ -86,20 +101,26 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
             f"cold must have the row {tuple(hot.shape[1:])} of {hot.dtype} of hot, got {tuple(cold.shape[1:])} of "
             f"{cold.dtype}"
         )
+    dtype = hot.dtype if dtype is None else dtype
+    exponents = _check_widening(hot, dtype, exponents, num_rows, ids.device)
     shape = (ids.numel(), *hot.shape[1:])
     if out is None:
-        out = torch.empty(shape, dtype=hot.dtype, device=ids.device)
-    elif out.shape != shape or out.dtype != hot.dtype or not out.is_contiguous() or out.device != ids.device:
+        out = torch.empty(shape, dtype=dtype, device=ids.device)
+    elif out.shape != shape or out.dtype != dtype or not out.is_contiguous() or out.device != ids.device:
         raise ArgumentError(
-            f"out must be contiguous {shape} of {hot.dtype} on {ids.device}, got {tuple(out.shape)} of {out.dtype} on "
+            f"out must be contiguous {shape} of {dtype} on {ids.device}, got {tuple(out.shape)} of {out.dtype} on "
             f"{out.device}"
         )
     if out.numel() == 0:
         return out
     if runs_on_gpu(ids):
         if errors is None:
-            errors = torch.full((1,), NO_POSITION, dtype=torch.int64, device=ids.device)
-        _gather_on_gpu(hot, cold, directory, ids, num_rows, out, errors, max_blocks)
+            errors = _unread_errors(ids.device)
+        _gather_on_gpu(hot, cold, directory, ids, num_rows, exponents, out, errors, max_blocks)
+    elif dtype != hot.dtype:
+        unit = _UNIT[hot.dtype.itemsize]
+        run_cpu(kernels.widen_rows_cpu, _rows_of(hot, unit), _rows_of(cold, unit), *directory, ids, STORED[hot.dtype],
+                exponents, _rows_of(out, torch.uint32))  # fmt: skip
     else:
         unit = _widest_unit(hot, cold, out, (torch.int64, torch.int32, torch.int16, torch.uint8))
         run_cpu(kernels.gather_rows_cpu, *(_rows_of(t, unit) for t in (hot, cold)), *directory, ids,
@@ -107,15 +128,50 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     return out
 
 
+def _check_widening(hot: Tensor, dtype: torch.dtype, exponents: Tensor | None, num_rows: int,
+                    device: torch.device) -> Tensor:  # fmt: skip
+    """The exponents of the rows, empty where there are none."""
+    if dtype != hot.dtype and (dtype != torch.float32 or hot.dtype not in STORED):
+        raise ArgumentError(f"dtype must be float32 over rows of {_names(STORED)}, or {hot.dtype} as hot, got {dtype}")
+    if dtype == hot.dtype or hot.dtype != torch.float8_e4m3fn:
+        return _no_exponents(device)
+    if (exponents is None or exponents.shape != (num_rows,) or exponents.dtype != torch.uint8
+            or exponents.device != device or not exponents.is_contiguous()):  # fmt: skip
+        got = "None" if exponents is None else f"{tuple(exponents.shape)} of {exponents.dtype} on {exponents.device}"
+        raise ArgumentError(f"exponents must be contiguous ({num_rows},) of torch.uint8 on {device}, got {got}")
+    return exponents
+
+
+@functools.cache
+def _no_exponents(device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=device)
+
+
+# Where kernels report bad ids that nobody asked for. Filling a new one would be a kernel of its own.
+_UNREAD: dict[torch.device, Tensor] = {}
+
+
+def _unread_errors(device: torch.device) -> Tensor:
+    errors = _UNREAD.get(device)
+    if errors is None:
+        errors = torch.full((1,), NO_POSITION, dtype=torch.int64, device=device)
+        # What is made while a graph is captured belongs to that graph.
+        if device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
+            _UNREAD[device] = errors
+    return errors
+
+
+def _names(dtypes: Iterable[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
 def _row_bytes(tensor: Tensor) -> int:
-    return tensor[:1].numel() * tensor.element_size() if tensor.shape[0] else tensor.element_size() * max(
-        1, torch.Size(tensor.shape[1:]).numel())  # fmt: skip
+    return math.prod(tensor.shape[1:]) * tensor.element_size()
 
 
 def _widest_unit(hot: Tensor, cold: Tensor, out: Tensor, units: tuple[torch.dtype, ...]) -> torch.dtype:
-    step = _row_bytes(out)
-    addresses = hot.data_ptr() | cold.data_ptr() | out.data_ptr()
-    return next(u for u in units if step % u.itemsize == 0 and addresses % u.itemsize == 0)
+    alignment = _row_bytes(out) | hot.data_ptr() | cold.data_ptr() | out.data_ptr()
+    return next(u for u in units if alignment % u.itemsize == 0)
 
 
 def _rows_of(tensor: Tensor, unit: torch.dtype) -> Tensor:
@@ -132,25 +188,51 @@ def _flat(tensor: Tensor, unit: torch.dtype) -> Tensor:
     return flat.view(torch.uint8).view(unit)
 
 
-def _lane_bits(items: int) -> int:
-    """Logarithm of the threads that share a row: for about four items each, at most a warp."""
-    return min(min(32, THREADS).bit_length() - 1, max(0, (-(-items // 4) - 1).bit_length()))
-
-
-def _gather_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor, num_rows: int, out: Tensor,
-                   errors: Tensor, max_blocks: int | None) -> None:  # fmt: skip
-    row_bytes = _row_bytes(out)
-    addresses = hot.data_ptr() | cold.data_ptr() | out.data_ptr()
-    wide = row_bytes % 16 == 0 and addresses % 16 == 0 and not SIMULATED
-    unit = torch.int64 if wide else _widest_unit(hot, cold, out, (torch.int64, torch.uint32, torch.uint8))
-    width = row_bytes // (16 if wide else unit.itemsize)
-    lane_bits = _lane_bits(width)
-    # As many threads as there are lanes of rows, each done after its row: faster than fewer that loop.
-    grid = -(-(ids.numel() << lane_bits) // THREADS)
-    grid = min(grid, (3 if SIMULATED else 2**31 - 1) if max_blocks is None else max_blocks)
-    if wide:
-        run_gpu(kernels.gather_wide_rows_gpu, grid, hot.data_ptr(), cold.data_ptr(), *directory, ids, num_rows, width,
-                lane_bits, _flat(out, unit), errors)  # fmt: skip
+def _gather_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor, num_rows: int, exponents: Tensor,
+                   out: Tensor, errors: Tensor, max_blocks: int | None) -> None:  # fmt: skip
+    """Choose the shape of the grid: items for short rows, whole stores for GPU memory, whole reads for the link."""
+    source_bytes, row_bytes, address = _row_bytes(hot), _row_bytes(out), out.data_ptr()
+    alignment = hot.data_ptr() | cold.data_ptr()
+    if out.dtype != hot.dtype:
+        kind, is_short = STORED[hot.dtype], row_bytes < _SHORTEST_WIDE_ROW
+        is_odd = row_bytes % kernels.PIECE or alignment % (4 * hot.dtype.itemsize)
     else:
-        run_gpu(kernels.gather_rows_gpu, grid, _flat(hot, unit), _flat(cold, unit), *directory, ids, num_rows, width,
-                lane_bits, _flat(out, unit), errors)  # fmt: skip
+        alignment |= row_bytes | address
+        kind = kernels.BYTES if alignment % 4 else kernels.WORDS if alignment % 16 else kernels.ALIGNED
+        is_short = row_bytes < _SHORTEST_ROW[kind]
+        is_odd = kind == kernels.BYTES
+    most_blocks = (3 if SIMULATED else 2**31 - 1) if max_blocks is None else max_blocks
+    if SIMULATED or is_short:
+        _gather_items_on_gpu(hot, cold, directory, ids, num_rows, exponents, out, errors, most_blocks)
+        return
+    # A grid with a cap reads the link, as one of two tables mostly does.
+    if max_blocks is not None or cold.numel() > 0 or address % kernels.PIECE != 0:
+        lane_bits = group_bits(row_bytes)
+        grid = min(most_blocks, -(-(ids.numel() << lane_bits) // (kernels.ROWS * THREADS)))
+        run_gpu(kernels.gather_groups_gpu, grid, hot.data_ptr(), cold.data_ptr(), *directory, ids, num_rows,
+                source_bytes, row_bytes, lane_bits, kind, exponents, address, errors)  # fmt: skip
+        return
+    kernel, pieces = (kernels.gather_odd_pieces_gpu, 1) if is_odd else (kernels.gather_pieces_gpu, 2)
+    grid = -(-ids.numel() * row_bytes // (pieces * kernels.PIECE * THREADS))
+    run_gpu(kernel, grid, hot.data_ptr(), ids, num_rows, source_bytes, row_bytes, kind, exponents, address, errors)
+
+
+def group_bits(row_bytes: int) -> int:
+    """Logarithm of the threads that read a row over the link: one for each piece, at most a warp."""
+    return min(5, (-(-row_bytes // kernels.PIECE) - 1).bit_length())
+
+
+def _gather_items_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor, num_rows: int,
+                         exponents: Tensor, out: Tensor, errors: Tensor, most_blocks: int) -> None:  # fmt: skip
+    if out.dtype == hot.dtype:
+        unit = target_unit = _widest_unit(hot, cold, out, (torch.uint32, torch.int16, torch.uint8))
+        widening: tuple[int | Tensor, ...] = ()
+        kernel = kernels.gather_items_gpu
+    else:
+        unit, target_unit = _UNIT[hot.dtype.itemsize], torch.uint32
+        widening = STORED[hot.dtype], exponents
+        kernel = kernels.widen_items_gpu
+    target = _flat(out, target_unit)
+    grid = min(most_blocks, -(-target.numel() // THREADS))
+    run_gpu(kernel, grid, _flat(hot, unit), _flat(cold, unit), *directory,
+            ids, num_rows, _row_bytes(out) // target_unit.itemsize, *widening, target, errors)  # fmt: skip

@@ -205,18 +205,19 @@ def test_the_hottest_rows_are_those_listed_most():
     topo = CSRTopo(torch.tensor([[4, 4, 4, 2, 2, 0, 4, 1], [0, 1, 2, 0, 1, 2, 3, 4]]), num_nodes=6)
     feature = Feature(csr_topo=topo, device="cpu")
 
-    hottest = [feature._choose_hot_rows(torch.empty(8, 1), count).tolist() for count in (0, 1, 2, 3, 8)]
+    chosen = [feature._choose_hot_rows(8, count) for count in (0, 1, 2, 3, 8)]
 
     assert count_listings(topo, 8).tolist() == [1, 1, 2, 0, 4, 0, 0, 0]
-    assert hottest == [[], [4], [2, 4], [0, 2, 4], list(range(8))]
+    assert [hottest.tolist() for hottest, _ in chosen] == [[], [4], [2, 4], [0, 2, 4], list(range(8))]
+    assert [misses for _, misses in chosen] == [1, 1 / 2, 1 / 4, 1 / 8, 0]
 
 
 def test_without_a_graph_the_first_rows_are_hot():
     feature = Feature(device="cpu")
 
-    hottest = feature._choose_hot_rows(torch.empty(8, 1), 3)
+    hottest, misses = feature._choose_hot_rows(8, 3)
 
-    assert hottest.tolist() == [0, 1, 2]
+    assert (hottest.tolist(), misses) == ([0, 1, 2], 5 / 8)
 
 
 @pytest.mark.parametrize(("ids", "value"), [([0, 40], 40), ([-1, 3], -1), ([2**40], 2**40)])
