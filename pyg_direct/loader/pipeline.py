@@ -1,11 +1,12 @@
-"""The order of work of an epoch: sample ahead, fetch ahead, hand over, from one thread.
+"""The order of work of an epoch on a GPU: sample ahead, fetch ahead, hand over, from one thread.
 
-On a GPU this runs on side streams: while batch i trains, batch i + 1 is fetched and batch i + 2 is sampled. Events
-order the streams; the host waits only for the sizes of a batch that was sampled one turn before.
+While batch i trains, batch i + 1 is fetched and batch i + 2 is sampled, on side streams. Events order the streams; the
+host waits only for the sizes of a batch that was sampled one turn before.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -14,35 +15,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_direct.errors import CudaError, PlacementWarning
 from pyg_direct.sampling.plan import Pending
 from pyg_direct.sampling.sample import Sample
 
 Work = tuple[int, Tensor]
+_OUT_OF_MEMORY = 2
 
 
 class Pipeline:
     """Iterates over the batches of an epoch.
 
+    When GPU memory runs out while something is made ahead, that is dropped, fewer are made ahead from then on, and the
+    batch is made again: equal, as it is a function of its number.
+
     Args:
         work: (number, positions) of the batches, in order.
         submit: Starts to sample a batch; returns it pending, or sampled.
         fetch: Makes the batch of a sample: (sample, number, positions) -> batch.
-        prefetch: Batches fetched ahead; 0 makes each one when it is asked for.
+        prefetch: Batches fetched ahead; 0 makes each one when it is asked for, as on the CPU.
         device: The device of batches.
+
+    Attributes:
+        prefetch: Batches fetched ahead from now on.
     """
 
     def __init__(self, work: Iterator[Work], submit: Callable[[int, Tensor], Pending | Sample],
                  fetch: Callable[[Sample, int, Tensor], Any], prefetch: int, device: torch.device) -> None:  # fmt: skip
         self._work, self._submit_batch, self._fetch_batch = work, submit, fetch
         self._device = device
-        self._prefetch = prefetch if device.type == "cuda" else 0
-        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+        self.prefetch = prefetch if device.type == "cuda" else 0
+        self._again: deque[Work] = deque()
         self._sampled: deque[tuple[Work, Pending | Sample]] = deque()
-        self._fetched: deque[tuple[int, Any, torch.cuda.Event | None]] = deque()
-        if self._prefetch > 0:
+        self._fetched: deque[tuple[Work, Any, torch.cuda.Event | None]] = deque()
+        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+        self._spare_events: list[torch.cuda.Event] = []
+        if self.prefetch > 0:
             # Two streams, so that the sizes of a batch are not waited for behind the rows of the one before. They
             # come first where blocks of both could start: few of theirs keep the link busy.
             self._streams = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)
+            self._exported = torch.cuda.Event()
             for stream in self._streams:
                 # Placed rows were written on the stream that is current now.
                 stream.wait_stream(torch.cuda.current_stream(device))
@@ -56,12 +68,13 @@ class Pipeline:
             self._advance()
         if not self._fetched:
             raise StopIteration
-        number, batch, ready = self._fetched.popleft()
+        (number, _), batch, ready = self._fetched.popleft()
         if ready is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(ready)
+            self._spare_events.append(ready)
             hold_for(batch, current)
-        if self._prefetch > 0:
+        if self.prefetch > 0:
             self._advance(ahead=True)
         return number, batch
 
@@ -69,53 +82,98 @@ class Pipeline:
         """Forget what was made ahead; what reads its memory next on the current stream comes after it."""
         for stream in self._streams or ():
             torch.cuda.current_stream(self._device).wait_stream(stream)
+        self._again.clear()
         self._sampled.clear()
         self._fetched.clear()
         self._work = iter(())
 
     def _advance(self, ahead: bool = False) -> None:
+        """Fetch batches until enough are ready; what fails ahead of time is raised when its turn comes."""
+        while True:
+            try:
+                with self._on_side_streams():
+                    self._fill()
+                return
+            except BaseException as error:
+                if self.prefetch == 0 or not _is_out_of_memory(error):
+                    if not isinstance(error, Exception) or not (ahead or self._fetched):
+                        self.close()
+                        raise
+                    # Batches before the failing one are still handed over.
+                    self._again.clear()
+                    self._sampled.clear()
+                    self._work = _raise_later(error)
+                    return
+            # Out here nothing refers any more to what the failing call had made.
+            self._shrink()
+            if ahead and self.prefetch == 0:
+                return
+
+    def _fill(self) -> None:
         """Fetch batches until enough are ready, keeping one more being sampled."""
-        try:
-            while len(self._fetched) < max(1, self._prefetch):
-                if not self._sampled and not self._start_next():
-                    break
-                (number, positions), pending = self._sampled.popleft()
-                self._fetched.append((number, *self._make(pending, number, positions)))
-                if self._streams is not None and not self._sampled:
-                    self._start_next()
-        except BaseException as error:
-            if not isinstance(error, Exception) or not (ahead or self._fetched):
-                self.close()
-                raise
-            # Batches before the failing one are still handed over.
-            self._work = _raise_later(error)
+        while len(self._fetched) < max(1, self.prefetch):
+            if not self._sampled and not self._start_next():
+                break
+            work, pending = self._sampled[0]
+            made = self._make(pending, *work)
+            self._sampled.popleft()
+            self._fetched.append((work, *made))
+            if self._streams is not None and self.prefetch > 0 and not self._sampled:
+                self._start_next()
 
     def _start_next(self) -> bool:
-        work = next(self._work, None)
+        work = self._again.popleft() if self._again else next(self._work, None)
         if work is None:
             return False
-        with self._on_stream(0):
+        if self._streams is not None:
+            torch.cuda.set_stream(self._streams[0])
+        try:
             self._sampled.append((work, self._submit_batch(*work)))
+        except BaseException:
+            self._again.appendleft(work)
+            raise
         return True
 
     def _make(self, pending: Pending | Sample, number: int, positions: Tensor) -> tuple[Any, torch.cuda.Event | None]:
         """(batch, event after its last kernel)."""
-        with self._on_stream(0):
-            sample = pending.finish() if isinstance(pending, Pending) else pending
         if self._streams is None:
+            sample = pending.finish() if isinstance(pending, Pending) else pending
             return self._fetch_batch(sample, number, positions), None
         sampling, fetching = self._streams
-        fetching.wait_stream(sampling)
+        torch.cuda.set_stream(sampling)
+        sample = pending.finish() if isinstance(pending, Pending) else pending
+        self._exported.record(sampling)
+        fetching.wait_event(self._exported)
         for ids in (sample.n_id, sample.e_id, sample.edge_index):
             ids.record_stream(fetching)
-        with self._on_stream(1):
-            batch = self._fetch_batch(sample, number, positions)
-            ready = torch.cuda.Event()
-            ready.record()
+        torch.cuda.set_stream(fetching)
+        batch = self._fetch_batch(sample, number, positions)
+        ready = self._spare_events.pop() if self._spare_events else torch.cuda.Event()
+        ready.record(fetching)
         return batch, ready
 
-    def _on_stream(self, which: int) -> AbstractContextManager[Any]:
-        return nullcontext() if self._streams is None else torch.cuda.stream(self._streams[which])
+    def _on_side_streams(self) -> AbstractContextManager[Any]:
+        """Remembers the caller's stream; inside, the current stream is set as the work goes on."""
+        return nullcontext() if self._streams is None else torch.cuda.stream(self._streams[0])
+
+    def _shrink(self) -> None:
+        """Drop what was made ahead, give its memory back and make fewer ahead from now on."""
+        ahead = [work for work, *_ in self._fetched] + [work for work, _ in self._sampled]
+        self._again.extendleft(reversed(ahead))
+        self._fetched.clear()
+        self._sampled.clear()
+        before, self.prefetch = self.prefetch, self.prefetch // 2
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        warnings.warn(f"GPU memory ran out while a batch was made ahead: prefetch={before} becomes {self.prefetch}",
+                      PlacementWarning, stacklevel=5)  # fmt: skip
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether GPU memory ran out, said by torch, by the driver or by an error that one of them caused."""
+    causes = (error, error.__cause__)
+    return any(isinstance(e, torch.OutOfMemoryError) or (isinstance(e, CudaError) and e.code == _OUT_OF_MEMORY)
+               for e in causes)  # fmt: skip
 
 
 def _raise_later(error: BaseException) -> Iterator[Work]:
@@ -126,8 +184,11 @@ def _raise_later(error: BaseException) -> Iterator[Work]:
 def hold_for(batch: Any, stream: Any) -> None:
     """Tell torch's allocator that the tensors of a batch are used on `stream` too."""
     store = getattr(batch, "_store", None)
-    values = store.values() if store is not None else [batch]
-    for value in values:
+    for value in (batch,) if store is None else store.values():
+        if type(value) is Tensor and value.layout is torch.strided:
+            if value.is_cuda:
+                value.record_stream(stream)
+            continue
         for part in _parts_of(value):
             if isinstance(part, Tensor) and part.is_cuda:
                 part.record_stream(stream)
