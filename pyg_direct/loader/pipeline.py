@@ -45,6 +45,7 @@ class Pipeline:
         self._work, self._submit_batch, self._fetch_batch = work, submit, fetch
         self._device = device
         self.prefetch = prefetch if device.type == "cuda" else 0
+        self._has_shrunk = False
         self._again: deque[Work] = deque()
         self._sampled: deque[tuple[Work, Pending | Sample]] = deque()
         self._fetched: deque[tuple[Work, Any, torch.cuda.Event | None]] = deque()
@@ -162,11 +163,14 @@ class Pipeline:
         self._again.extendleft(reversed(ahead))
         self._fetched.clear()
         self._sampled.clear()
-        before, self.prefetch = self.prefetch, self.prefetch // 2
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-        warnings.warn(f"GPU memory ran out while a batch was made ahead: prefetch={before} becomes {self.prefetch}",
-                      PlacementWarning, stacklevel=5)  # fmt: skip
+        if self._streams is not None:
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+        if not self._has_shrunk:
+            warnings.warn(f"GPU memory ran out with prefetch={self.prefetch}: fewer batches are made ahead from now on",
+                          PlacementWarning, stacklevel=2)  # fmt: skip
+        self._has_shrunk = True
+        self.prefetch //= 2
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
