@@ -79,7 +79,7 @@ def measure_python_time(data: Data, train_idx: Tensor, name: str, batch_sizes: t
                         placement: str = "auto") -> Iterator[Row]:  # fmt: skip
     """Time that `next()` takes of the host when the GPU has finished all that was made ahead."""
     for batch_size in batch_sizes:
-        options = {"batch_size": batch_size, "shuffle": True, "drop_last": True}
+        options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "drop_last": True}
         loader = NeighborLoader(data, _FANOUTS, train_idx, seed=0, placement=placement, **options)
         bare = NodeLoader(Data(edge_index=torch.empty(2, 0, dtype=torch.int64), num_nodes=data.num_nodes), _NoSampler(),
                           input_nodes=train_idx, **options)  # fmt: skip
