@@ -26,6 +26,7 @@ from pyg_direct.loader.workers import Positions, WorkerSampler, number_items
 from pyg_direct.ops.check import check_fanouts, check_ids
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.probe import choose_host_memory
+from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.key import batch_key, call_key, resolve_seed
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.plan import GpuPlan, Pending

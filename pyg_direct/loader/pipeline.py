@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import CudaError, PlacementWarning
+from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream
 from pyg_direct.sampling.plan import Pending
 from pyg_direct.sampling.sample import Sample
 
@@ -43,7 +44,7 @@ class Pipeline:
     def __init__(self, work: Iterator[Work], submit: Callable[[int, Tensor], Pending | Sample],
                  fetch: Callable[[Sample, int, Tensor], Any], prefetch: int, device: torch.device) -> None:  # fmt: skip
         self._work, self._submit_batch, self._fetch_batch = work, submit, fetch
-        self._device = device
+        self._device, self._index = device, device.index if device.type == "cuda" else -1
         self.prefetch = prefetch if device.type == "cuda" else 0
         self._has_shrunk = False
         self._again: deque[Work] = deque()
@@ -71,7 +72,7 @@ class Pipeline:
             raise StopIteration
         (number, _), batch, ready = self._fetched.popleft()
         if ready is not None:
-            current = torch.cuda.current_stream(self._device)
+            current = current_stream(self._index)
             current.wait_event(ready)
             self._spare_events.append(ready)
             hold_for(batch, current)
@@ -115,19 +116,29 @@ class Pipeline:
         while len(self._fetched) < max(1, self.prefetch):
             if not self._sampled and not self._start_next():
                 break
+            if self._streams is not None and self.prefetch > 0 and len(self._sampled) < 2:
+                self._look_ahead()
             work, pending = self._sampled[0]
             made = self._make(pending, *work)
             self._sampled.popleft()
             self._fetched.append((work, *made))
-            if self._streams is not None and self.prefetch > 0 and not self._sampled:
-                self._start_next()
+
+    def _look_ahead(self) -> None:
+        """Start the batch after the one that is made next, so that the GPU has work while that one's sizes are read."""
+        try:
+            self._start_next()
+        except Exception as error:
+            if _is_out_of_memory(error):
+                raise
+            self._again.clear()
+            self._work = _raise_later(error)
 
     def _start_next(self) -> bool:
         work = self._again.popleft() if self._again else next(self._work, None)
         if work is None:
             return False
         if self._streams is not None:
-            torch.cuda.set_stream(self._streams[0])
+            set_stream(self._streams[0])
         try:
             self._sampled.append((work, self._submit_batch(*work)))
         except BaseException:
@@ -141,13 +152,13 @@ class Pipeline:
             sample = pending.finish() if isinstance(pending, Pending) else pending
             return self._fetch_batch(sample, number, positions), None
         sampling, fetching = self._streams
-        torch.cuda.set_stream(sampling)
+        set_stream(sampling)
         sample = pending.finish() if isinstance(pending, Pending) else pending
         self._exported.record(sampling)
         fetching.wait_event(self._exported)
         for ids in (sample.n_id, sample.e_id, sample.edge_index):
             ids.record_stream(fetching)
-        torch.cuda.set_stream(fetching)
+        set_stream(fetching)
         batch = self._fetch_batch(sample, number, positions)
         ready = self._spare_events.pop() if self._spare_events else torch.cuda.Event()
         ready.record(fetching)
@@ -155,7 +166,7 @@ class Pipeline:
 
     def _on_side_streams(self) -> AbstractContextManager[Any]:
         """Remembers the caller's stream; inside, the current stream is set as the work goes on."""
-        return nullcontext() if self._streams is None else torch.cuda.stream(self._streams[0])
+        return nullcontext() if self._streams is None else kept_stream(self._index)
 
     def _shrink(self) -> None:
         """Drop what was made ahead, give its memory back and make fewer ahead from now on."""

@@ -47,9 +47,20 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
             )
     else:
         on_gpu = device.type == "cuda" and edges.shape[-1] * _COMPRESS_BYTES < free_bytes(device.index) // 2
-        topology = CSRTopo(edges.to(device) if on_gpu else edges.cpu(), num_nodes=int(data.num_nodes))
+        topology = _compress_on_gpu(edges, int(data.num_nodes), device) if on_gpu else None
+        if topology is None:
+            topology = CSRTopo(edges.cpu(), num_nodes=int(data.num_nodes))
     _remember(_TOPOLOGIES, key, edges, topology)
     return topology
+
+
+def _compress_on_gpu(edges: Tensor, num_nodes: int, device: torch.device) -> CSRTopo | None:
+    """The topology of a list of edges; None when GPU memory ran out over it."""
+    try:
+        return CSRTopo(edges.to(device), num_nodes=num_nodes)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return None
 
 
 def _remember(table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], source: Any, value: Any) -> None:
@@ -135,11 +146,11 @@ class Attributes:
             return dict.fromkeys(values, Choice("host"))
         if self._placement == "cuda":
             return dict.fromkeys(values, Choice("cuda"))
-        there = [key for key, value in values.items()
-                 if self._find(value, "cuda") is not None or _as_tensor(value).is_cuda]  # fmt: skip
-        rows = [Rows(key, _count_bytes(value), len(value), kinds[key] == "node")
-                for key, value in values.items() if key not in there]  # fmt: skip
         is_auto = self._placement == "auto"
+        rows = [Rows(key, _count_bytes(value), len(value), kinds[key] == "node") for key, value in values.items()]
+        there = [row.name for row in rows if _as_tensor(values[row.name]).is_cuda
+                 or ((is_auto or row.is_narrow) and self._find(values[row.name], "cuda") is not None)]  # fmt: skip
+        rows = [row for row in rows if row.name not in there]
         kept = [row for row in rows if self._find(values[row.name], self._placement) is not None]
         places = choose_places([row for row in rows if row not in kept], budget_of(free_bytes(self._device.index)),
                                is_auto=is_auto, fill_cache=is_auto and self._cache is None)  # fmt: skip

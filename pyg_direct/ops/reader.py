@@ -45,10 +45,10 @@ class RowReader:
         """Rows `[n, ...]` of `ids`, int64 `[n]`, contiguous and on the GPU."""
         count = ids.shape[0]
         out = torch.empty((count, *self._shape), dtype=self._dtype, device=self._device)
-        if out.numel() == 0:
-            return out
-        grid = min(-(-(count << self._lane_bits) // THREADS), self._cap)
-        flat = out if self._dtype == self._unit else _flat(out, self._unit)
-        run_gpu(self._kernel, grid, *self._tables, *self._directory, ids, self._num_rows, self._width,
-                self._lane_bits, flat, self._errors)  # fmt: skip
+        if out.numel() > 0:
+            grid = min(-(-(count << self._lane_bits) // THREADS), self._cap)
+            same_size = self._dtype.itemsize == self._unit.itemsize
+            flat = out if self._wide else out.view(self._unit) if same_size else _flat(out, self._unit)
+            run_gpu(self._kernel, grid, *self._tables, *self._directory, ids, self._num_rows, self._width,
+                    self._lane_bits, flat, self._errors)  # fmt: skip
         return out

@@ -91,7 +91,8 @@ def test_an_error_comes_after_the_batches_before_it(real_device, prefetch, fail_
 
     assert got == list(range(fail_at))
     assert next(recorder.pipeline, None) is None
-    assert recorder.notes[-1] == (fail_in, fail_at)
+    # The batch before may be fetched after it, but nothing is begun.
+    assert [note for note in recorder.notes if note[0] != "fetch" or note[1] >= fail_at][-1] == (fail_in, fail_at)
 
 
 @pytest.mark.parametrize("prefetch", PREFETCH)
