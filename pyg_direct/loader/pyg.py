@@ -39,28 +39,28 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
     known = _TOPOLOGIES.get(key)
     if known is not None and known[0]() is edges and known[1]() is not None:
         return known[1]()  # type: ignore[return-value]
-    if not isinstance(edges, Tensor) or edges.layout != torch.strided:
+    if isinstance(edges, Tensor) and edges.layout == torch.strided:
+        topology = _compress(edges, int(data.num_nodes), device)
+    else:
         topology = CSRTopo(edges)
         if topology.node_count != data.num_nodes:
             raise ArgumentError(
                 f"data.num_nodes must equal the rows {topology.node_count} of adj_t, got {data.num_nodes}"
             )
-    else:
-        on_gpu = device.type == "cuda" and edges.shape[-1] * _COMPRESS_BYTES < free_bytes(device.index) // 2
-        topology = _compress_on_gpu(edges, int(data.num_nodes), device) if on_gpu else None
-        if topology is None:
-            topology = CSRTopo(edges.cpu(), num_nodes=int(data.num_nodes))
     _remember(_TOPOLOGIES, key, edges, topology)
     return topology
 
 
-def _compress_on_gpu(edges: Tensor, num_nodes: int, device: torch.device) -> CSRTopo | None:
-    """The topology of a list of edges; None when GPU memory ran out over it."""
-    try:
-        return CSRTopo(edges.to(device), num_nodes=num_nodes)
-    except torch.OutOfMemoryError:
+def _compress(edges: Tensor, num_nodes: int, device: torch.device) -> CSRTopo:
+    """The topology of a list of edges, made on the GPU where there is room."""
+    if device.type == "cuda" and edges.shape[-1] * _COMPRESS_BYTES < free_bytes(device.index) // 2:
+        try:
+            return CSRTopo(edges.to(device), num_nodes=num_nodes)
+        except torch.OutOfMemoryError:
+            # What is free need not be in one piece, and may have been taken meanwhile.
+            pass
         torch.cuda.empty_cache()
-        return None
+    return CSRTopo(edges.cpu(), num_nodes=num_nodes)
 
 
 def _remember(table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], source: Any, value: Any) -> None:
