@@ -18,7 +18,7 @@ from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.background import Background
-from pyg_direct.loader.batches import iterate_batches
+from pyg_direct.loader.batches import Seeds, iterate_batches
 from pyg_direct.loader.pipeline import Pipeline
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
@@ -194,7 +194,7 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         return self._finish_batch(self._sample_now(self.input_data.node[positions]), positions)
 
     def _finish_batch(self, sample: Sample, positions: Tensor) -> Any:
-        batch = self._fetch(sample, 0, positions)
+        batch = self._build(sample, positions)
         return batch if self.transform is None else self.transform(batch)
 
     def filter_fn(self, out: SamplerOutput) -> Any:
@@ -205,14 +205,15 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         batch = attributes.build(self.data, _from_output(out), out.metadata[0], checked=False)
         return batch if self.transform is None else self.transform(batch)
 
-    def _submit(self, epoch: int, number: int, positions: Tensor) -> Pending | Sample:
-        # Not by brackets, which wake torch's threads for a few thousand items.
-        seeds, key = self.input_data.node.index_select(0, positions), batch_key(self.seed, epoch, number)
+    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Pending | Sample:
         submit = self._plan.submit if isinstance(self._plan, GpuPlan) else self._plan.sample
-        pending: Pending | Sample = submit(seeds, key)
+        pending: Pending | Sample = submit(seeds.nodes, batch_key(self.seed, epoch, number))
         return pending
 
-    def _fetch(self, sample: Sample, number: int, positions: Tensor) -> Any:
+    def _fetch(self, sample: Sample, number: int, seeds: Seeds) -> Any:
+        return self._build(sample, seeds.positions)
+
+    def _build(self, sample: Sample, positions: Tensor) -> Any:
         assert self._attributes is not None
         input_id = positions if self.input_data.input_id is None else self.input_data.input_id[positions]
         if self.transform_sampler_output is not None:
@@ -226,7 +227,7 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         epoch, first = self._next_epoch, self._first_batch
         self._next_epoch, self._first_batch = epoch + 1, 0
         self._standing = (epoch, first)
-        batches = iterate_batches(self, self.seed, epoch, first)
+        batches = iterate_batches(self, self.seed, epoch, first, self.input_data.node)
         work = self._work_with_workers if self.num_workers > 0 else self._work_here
         return self._iterate(epoch, first, work(epoch, batches))
 
@@ -238,7 +239,7 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         if self._standing[0] == epoch:
             self._standing = (epoch + 1, 0)
 
-    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Tensor]]) -> Iterator[Any]:
+    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         pipeline = Pipeline(batches, partial(self._submit, epoch), self._fetch, self.prefetch, self.device)
         in_thread = self.device.type == "cpu" and self.prefetch > 0
         source = Background(pipeline, self.prefetch) if in_thread else pipeline
@@ -251,7 +252,7 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
                 # Memory that ran out once would run out in each epoch.
                 self.prefetch = min(self.prefetch, pipeline.prefetch)
 
-    def _work_with_workers(self, epoch: int, batches: Iterator[tuple[int, Tensor]]) -> Iterator[Any]:
+    def _work_with_workers(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         worker = WorkerSampler(self._plan_topology.to_cpu(), self._recipe, self.seed, self.input_data.node)
         pool: Any = torch.utils.data.DataLoader(
             Positions(len(self.dataset)), collate_fn=worker, num_workers=self.num_workers,
@@ -261,7 +262,7 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         for item, sample in pool:
             on_device = Sample(sample.n_id.to(self.device), sample.edge_index.to(self.device),
                                sample.e_id.to(self.device), sample.node_counts, sample.edge_counts)  # fmt: skip
-            yield self._fetch(on_device, item.number, torch.tensor(list(item), dtype=torch.int64))
+            yield self._build(on_device, torch.tensor(list(item), dtype=torch.int64))
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader stands: the next batch of the current epoch. Three integers, as all else follows."""

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import CudaError, PlacementWarning
+from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream
 from pyg_direct.sampling.plan import Pending
 from pyg_direct.sampling.sample import Sample
 
-Work = tuple[int, Tensor]
+# The number of a batch, and what it is made from.
+Work = tuple[int, Any]
 _OUT_OF_MEMORY = 2
 
 
@@ -31,9 +33,9 @@ class Pipeline:
     batch is made again: equal, as it is a function of its number.
 
     Args:
-        work: (number, positions) of the batches, in order.
-        submit: Starts to sample a batch; returns it pending, or sampled.
-        fetch: Makes the batch of a sample: (sample, number, positions) -> batch.
+        work: (number, what it is made from) of the batches, in order.
+        submit: Starts to sample a batch, (number, what it is made from); returns it pending, or sampled.
+        fetch: Makes the batch of a sample: (sample, number, what it is made from) -> batch.
         prefetch: Batches fetched ahead; 0 makes each one when it is asked for, as on the CPU.
         device: The device of batches.
 
@@ -41,10 +43,11 @@ class Pipeline:
         prefetch: Batches fetched ahead from now on.
     """
 
-    def __init__(self, work: Iterator[Work], submit: Callable[[int, Tensor], Pending | Sample],
-                 fetch: Callable[[Sample, int, Tensor], Any], prefetch: int, device: torch.device) -> None:  # fmt: skip
+    def __init__(self, work: Iterator[Work], submit: Callable[[int, Any], Pending | Sample],
+                 fetch: Callable[[Sample, int, Any], Any], prefetch: int, device: torch.device) -> None:  # fmt: skip
         self._work, self._submit_batch, self._fetch_batch = work, submit, fetch
-        self._device, self._index = device, device.index if device.type == "cuda" else -1
+        self._device = device
+        self._index = -1 if device.type == "cpu" else resolve_device(device).index
         self.prefetch = prefetch if device.type == "cuda" else 0
         self._has_shrunk = False
         self._again: deque[Work] = deque()
@@ -56,7 +59,6 @@ class Pipeline:
             # Two streams, so that the sizes of a batch are not waited for behind the rows of the one before. They
             # come first where blocks of both could start: few of theirs keep the link busy.
             self._streams = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)
-            self._exported = torch.cuda.Event()
             for stream in self._streams:
                 # Placed rows were written on the stream that is current now.
                 stream.wait_stream(torch.cuda.current_stream(device))
@@ -140,26 +142,32 @@ class Pipeline:
         if self._streams is not None:
             set_stream(self._streams[0])
         try:
-            self._sampled.append((work, self._submit_batch(*work)))
+            pending = self._submit_batch(*work)
         except BaseException:
             self._again.appendleft(work)
             raise
+        if self._streams is not None and isinstance(pending, Pending):
+            # Its sizes are waited for on the host, so that it may leave the sampler in the order of the rows: then
+            # its ids and its rows come from one stream, which the allocator must know of.
+            pending.stream = self._streams[1]
+        self._sampled.append((work, pending))
         return True
 
-    def _make(self, pending: Pending | Sample, number: int, positions: Tensor) -> tuple[Any, torch.cuda.Event | None]:
+    def _make(self, pending: Pending | Sample, number: int, item: Any) -> tuple[Any, torch.cuda.Event | None]:
         """(batch, event after its last kernel)."""
         if self._streams is None:
             sample = pending.finish() if isinstance(pending, Pending) else pending
-            return self._fetch_batch(sample, number, positions), None
+            return self._fetch_batch(sample, number, item), None
         sampling, fetching = self._streams
-        set_stream(sampling)
-        sample = pending.finish() if isinstance(pending, Pending) else pending
-        self._exported.record(sampling)
-        fetching.wait_event(self._exported)
-        for ids in (sample.n_id, sample.e_id, sample.edge_index):
-            ids.record_stream(fetching)
         set_stream(fetching)
-        batch = self._fetch_batch(sample, number, positions)
+        if isinstance(pending, Pending):
+            sample = pending.finish()
+        else:
+            sample = pending
+            fetching.wait_stream(sampling)
+            for ids in (sample.n_id, sample.e_id, sample.edge_index):
+                ids.record_stream(fetching)
+        batch = self._fetch_batch(sample, number, item)
         ready = self._spare_events.pop() if self._spare_events else torch.cuda.Event()
         ready.record(fetching)
         return batch, ready
