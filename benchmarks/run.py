@@ -18,7 +18,7 @@ from pyg_direct.bench.gather import (
     measure_stored_rows,
 )
 from pyg_direct.bench.growth import measure_growth, measure_papers
-from pyg_direct.bench.loader import measure_loader
+from pyg_direct.bench.loader import measure_loader, measure_python_time
 from pyg_direct.bench.memory import measure_host_memory
 from pyg_direct.bench.picture import draw_file
 from pyg_direct.bench.row import Machine, Row, save_rows
@@ -55,10 +55,15 @@ def loader(scale: float) -> Iterator[Row]:
     on_gpu = torch.cuda.is_available()
     graph = synthetic_graph("products", scale=scale, device="cuda" if on_gpu else "cpu").to("cpu")
     name = "products" if scale == 1 else f"products x {scale:g}"
-    for placement, cache in [("cuda", None), ("unified", None), ("unified", "20%")] if on_gpu else [("cpu", None)]:
+    # Attributes, topology and cache.
+    cases = [("cuda", None, None), ("unified", "cuda", None), ("unified", None, None), ("unified", None, "20%"),
+             ("auto", None, None)] if on_gpu else [("cpu", None, None)]  # fmt: skip
+    for placement, topology, cache in cases:
         data = graph.to_data()
         yield from measure_loader(data, graph.train_idx, graph.num_classes, name, placement, cache,
-                                  batches=60 if on_gpu else 6)  # fmt: skip
+                                  batches=60 if on_gpu else 6, topology_placement=topology)  # fmt: skip
+    if on_gpu:
+        yield from measure_python_time(graph.to_data(), graph.train_idx, name)
 
 
 def memory(scale: float) -> Iterator[Row]:

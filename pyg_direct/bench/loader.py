@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader as PygNeighborLoader
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader, NodeLoader
 from torch_geometric.nn import GraphSAGE
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from pyg_direct.bench.row import Row
@@ -22,21 +24,26 @@ from pyg_direct.runtime.device import resolve_device
 _FANOUTS = [15, 10, 5]
 
 
-def measure_loader(data: Data, train_idx: torch.Tensor, num_classes: int, name: str, placement: str = "auto",
+def measure_loader(data: Data, train_idx: Tensor, num_classes: int, name: str, placement: str = "auto",
                    feature_cache: int | str | None = None, batches: int = 60, prefetch: int = 1,
-                   batch_size: int = 1024) -> Iterator[Row]:  # fmt: skip
+                   batch_size: int = 1024, topology_placement: str | None = None) -> Iterator[Row]:  # fmt: skip
     """Time of a training step with the loader and without, and what the loader takes of the host."""
     device = resolve_device(None)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
-    loader = NeighborLoader(data, _FANOUTS, input_nodes=train_idx, batch_size=batch_size, shuffle=True, seed=0,
-                            drop_last=True, placement=placement, feature_cache=feature_cache,
-                            prefetch=prefetch)  # fmt: skip
+
+    def make(**options: Any) -> NeighborLoader:
+        return NeighborLoader(data, _FANOUTS, input_nodes=train_idx, shuffle=True, seed=0, drop_last=True,
+                              placement=placement, topology_placement=topology_placement, feature_cache=feature_cache,
+                              **{"batch_size": batch_size, "prefetch": prefetch, **options})  # fmt: skip
+
+    loader = make()
     first = next(iter(loader))
     wait_for_gpu()
     cache = "" if feature_cache is None else f" + {feature_cache} cached"
-    case = f"loader/{name}/{placement}{cache}/{batch_size}"
+    topology = "" if topology_placement is None else f", topology {topology_placement}"
+    case = f"loader/{name}/{placement}{cache}{topology}/{batch_size}"
     yield Row.of(case, "Data to first batch", "s", [time.perf_counter() - begin])
     model = GraphSAGE(first.x.shape[1], 256, 3, num_classes).to(device)
     optimizer = torch.optim.Adam(model.parameters())
@@ -51,8 +58,14 @@ def measure_loader(data: Data, train_idx: torch.Tensor, num_classes: int, name: 
     compute = _run(repeat(first), step, batches)
     alone = _run(_without_end(loader), lambda batch: None, batches)
     both = _run(_without_end(loader), step, batches)
+    # Once more, as the two are compared to a few hundredths.
+    compute += _run(repeat(first), step, batches)
     yield Row.of(case, "step, loader and compute", "ms", both, _median(compute), "compute on one batch")
     yield Row.of(case, "step, loader alone", "ms", alone)
+    if device.type == "cpu":
+        in_turn = _run(_without_end(make(prefetch=0)), step, batches)
+        yield Row.of(case, "step, batches in turn", "ms", in_turn, _median(compute), "compute on one batch",
+                     "prefetch=0: no thread makes them ahead")  # fmt: skip
     if device.type == "cpu" and (WITH_PYG_LIB or WITH_TORCH_SPARSE):
         peer = PygNeighborLoader(data, _FANOUTS, input_nodes=train_idx, batch_size=batch_size, shuffle=True,
                                  drop_last=True)  # fmt: skip
@@ -60,6 +73,45 @@ def measure_loader(data: Data, train_idx: torch.Tensor, num_classes: int, name: 
                      note="no workers, " + ("pyg-lib" if WITH_PYG_LIB else "torch-sparse"))  # fmt: skip
     if device.type == "cuda":
         yield Row.of(case, "peak GPU memory, model included", "GB", [torch.cuda.max_memory_allocated() / 1e9])
+
+
+def measure_python_time(data: Data, train_idx: Tensor, name: str, batch_sizes: tuple[int, ...] = (1024, 8192),
+                        placement: str = "auto") -> Iterator[Row]:  # fmt: skip
+    """Time that `next()` takes of the host when the GPU has finished all that was made ahead."""
+    for batch_size in batch_sizes:
+        options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "drop_last": True}
+        loader = NeighborLoader(data, _FANOUTS, train_idx, seed=0, placement=placement, **options)
+        bare = NodeLoader(Data(edge_index=torch.empty(2, 0, dtype=torch.int64), num_nodes=data.num_nodes), _NoSampler(),
+                          input_nodes=train_idx, **options)  # fmt: skip
+        case = f"loader/{name}/{placement}/{batch_size}"
+        yield Row.of(case, "Python time per batch", "us", _time_next(loader), _median(_time_next(bare)),
+                     "PyG's NodeLoader, no sampling")  # fmt: skip
+
+
+class _NoSampler(BaseSampler):  # type: ignore[misc]
+    """Gives the seeds back: what is left is what a loader costs by itself."""
+
+    edge_permutation = None
+
+    def sample_from_nodes(self, index: NodeSamplerInput) -> SamplerOutput:
+        """The seeds without edges."""
+        none = torch.empty(0, dtype=torch.int64)
+        return SamplerOutput(index.node, none, none, none, metadata=(index.input_id, index.time))
+
+    def sample_from_edges(self, index: Any) -> Any:
+        """Not asked for."""
+        raise NotImplementedError
+
+
+def _time_next(batches: Iterable[Any], count: int = 60, warm_up: int = 10) -> list[float]:
+    """Microseconds of each `next()`."""
+    source, times = _without_end(batches), []
+    for _ in range(warm_up + count):
+        wait_for_gpu()
+        begin = time.perf_counter()
+        next(source)
+        times.append(1e6 * (time.perf_counter() - begin))
+    return times[warm_up:]
 
 
 def _median(values: list[float]) -> float:

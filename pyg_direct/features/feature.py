@@ -16,6 +16,7 @@ from pyg_direct.features.store import check_store_dtype, narrow_rows
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.gather import Directory, gather_rows
+from pyg_direct.ops.reader import RowReader
 from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.memory import Block, move
 from pyg_direct.runtime.size import parse_size
@@ -42,6 +43,8 @@ POLICIES = ("device_replicate", "p2p_clique_replicate")
 _FREE_SHARE = 0.9
 # Of the rows read, the share that is taken to come from host memory at least.
 _LEAST_MISSES = 1 / 16
+# Rows that are copied to GPU memory at once.
+_PIECE = 1 << 18
 
 
 # Page-locked words that kernels report bad ids in. They are kept for the next feature: a kernel of the last one may
@@ -109,6 +112,8 @@ class Feature:
         self._exponents: Tensor | None = None
         self._max_blocks: int | None = None
         self._errors: Tensor | None = None
+        self._reader: RowReader | None = None
+        self._flag: Any = None
 
     @property
     def shape(self) -> torch.Size:
@@ -162,7 +167,8 @@ class Feature:
                 f"got {cpu_tensor.shape[0]}"
             )
         rows = cpu_tensor.detach().resolve_conj().resolve_neg()
-        self._hot = self._cold = self._directory = self._block = self._exponents = self._max_blocks = None
+        self._hot = self._cold = self._directory = self._block = None
+        self._exponents = self._max_blocks = self._reader = None
         self._shape, self._dtype = rows.shape, rows.dtype
         if self.store_dtype is not None and self.store_dtype != rows.dtype:
             rows, self._exponents = narrow_rows(rows, self.store_dtype)
@@ -180,10 +186,17 @@ class Feature:
             return self
         budget = self._fit_budget(min(num_bytes, parse_size(self.device_cache_size, num_bytes)))
         if budget >= num_bytes:
-            self._hot = rows.to(self.device).contiguous()
-            return self
-        hot_ids, misses = self._choose_hot_rows(len(rows), budget * len(rows) // num_bytes)
-        hot = rows[hot_ids].contiguous().to(self.device)
+            hot = self._copy_to_gpu(rows, None)
+            if hot is not None:
+                self._hot = hot
+                return self
+            budget = self._shrink(num_bytes)
+        while True:
+            hot_ids, misses = self._choose_hot_rows(len(rows), budget * len(rows) // num_bytes)
+            hot = self._copy_to_gpu(rows, hot_ids)
+            if hot is not None:
+                break
+            budget = self._shrink(budget)
         # Memory that a second tensor sees is not given back while it is moved.
         del rows
         self._place_on_host(cpu_tensor, hot, hot_ids, misses)
@@ -196,6 +209,26 @@ class Feature:
                 f"device_cache_size={self.device_cache_size!r} is more than the free memory of {self.device}; "
                 f"{most} bytes are used instead", PlacementWarning, stacklevel=3)  # fmt: skip
         return min(budget, most)
+
+    def _copy_to_gpu(self, rows: Tensor, ids: Tensor | None) -> Tensor | None:
+        """All rows or those of `ids` in GPU memory; None when it ran out."""
+        try:
+            hot = torch.empty((len(rows) if ids is None else len(ids), *rows.shape[1:]), dtype=rows.dtype,
+                              device=self.device)  # fmt: skip
+        except torch.OutOfMemoryError:
+            return None
+        if ids is None:
+            return hot.copy_(rows)
+        # In pieces, so that the host holds no second copy of the hot rows.
+        for part, ids_of_part in zip(hot.split(_PIECE), ids.split(_PIECE), strict=True):
+            part.copy_(rows[ids_of_part])
+        return hot
+
+    def _shrink(self, budget: int) -> int:
+        torch.cuda.empty_cache()
+        warnings.warn(f"device_cache_size={self.device_cache_size!r}: GPU memory ran out for {budget} bytes of "
+                      f"hot rows; {budget // 2} are tried instead", PlacementWarning, stacklevel=3)  # fmt: skip
+        return budget // 2
 
     def _choose_hot_rows(self, num_rows: int, count: int) -> tuple[Tensor, float]:
         """(ids of the `count` hottest rows, ascending; share of all reads that will miss them, by listings)."""
@@ -253,6 +286,29 @@ class Feature:
         table, cold = (self._cold, None) if self._directory is None else (hot, self._cold)
         return gather_rows(table, ids, cold=cold, directory=self._directory, errors=self._errors,
                            max_blocks=self._max_blocks, **stored)  # fmt: skip
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Rows of ids that a sampler made, `[n, ...]`: as `feature[ids]`, with fewer steps on the host.
+
+        Args:
+            ids: int64 `[n]`, contiguous and on `device`; the kernel still checks that they lie in the table.
+        """
+        if self._reader is None:
+            hot, _ = self._filled()
+            if not hot.is_cuda or not ids.is_cuda:
+                return self[ids]
+            assert self._errors is not None
+            # Without a directory all rows are in one of the two tables.
+            table, cold = (hot, self._cold) if self._cold is None or self._directory is not None else (self._cold, None)
+            self._reader = RowReader(table, cold, self._directory, self._errors, self._max_blocks, dtype=self._dtype,
+                                     exponents=self._exponents)  # fmt: skip
+            # Through NumPy, as looking at an item of a tensor costs more than the launch of a kernel.
+            self._flag = self._errors.numpy()
+        if self._flag[0] != NO_POSITION:
+            self._raise_earlier_error()
+        if self._block is not None:
+            self._block.check_process()
+        return self._reader.read(ids)
 
     def __del__(self) -> None:
         errors: Tensor | None = getattr(self, "_errors", None)

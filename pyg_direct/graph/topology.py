@@ -15,13 +15,12 @@ from pyg_direct.graph.placed import PlacedTopology, interleave, place_array
 from pyg_direct.graph.pyg import Rows, read_edges
 from pyg_direct.ops.check import check_topology
 from pyg_direct.ops.compress import compress
-from pyg_direct.runtime.device import free_bytes, resolve_device
+from pyg_direct.runtime.device import budget_of, free_bytes, resolve_device
+from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
-# Share of the free GPU memory that placement="auto" gives to topology.
-_GPU_SHARE = 0.5
-# Share of it up to which offsets and edge ids of a topology on the host still go to the GPU.
+# Share of the free GPU memory up to which offsets and edge ids of a topology on the host still go to the GPU.
 _SMALL_SHARE = 0.125
 
 
@@ -156,13 +155,16 @@ class CSRTopo:
         return copy
 
     def choose_placement(self, device: Device = None) -> str:
-        """Where `auto` puts this topology for a device: `cpu`, `cuda` when it fits half the free memory, `unified`."""
+        """Where `auto` puts this topology for a device: `cpu`; `cuda` when it fits and leaves a quarter of the free
+        memory, at least 8 GiB or half of it; else host memory, `unified` or `pinned`, whichever the GPU reads faster.
+        """
         target = resolve_device(device)
         if target.type == "cpu":
             return "cpu"
         if self._indices.is_cuda or ("cuda", target, None) in self._placed:
             return "cuda"
-        return "cuda" if self.num_bytes <= _GPU_SHARE * free_bytes(target.index) else "unified"
+        fits = self.num_bytes <= budget_of(free_bytes(target.index))
+        return "cuda" if fits else choose_host_memory(target.index)
 
     def place(self, placement: str = "auto", device: Device = None, *, topology_cache: int | str | None = None
               ) -> PlacedTopology:  # fmt: skip

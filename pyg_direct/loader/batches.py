@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,13 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from pyg_direct.ops.draw import permute
 from pyg_direct.sampling.key import shuffle_key
+
+
+class Seeds(NamedTuple):
+    """The seeds of a batch: their positions among the input nodes and the nodes themselves, int64 `[B]` each."""
+
+    positions: Tensor
+    nodes: Tensor
 
 
 def order_of_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> Tensor | None:
@@ -35,8 +42,9 @@ def order_of_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> Tensor | N
     return None
 
 
-def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int = 0) -> Iterator[tuple[int, Tensor]]:
-    """(number, positions int64 `[B]`) of the batches of an epoch from batch `first` on.
+def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, nodes: Tensor
+                    ) -> Iterator[tuple[int, Seeds]]:  # fmt: skip
+    """(number, seeds) of the batches of an epoch from batch `first` on; `nodes` are the input nodes, `[S]`.
 
     Numbers are global: rank r of w under a `DistributedSampler` gets r, r + w, ... so that no two ranks share keys.
     """
@@ -46,12 +54,17 @@ def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int =
     order = order_of_epoch(loader, seed, epoch)
     if order is not None:
         assert loader.batch_size is not None
+        # Looked up for the whole epoch at once; a batch is then a view.
+        nodes_in_order = nodes.index_select(0, order)
         end = len(order) // loader.batch_size * loader.batch_size if loader.drop_last else len(order)
         for number in range(first, -(-end // loader.batch_size)):
             begin = number * loader.batch_size
-            yield number, order[begin : min(begin + loader.batch_size, end)]
+            part = slice(begin, min(begin + loader.batch_size, end))
+            yield number, Seeds(order[part], nodes_in_order[part])
         return
     source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     for number, positions in enumerate(source):
         if number >= first:
-            yield number * stride + offset, torch.as_tensor(positions, dtype=torch.int64).reshape(-1)
+            chosen = torch.as_tensor(positions, dtype=torch.int64).reshape(-1)
+            # Not by brackets, which wake torch's threads for a few thousand items.
+            yield number * stride + offset, Seeds(chosen, nodes.index_select(0, chosen))

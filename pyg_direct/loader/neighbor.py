@@ -13,14 +13,19 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader, NodeLoader
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, PlacementWarning
+from pyg_direct.graph.placed import PlacedTopology
+from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
-from pyg_direct.loader.batches import iterate_batches
+from pyg_direct.loader.background import Background
+from pyg_direct.loader.batches import Seeds, iterate_batches
 from pyg_direct.loader.pipeline import Pipeline
-from pyg_direct.loader.pyg import Attributes, read_topology
+from pyg_direct.loader.placement import announce, describe
+from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
 from pyg_direct.loader.workers import Positions, WorkerSampler, number_items
 from pyg_direct.ops.check import check_fanouts, check_ids
 from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.key import batch_key, call_key, resolve_seed
 from pyg_direct.sampling.open import open_plan
@@ -72,12 +77,17 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         filter_per_worker: Accepted; features are always fetched on the device.
         device: Where to sample and where batches are; None is the current GPU if there is one, else the CPU.
         placement: Where topology and attributes live: `cuda`, `unified` (host memory that the GPU reads in place),
-            `pinned`, `cpu`, or `auto`, which takes GPU memory for what fits half of it and unified memory for the
-            rest.
+            `pinned`, `cpu`, or `auto`: GPU memory for what fits there, first the topology, then attributes from the
+            smallest on, so that a quarter of the free memory, and at least 8 GiB or half of it, is left to the model;
+            host memory for the rest, `unified` or `pinned`, whichever a short measurement, kept on disk, found
+            faster. Labels, masks and other short rows go to GPU memory in any case. The first epoch says what was
+            chosen in one line of the logger `pyg_direct`, at level INFO.
+        topology_placement: Where the topology lives, if not where `placement` says.
         feature_cache: With attributes on the host: GPU memory for the rows met most often, in bytes, as `"2G"`, or as
-            a share of the rows such as `"20%"`.
+            a share of the rows such as `"20%"`. None takes what `placement="auto"` has left to give, else nothing.
         seed: Seed of shuffling and of all draws; None takes torch's initial seed.
-        prefetch: Batches fetched ahead on a GPU; one more is being sampled. 0 makes each when it is asked for.
+        prefetch: Batches made ahead; on a GPU one more is being sampled. 0 makes each when it is asked for. When GPU
+            memory runs out over it, it shrinks, with a warning. On the CPU a thread makes them.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             unless `multiprocessing_context` says how to start them: `"spawn"` gives processes that sample on the CPU.
 
@@ -92,23 +102,29 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
                  transform: Callable[[Any], Any] | None = None,
                  transform_sampler_output: Callable[[Any], Any] | None = None, is_sorted: bool = False,
                  filter_per_worker: bool | None = None, neighbor_sampler: Any = None, directed: bool = True, *,
-                 device: Device = None, placement: str = "auto", feature_cache: int | str | None = None,
-                 seed: int | None = None, prefetch: int = 1, **kwargs: Any) -> None:  # fmt: skip
+                 device: Device = None, placement: str = "auto", topology_placement: str | None = None,
+                 feature_cache: int | str | None = None, seed: int | None = None, prefetch: int = 1,
+                 **kwargs: Any) -> None:  # fmt: skip
         _refuse_later_options(data=data, num_neighbors=num_neighbors, input_time=input_time,
                               subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
                               time_attr=time_attr, weight_attr=weight_attr, neighbor_sampler=neighbor_sampler,
                               directed=directed)  # fmt: skip
-        if placement not in PLACEMENTS:
-            raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
+        topology_placement = placement if topology_placement is None else topology_placement
+        places = {"placement": placement, "topology_placement": topology_placement}
+        for name, place in places.items():
+            if place not in PLACEMENTS:
+                raise ArgumentError(f"{name} must be one of {', '.join(PLACEMENTS)}, got {place!r}")
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise ArgumentError(f"prefetch must be an integer of at least 0, got {prefetch!r}")
         self.num_neighbors = check_fanouts("num_neighbors", num_neighbors)
         check_hops(self.num_neighbors, MAX_HOPS, "num_neighbors")
         self.device = resolve_device(device)
-        if (placement == "cpu") != (self.device.type == "cpu") and placement != "auto":
-            raise ArgumentError(f"placement must be one that device={self.device} can read, got {placement!r}")
+        for name, place in places.items():
+            if (place == "cpu") != (self.device.type == "cpu") and place != "auto":
+                raise ArgumentError(f"{name} must be one that device={self.device} can read, got {place!r}")
         parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
-        self.placement, self.feature_cache, self.prefetch = placement, feature_cache, prefetch
+        self.placement, self.topology_placement = placement, topology_placement
+        self.feature_cache, self.prefetch = feature_cache, prefetch
         self.seed = resolve_seed(seed)
         self.replace = bool(replace)
         input_nodes = _read_input_nodes(input_nodes)
@@ -137,11 +153,27 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         """Place what is not placed yet; reads `data` anew."""
         topology = read_topology(self.data, self.device)
         if self._plan is None or self._plan_topology is not topology:
-            placed = topology.place(self.placement, self.device)
+            placed = self._place_topology(topology)
             self._plan, self._plan_topology, self._placed = open_plan(placed, self._recipe), topology, placed
         self._placed.check_process()
-        self._attributes = Attributes(self.data, topology, self.device, self.placement, self.feature_cache)
+        self._attributes = Attributes(self.data, Ranking.of(self._placed), self.device, self.placement,
+                                      self.feature_cache)  # fmt: skip
+        if self.device.type == "cuda":
+            announce(describe([summarise(topology, self._placed), *self._attributes.summarise()]))
         return self._attributes
+
+    def _place_topology(self, topology: CSRTopo) -> PlacedTopology:
+        try:
+            return topology.place(self.topology_placement, self.device)
+        except torch.OutOfMemoryError as error:
+            if self.topology_placement != "auto":
+                raise
+            reason = str(error).split(".")[0]
+        torch.cuda.empty_cache()
+        host = choose_host_memory(self.device.index)
+        warnings.warn(f"the topology goes to {host} memory, as GPU memory ran out: {reason}", PlacementWarning,
+                      stacklevel=4)  # fmt: skip
+        return topology.place(host, self.device)
 
     def _sample_now(self, seeds: Tensor) -> Sample:
         if self._attributes is None:
@@ -162,7 +194,7 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         return self._finish_batch(self._sample_now(self.input_data.node[positions]), positions)
 
     def _finish_batch(self, sample: Sample, positions: Tensor) -> Any:
-        batch = self._fetch(sample, 0, positions)
+        batch = self._build(sample, positions)
         return batch if self.transform is None else self.transform(batch)
 
     def filter_fn(self, out: SamplerOutput) -> Any:
@@ -170,22 +202,24 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         attributes = self._attributes or self._prepare()
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)
-        batch = attributes.build(self.data, _from_output(out), out.metadata[0])
+        batch = attributes.build(self.data, _from_output(out), out.metadata[0], checked=False)
         return batch if self.transform is None else self.transform(batch)
 
-    def _submit(self, epoch: int, number: int, positions: Tensor) -> Pending | Sample:
-        seeds, key = self.input_data.node[positions], batch_key(self.seed, epoch, number)
+    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Pending | Sample:
         submit = self._plan.submit if isinstance(self._plan, GpuPlan) else self._plan.sample
-        pending: Pending | Sample = submit(seeds, key)
+        pending: Pending | Sample = submit(seeds.nodes, batch_key(self.seed, epoch, number))
         return pending
 
-    def _fetch(self, sample: Sample, number: int, positions: Tensor) -> Any:
+    def _fetch(self, sample: Sample, number: int, seeds: Seeds) -> Any:
+        return self._build(sample, seeds.positions)
+
+    def _build(self, sample: Sample, positions: Tensor) -> Any:
         assert self._attributes is not None
         input_id = positions if self.input_data.input_id is None else self.input_data.input_id[positions]
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(_to_output(sample, input_id))
             sample, input_id = _from_output(out), out.metadata[0]
-        return self._attributes.build(self.data, sample, input_id)
+        return self._attributes.build(self.data, sample, input_id, checked=self.transform_sampler_output is None)
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of one that was resumed."""
@@ -193,7 +227,7 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         epoch, first = self._next_epoch, self._first_batch
         self._next_epoch, self._first_batch = epoch + 1, 0
         self._standing = (epoch, first)
-        batches = iterate_batches(self, self.seed, epoch, first)
+        batches = iterate_batches(self, self.seed, epoch, first, self.input_data.node)
         work = self._work_with_workers if self.num_workers > 0 else self._work_here
         return self._iterate(epoch, first, work(epoch, batches))
 
@@ -205,15 +239,20 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         if self._standing[0] == epoch:
             self._standing = (epoch + 1, 0)
 
-    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Tensor]]) -> Iterator[Any]:
+    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         pipeline = Pipeline(batches, partial(self._submit, epoch), self._fetch, self.prefetch, self.device)
+        in_thread = self.device.type == "cpu" and self.prefetch > 0
+        source = Background(pipeline, self.prefetch) if in_thread else pipeline
         try:
-            for _, batch in pipeline:
+            for _, batch in source:
                 yield batch
         finally:
-            pipeline.close()
+            source.close()
+            if self.device.type == "cuda":
+                # Memory that ran out once would run out in each epoch.
+                self.prefetch = min(self.prefetch, pipeline.prefetch)
 
-    def _work_with_workers(self, epoch: int, batches: Iterator[tuple[int, Tensor]]) -> Iterator[Any]:
+    def _work_with_workers(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         worker = WorkerSampler(self._plan_topology.to_cpu(), self._recipe, self.seed, self.input_data.node)
         pool: Any = torch.utils.data.DataLoader(
             Positions(len(self.dataset)), collate_fn=worker, num_workers=self.num_workers,
@@ -223,7 +262,7 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         for item, sample in pool:
             on_device = Sample(sample.n_id.to(self.device), sample.edge_index.to(self.device),
                                sample.e_id.to(self.device), sample.node_counts, sample.edge_counts)  # fmt: skip
-            yield self._fetch(on_device, item.number, torch.tensor(list(item), dtype=torch.int64))
+            yield self._build(on_device, torch.tensor(list(item), dtype=torch.int64))
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader stands: the next batch of the current epoch. Three integers, as all else follows."""

@@ -1,11 +1,12 @@
-"""The order of work of an epoch: sample ahead, fetch ahead, hand over, from one thread.
+"""The order of work of an epoch on a GPU: sample ahead, fetch ahead, hand over, from one thread.
 
-On a GPU this runs on side streams: while batch i trains, batch i + 1 is fetched and batch i + 2 is sampled. Events
-order the streams; the host waits only for the sizes of a batch that was sampled one turn before.
+While batch i trains, batch i + 1 is fetched and batch i + 2 is sampled, on side streams. Events order the streams; the
+host waits only for the sizes of a batch that was sampled one turn before.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -14,32 +15,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_direct.errors import CudaError, PlacementWarning
+from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream
 from pyg_direct.sampling.plan import Pending
 from pyg_direct.sampling.sample import Sample
 
-Work = tuple[int, Tensor]
+# The number of a batch, and what it is made from.
+Work = tuple[int, Any]
+_OUT_OF_MEMORY = 2
 
 
 class Pipeline:
     """Iterates over the batches of an epoch.
 
+    When GPU memory runs out while something is made ahead, that is dropped, fewer are made ahead from then on, and the
+    batch is made again: equal, as it is a function of its number.
+
     Args:
-        work: (number, positions) of the batches, in order.
-        submit: Starts to sample a batch; returns it pending, or sampled.
-        fetch: Makes the batch of a sample: (sample, number, positions) -> batch.
-        prefetch: Batches fetched ahead; 0 makes each one when it is asked for.
+        work: (number, what it is made from) of the batches, in order.
+        submit: Starts to sample a batch, (number, what it is made from); returns it pending, or sampled.
+        fetch: Makes the batch of a sample: (sample, number, what it is made from) -> batch.
+        prefetch: Batches fetched ahead; 0 makes each one when it is asked for, as on the CPU.
         device: The device of batches.
+
+    Attributes:
+        prefetch: Batches fetched ahead from now on.
     """
 
-    def __init__(self, work: Iterator[Work], submit: Callable[[int, Tensor], Pending | Sample],
-                 fetch: Callable[[Sample, int, Tensor], Any], prefetch: int, device: torch.device) -> None:  # fmt: skip
+    def __init__(self, work: Iterator[Work], submit: Callable[[int, Any], Pending | Sample],
+                 fetch: Callable[[Sample, int, Any], Any], prefetch: int, device: torch.device) -> None:  # fmt: skip
         self._work, self._submit_batch, self._fetch_batch = work, submit, fetch
         self._device = device
-        self._prefetch = prefetch if device.type == "cuda" else 0
-        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+        self._index = -1 if device.type == "cpu" else resolve_device(device).index
+        self.prefetch = prefetch if device.type == "cuda" else 0
+        self._has_shrunk = False
+        self._again: deque[Work] = deque()
         self._sampled: deque[tuple[Work, Pending | Sample]] = deque()
-        self._fetched: deque[tuple[int, Any, torch.cuda.Event | None]] = deque()
-        if self._prefetch > 0:
+        self._fetched: deque[tuple[Work, Any, torch.cuda.Event | None]] = deque()
+        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+        self._spare_events: list[torch.cuda.Event] = []
+        if self.prefetch > 0:
             # Two streams, so that the sizes of a batch are not waited for behind the rows of the one before. They
             # come first where blocks of both could start: few of theirs keep the link busy.
             self._streams = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)
@@ -56,12 +72,13 @@ class Pipeline:
             self._advance()
         if not self._fetched:
             raise StopIteration
-        number, batch, ready = self._fetched.popleft()
+        (number, _), batch, ready = self._fetched.popleft()
         if ready is not None:
-            current = torch.cuda.current_stream(self._device)
+            current = current_stream(self._index)
             current.wait_event(ready)
+            self._spare_events.append(ready)
             hold_for(batch, current)
-        if self._prefetch > 0:
+        if self.prefetch > 0:
             self._advance(ahead=True)
         return number, batch
 
@@ -69,53 +86,117 @@ class Pipeline:
         """Forget what was made ahead; what reads its memory next on the current stream comes after it."""
         for stream in self._streams or ():
             torch.cuda.current_stream(self._device).wait_stream(stream)
+        self._again.clear()
         self._sampled.clear()
         self._fetched.clear()
         self._work = iter(())
 
     def _advance(self, ahead: bool = False) -> None:
+        """Fetch batches until enough are ready; what fails ahead of time is raised when its turn comes."""
+        while True:
+            try:
+                with self._on_side_streams():
+                    self._fill()
+                return
+            except BaseException as error:
+                if self.prefetch == 0 or not _is_out_of_memory(error):
+                    if not isinstance(error, Exception) or not (ahead or self._fetched):
+                        self.close()
+                        raise
+                    # Batches before the failing one are still handed over.
+                    self._again.clear()
+                    self._sampled.clear()
+                    self._work = _raise_later(error)
+                    return
+            # Out here nothing refers any more to what the failing call had made.
+            self._shrink()
+            if ahead and self.prefetch == 0:
+                return
+
+    def _fill(self) -> None:
         """Fetch batches until enough are ready, keeping one more being sampled."""
+        while len(self._fetched) < max(1, self.prefetch):
+            if not self._sampled and not self._start_next():
+                break
+            if self._streams is not None and self.prefetch > 0 and len(self._sampled) < 2:
+                self._look_ahead()
+            work, pending = self._sampled[0]
+            made = self._make(pending, *work)
+            self._sampled.popleft()
+            self._fetched.append((work, *made))
+
+    def _look_ahead(self) -> None:
+        """Start the batch after the one that is made next, so that the GPU has work while that one's sizes are read."""
         try:
-            while len(self._fetched) < max(1, self._prefetch):
-                if not self._sampled and not self._start_next():
-                    break
-                (number, positions), pending = self._sampled.popleft()
-                self._fetched.append((number, *self._make(pending, number, positions)))
-                if self._streams is not None and not self._sampled:
-                    self._start_next()
-        except BaseException as error:
-            if not isinstance(error, Exception) or not (ahead or self._fetched):
-                self.close()
+            self._start_next()
+        except Exception as error:
+            if _is_out_of_memory(error):
                 raise
-            # Batches before the failing one are still handed over.
+            self._again.clear()
             self._work = _raise_later(error)
 
     def _start_next(self) -> bool:
-        work = next(self._work, None)
+        work = self._again.popleft() if self._again else next(self._work, None)
         if work is None:
             return False
-        with self._on_stream(0):
-            self._sampled.append((work, self._submit_batch(*work)))
+        if self._streams is not None:
+            set_stream(self._streams[0])
+        try:
+            pending = self._submit_batch(*work)
+        except BaseException:
+            self._again.appendleft(work)
+            raise
+        if self._streams is not None and isinstance(pending, Pending):
+            # Its sizes are waited for on the host, so that it may leave the sampler in the order of the rows: then
+            # its ids and its rows come from one stream, which the allocator must know of.
+            pending.stream = self._streams[1]
+        self._sampled.append((work, pending))
         return True
 
-    def _make(self, pending: Pending | Sample, number: int, positions: Tensor) -> tuple[Any, torch.cuda.Event | None]:
+    def _make(self, pending: Pending | Sample, number: int, item: Any) -> tuple[Any, torch.cuda.Event | None]:
         """(batch, event after its last kernel)."""
-        with self._on_stream(0):
-            sample = pending.finish() if isinstance(pending, Pending) else pending
         if self._streams is None:
-            return self._fetch_batch(sample, number, positions), None
+            sample = pending.finish() if isinstance(pending, Pending) else pending
+            return self._fetch_batch(sample, number, item), None
         sampling, fetching = self._streams
-        fetching.wait_stream(sampling)
-        for ids in (sample.n_id, sample.e_id, sample.edge_index):
-            ids.record_stream(fetching)
-        with self._on_stream(1):
-            batch = self._fetch_batch(sample, number, positions)
-            ready = torch.cuda.Event()
-            ready.record()
+        set_stream(fetching)
+        if isinstance(pending, Pending):
+            sample = pending.finish()
+        else:
+            sample = pending
+            fetching.wait_stream(sampling)
+            for ids in (sample.n_id, sample.e_id, sample.edge_index):
+                ids.record_stream(fetching)
+        batch = self._fetch_batch(sample, number, item)
+        ready = self._spare_events.pop() if self._spare_events else torch.cuda.Event()
+        ready.record(fetching)
         return batch, ready
 
-    def _on_stream(self, which: int) -> AbstractContextManager[Any]:
-        return nullcontext() if self._streams is None else torch.cuda.stream(self._streams[which])
+    def _on_side_streams(self) -> AbstractContextManager[Any]:
+        """Remembers the caller's stream; inside, the current stream is set as the work goes on."""
+        return nullcontext() if self._streams is None else kept_stream(self._index)
+
+    def _shrink(self) -> None:
+        """Drop what was made ahead, give its memory back and make fewer ahead from now on."""
+        ahead = [work for work, *_ in self._fetched] + [work for work, _ in self._sampled]
+        self._again.extendleft(reversed(ahead))
+        self._fetched.clear()
+        self._sampled.clear()
+        if self._streams is not None:
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+        if not self._has_shrunk:
+            warnings.warn(f"GPU memory ran out with prefetch={self.prefetch}: fewer batches are made ahead from now on",
+                          PlacementWarning, stacklevel=2)  # fmt: skip
+        self._has_shrunk = True
+        self.prefetch //= 2
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether GPU memory ran out, said by torch, by the driver or by an error that one of them caused."""
+    causes = (error, error.__cause__)
+    return any(isinstance(e, torch.OutOfMemoryError) or (isinstance(e, CudaError) and e.code == _OUT_OF_MEMORY)
+               for e in causes)  # fmt: skip
 
 
 def _raise_later(error: BaseException) -> Iterator[Work]:
@@ -126,8 +207,11 @@ def _raise_later(error: BaseException) -> Iterator[Work]:
 def hold_for(batch: Any, stream: Any) -> None:
     """Tell torch's allocator that the tensors of a batch are used on `stream` too."""
     store = getattr(batch, "_store", None)
-    values = store.values() if store is not None else [batch]
-    for value in values:
+    for value in (batch,) if store is None else store.values():
+        if type(value) is Tensor and value.layout is torch.strided:
+            if value.is_cuda:
+                value.record_stream(stream)
+            continue
         for part in _parts_of(value):
             if isinstance(part, Tensor) and part.is_cuda:
                 part.record_stream(stream)

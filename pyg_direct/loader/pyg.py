@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,17 +15,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.feature import Feature
+from pyg_direct.features.feature import Feature, Listing
+from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.runtime.device import free_bytes
+from pyg_direct.loader.placement import Choice, Placed, Rows, choose_places
+from pyg_direct.runtime.device import budget_of, free_bytes
+from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.sampling.sample import Sample
 
 _NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id")
-# Share of the free GPU memory that node and edge attributes may take under placement="auto".
-_GPU_SHARE = 0.5
-# Rows of at most so many bytes, such as labels and masks, go to the GPU also where wider ones stay on the host: a
-# read over the link costs the same for one byte as for a line.
-_NARROW_ROW = 16
 _FEATURES: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], weakref.ref[Feature]]] = {}
 _TOPOLOGIES: dict[tuple[Any, ...], tuple[weakref.ref[Any], weakref.ref[CSRTopo]]] = {}
 # Compressing on the GPU takes about this many bytes an edge at its peak.
@@ -39,17 +39,28 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
     known = _TOPOLOGIES.get(key)
     if known is not None and known[0]() is edges and known[1]() is not None:
         return known[1]()  # type: ignore[return-value]
-    if not isinstance(edges, Tensor) or edges.layout != torch.strided:
+    if isinstance(edges, Tensor) and edges.layout == torch.strided:
+        topology = _compress(edges, int(data.num_nodes), device)
+    else:
         topology = CSRTopo(edges)
         if topology.node_count != data.num_nodes:
             raise ArgumentError(
                 f"data.num_nodes must equal the rows {topology.node_count} of adj_t, got {data.num_nodes}"
             )
-    else:
-        on_gpu = device.type == "cuda" and edges.shape[-1] * _COMPRESS_BYTES < free_bytes(device.index) // 2
-        topology = CSRTopo(edges.to(device) if on_gpu else edges.cpu(), num_nodes=int(data.num_nodes))
     _remember(_TOPOLOGIES, key, edges, topology)
     return topology
+
+
+def _compress(edges: Tensor, num_nodes: int, device: torch.device) -> CSRTopo:
+    """The topology of a list of edges, made on the GPU where there is room."""
+    if device.type == "cuda" and edges.shape[-1] * _COMPRESS_BYTES < free_bytes(device.index) // 2:
+        try:
+            return CSRTopo(edges.to(device), num_nodes=num_nodes)
+        except torch.OutOfMemoryError:
+            # What is free need not be in one piece, and may have been taken meanwhile.
+            pass
+        torch.cuda.empty_cache()
+    return CSRTopo(edges.cpu(), num_nodes=num_nodes)
 
 
 def _remember(table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], source: Any, value: Any) -> None:
@@ -58,64 +69,108 @@ def _remember(table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], source: A
     table[key] = (weakref.ref(source), weakref.ref(value))
 
 
+class Ranking(NamedTuple):
+    """What ranks rows for a cache: the neighbor lists where the GPU reads them, which counts them faster."""
+
+    indices: Tensor
+    node_count: int
+    edge_count: int
+
+    @classmethod
+    def of(cls, placed: PlacedTopology) -> Ranking:
+        """The lists of a placed topology."""
+        return cls(placed.indices, placed.num_nodes, placed.num_edges)
+
+
+def summarise(topology: CSRTopo, placed: PlacedTopology) -> Placed:
+    """The topology in the line about placement."""
+    where = str(placed.device) if placed.placement == "cuda" else placed.placement
+    return Placed("topology", topology.num_bytes, where)
+
+
 class Attributes:
     """The node and edge attributes of a `Data`, each placed where batches read it.
 
     Args:
         data: The graph; read anew for every epoch, so that edits take effect.
-        topology: Its topology, to rank rows by.
+        topology: What ranks rows; None takes the first ones for hot.
         device: The device of batches.
         placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`.
-        feature_cache: GPU memory for hot rows of attributes on the host: bytes, `"2G"` or `"20%"`; None for none.
+        feature_cache: GPU memory for hot rows of attributes on the host: bytes, `"2G"` or `"20%"`. None is what
+            `auto` leaves free of its budget (see `budget_of`), else nothing.
     """
 
-    def __init__(self, data: Data, topology: CSRTopo, device: torch.device, placement: str,
+    def __init__(self, data: Data, topology: Listing | None, device: torch.device, placement: str,
                  feature_cache: int | str | None) -> None:  # fmt: skip
         self._device, self._cache, self._topology = device, feature_cache, topology
+        self._placement = placement
         self._node: dict[str, Feature] = {}
         self._edge: dict[str, Feature] = {}
-        self._other_dim: dict[str, tuple[Any, int, str]] = {}
-        store = data._store
-        rows = []
+        self._others: dict[str, Callable[[Any, Sample], Any]] = {}
+        kinds = self._sort_out(data)
+        values = {key: data[key] for key in kinds}
+        for key, choice in self._choose(values, kinds).items():
+            (self._node if kinds[key] == "node" else self._edge)[key] = self._place(values[key], kinds[key], choice)
+
+    def _sort_out(self, data: Data) -> dict[str, str]:
+        """`node` or `edge` for each attribute with rows; how to slice what batches take in another way is noted."""
+        store, kinds = data._store, {}
         for key, value in store.items():
-            if key in ("edge_index", "adj_t", "num_nodes"):
+            if key == "edge_index":
+                self._others[key] = lambda _, sample: sample.edge_index
+                continue
+            if key in ("adj_t", "num_nodes"):
+                self._others[key] = _slice_adjacency if key == "adj_t" else lambda _, sample: sample.n_id.numel()
                 continue
             kind = "node" if store.is_node_attr(key) else "edge" if store.is_edge_attr(key) else "other"
             if key in _NODE_KEYS and kind != "node" and isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0:
                 raise ArgumentError(
                     f"data.{key} must have a row for each of the {data.num_nodes} nodes, got {value.shape[0]}"
                 )
-            if kind == "other" or not isinstance(value, (Tensor, np.ndarray)):
+            if kind == "other":
+                continue
+            if not isinstance(value, (Tensor, np.ndarray)):
+                if kind == "node":
+                    self._others[key] = lambda value, sample: [value[i] for i in sample.n_id.tolist()]
                 continue
             dim = data.__cat_dim__(key, value, store)
             if dim in (0, -value.ndim):
-                rows.append((key, value, kind))
+                kinds[key] = kind
             else:
-                self._other_dim[key] = (_as_tensor(value), dim, kind)
-        left = 0 if device.type == "cpu" else int(_GPU_SHARE * free_bytes(device.index))
-        for key, value, kind in sorted(rows, key=lambda row: _count_bytes(row[1])):
-            num_bytes, target = _count_bytes(value), placement
-            narrow = num_bytes <= _NARROW_ROW * len(value)
-            # What an earlier epoch put on the GPU is no longer free there, and stays.
-            if device.type == "cuda" and (narrow or target == "auto") and self._find(value, "cuda") is not None:
-                target = "cuda"
-            elif device.type == "cuda" and (
-                (narrow and 4 * num_bytes <= left) or (target == "auto" and num_bytes <= left)
-            ):
-                target = "cuda"
-                left -= num_bytes
-            (self._node if kind == "node" else self._edge)[key] = self._place(value, kind, target)
+                self._others[key] = partial(_slice_along, dim, kind, self._device)
+        return kinds
 
-    def _place(self, value: Any, kind: str, placement: str) -> Feature:
+    def _choose(self, values: dict[str, Any], kinds: dict[str, str]) -> dict[str, Choice]:
+        """Where each attribute goes; what an earlier epoch put on the GPU is no longer free there, and stays."""
+        if self._device.type == "cpu":
+            return dict.fromkeys(values, Choice("host"))
+        if self._placement == "cuda":
+            return dict.fromkeys(values, Choice("cuda"))
+        is_auto = self._placement == "auto"
+        rows = [Rows(key, _count_bytes(value), len(value), kinds[key] == "node") for key, value in values.items()]
+        there = [row.name for row in rows if _as_tensor(values[row.name]).is_cuda
+                 or ((is_auto or row.is_narrow) and self._find(values[row.name], "cuda") is not None)]  # fmt: skip
+        rows = [row for row in rows if row.name not in there]
+        kept = [row for row in rows if self._find(values[row.name], self._placement) is not None]
+        places = choose_places([row for row in rows if row not in kept], budget_of(free_bytes(self._device.index)),
+                               is_auto=is_auto, fill_cache=is_auto and self._cache is None)  # fmt: skip
+        places |= dict.fromkeys((row.name for row in kept), Choice("host")) | dict.fromkeys(there, Choice("cuda"))
+        return {key: places[key] for key in values}
+
+    def _place(self, value: Any, kind: str, choice: Choice) -> Feature:
+        placement = "cuda" if choice.place == "cuda" else self._placement
         known = self._find(value, placement)
         if known is not None:
             return known
         tensor = _as_tensor(value)
-        cache: int | str = 0 if self._cache is None or kind == "edge" else self._cache
+        cache: int | str = choice.hot_bytes if self._cache is None or kind == "edge" else self._cache
         if placement == "cuda":
             cache = tensor.numel() * tensor.element_size()
+        host = placement if placement in ("unified", "pinned") else "unified"
+        if placement == "auto" and self._device.type == "cuda":
+            host = choose_host_memory(self._device.index)
         feature = Feature(device_cache_size=cache, csr_topo=self._topology if kind == "node" else None,
-                          device=self._device, placement=placement if placement == "pinned" else "unified")  # fmt: skip
+                          device=self._device, placement=host)  # fmt: skip
         feature.from_cpu_tensor(tensor)
         # Moving gave the tensor another address: the key is made afterwards.
         _remember(_FEATURES, self._key(value, placement), value, feature)
@@ -134,35 +189,46 @@ class Attributes:
         """The placed attributes by name."""
         return {**self._node, **self._edge}
 
-    def build(self, data: Data, sample: Sample, input_id: Tensor) -> Data:
-        """The batch as PyG's loader gives it, on the device; `data` is the graph it was sampled from."""
+    def summarise(self) -> list[Placed]:
+        """The attributes in the line about placement: wide ones one by one, labels and masks together."""
+        wide, narrow = [], Placed("", 0, str(self._device))
+        for name, feature in self.describe().items():
+            num_rows, num_bytes = feature.shape[0], feature.shape.numel() * feature.dtype.itemsize
+            where = str(self._device) if feature.placement == "cuda" else feature.placement
+            if where == narrow.where and Rows(name, num_bytes, num_rows, False).is_narrow:
+                narrow = Placed(f"{narrow.name}+{name}".lstrip("+"), narrow.num_bytes + num_bytes, where)
+            else:
+                hot = 0.0 if feature.placement == "cuda" else feature.num_hot_rows / max(1, num_rows)
+                wide.append(Placed(name, num_bytes, where, hot))
+        return [*wide, narrow] if narrow.name else wide
+
+    def build(self, data: Data, sample: Sample, input_id: Tensor, *, checked: bool = True) -> Data:
+        """The batch as PyG's loader gives it, on the device; `data` is the graph it was sampled from.
+
+        Args:
+            data: Read for what is not sliced; what is was placed when this object was made.
+            sample: The sampled nodes and edges.
+            input_id: Positions of the seeds among the input nodes.
+            checked: Whether the ids are as the sampler made them; a user's transform may give others.
+        """
         out = copy.copy(data)
-        store = out._store
-        for key in list(data._store.keys()):
-            if key == "edge_index":
-                store[key] = sample.edge_index
-            elif key == "adj_t":
-                store[key] = _slice_adjacency(data.adj_t, sample)
-            elif key == "num_nodes":
-                store[key] = sample.n_id.numel()
-            elif key in self._node:
-                store[key] = self._node[key][sample.n_id]
-            elif key in self._edge:
-                store[key] = self._edge[key][sample.e_id]
-            elif key in self._other_dim:
-                value, dim, kind = self._other_dim[key]
-                index = sample.n_id if kind == "node" else sample.e_id
-                store[key] = value.index_select(dim, index.to(value.device)).to(self._device)
-            elif data._store.is_node_attr(key):
-                store[key] = [data[key][i] for i in sample.n_id.tolist()]
-        if "n_id" not in out:
-            out.n_id = sample.n_id
-        if "e_id" not in out:
-            out.e_id = sample.e_id
-        out.num_sampled_nodes = sample.num_sampled_nodes
-        out.num_sampled_edges = sample.num_sampled_edges
-        out.input_id = input_id
-        out.batch_size = input_id.numel()
+        # PyG's own way to set one attribute takes as long as a kernel's launch.
+        store = out._store._mapping
+        for key, feature in self._node.items():
+            if key in store:
+                store[key] = feature.read(sample.n_id) if checked else feature[sample.n_id]
+        for key, feature in self._edge.items():
+            if key in store:
+                store[key] = feature.read(sample.e_id) if checked else feature[sample.e_id]
+        for key, slicer in self._others.items():
+            if key in store:
+                store[key] = slicer(store[key], sample)
+        store.setdefault("n_id", sample.n_id)
+        store.setdefault("e_id", sample.e_id)
+        store["num_sampled_nodes"] = sample.num_sampled_nodes
+        store["num_sampled_edges"] = sample.num_sampled_edges
+        store["input_id"] = input_id
+        store["batch_size"] = input_id.numel()
         return out
 
 
@@ -178,6 +244,13 @@ def _as_tensor(value: Any) -> Tensor:
 def _count_bytes(value: Any) -> int:
     tensor = _as_tensor(value)
     return tensor.numel() * tensor.element_size()
+
+
+def _slice_along(dim: int, kind: str, device: torch.device, value: Any, sample: Sample) -> Tensor:
+    """Part of an attribute whose nodes or edges do not lie along its first dimension."""
+    tensor = _as_tensor(value)
+    index = sample.n_id if kind == "node" else sample.e_id
+    return tensor.index_select(dim, index.to(tensor.device)).to(device)
 
 
 def _slice_adjacency(adj_t: Any, sample: Sample) -> Any:

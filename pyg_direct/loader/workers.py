@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.loader.batches import Seeds
 from pyg_direct.sampling.key import batch_key
 from pyg_direct.sampling.open import Plan, open_plan
 from pyg_direct.sampling.sample import Recipe, Sample
@@ -61,7 +62,7 @@ class WorkerSampler:
         return {**self.__dict__, "_plan": None}
 
 
-def number_items(batches: Iterator[tuple[int, Tensor]], epoch: int) -> Iterator[WorkItem]:
+def number_items(batches: Iterator[tuple[int, Seeds]], epoch: int) -> Iterator[WorkItem]:
     """Work items of an epoch."""
-    for number, positions in batches:
-        yield WorkItem(positions, epoch, number)
+    for number, seeds in batches:
+        yield WorkItem(seeds.positions, epoch, number)

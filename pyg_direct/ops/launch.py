@@ -58,7 +58,7 @@ class _Dispatch:
 
     def compile(self, index: int, args: tuple[Any, ...]) -> Launcher:
         """A launcher for the dtypes of `args` on GPU `index`."""
-        choice = self.kernel.choose([_CODES[a.dtype] if isinstance(a, Tensor) else "" for a in args])
+        choice = self.kernel.choose([_CODES.get(a.dtype, "") if isinstance(a, Tensor) else "" for a in args])
         code = self.kernel.compile(abilities(index).compute_capability, choice)
         return Launcher(code, self.kernel.parameters(choice), index)
 

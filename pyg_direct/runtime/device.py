@@ -85,3 +85,10 @@ def free_bytes(index: int) -> int:
     """Bytes of GPU memory that a new tensor could get: free in the driver plus cached by torch."""
     free, _ = torch.cuda.mem_get_info(index)
     return free + torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
+
+
+def budget_of(free: int) -> int:
+    """Bytes of `free` GPU memory that graph data may take when nobody says: a quarter stays free for the model, at
+    least 8 GiB, but at most half.
+    """
+    return free - max(free // 4, min(8 << 30, free // 2))

@@ -49,12 +49,24 @@ class Code(Protocol):
         """Its PTX."""
 
 
+# Percent of a multiprocessor's shared memory that kernels without any of their own still leave to others. By default
+# such a kernel turns nearly all of it into cache; where one runs for milliseconds, as reads over the link do, no block
+# that needs shared memory can then start beside it, and the matrix products of a model run in one more wave (on an
+# H200 a training step with its loader takes 1.09 instead of 1.13 of its time alone).
+_SHARED_LEFT = 65
+
+
 def load_function(code: Code, index: int) -> Any:
     """A function handle for a compiled kernel in torch's context on GPU `index`."""
+    attribute = load_driver().CUfunction_attribute
     with torch.cuda.device(index):
         bind_thread(index)
         module = call("cuModuleLoadData", code.ptx.encode() + b"\0")
-        return call("cuModuleGetFunction", module, code.entry.encode())
+        function = call("cuModuleGetFunction", module, code.entry.encode())
+        if int(call("cuFuncGetAttribute", attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)) == 0:
+            call("cuFuncSetAttribute", function, attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                 _SHARED_LEFT)  # fmt: skip
+        return function
 
 
 class _ParameterBlock:

@@ -17,6 +17,7 @@ from pyg_direct.ops.launch import full_grid
 from pyg_direct.ops.relabel import num_words
 from pyg_direct.runtime.driver import tolerate_captures
 from pyg_direct.runtime.graph import CapturedGraph
+from pyg_direct.runtime.stream import current_stream
 
 # Share of GPU memory that a table of local ids by node may take; a ranked bitmap, a sixteenth of it, serves above.
 _TABLE_SHARE = 1 / 32
@@ -117,13 +118,14 @@ class Slot:
         """Let `stream`, the current one, come after the export of the batch before."""
         if self._exported_on is not None and self._exported_on != stream:
             assert self.exported is not None
-            self.exported.wait()
+            current_stream(self.state.get_device()).wait_event(self.exported)
 
     def note_export(self) -> None:
         """Remember that the batch leaves on the current stream."""
         if self.exported is not None:
-            self.exported.record()
-            self._exported_on = torch._C._cuda_getCurrentRawStream(self.state.get_device())
+            stream = current_stream(self.state.get_device())
+            self.exported.record(stream)
+            self._exported_on = stream.cuda_stream
 
     @staticmethod
     def count_bytes(topology: PlacedTopology, num_seeds: int, num_edges: int) -> int:

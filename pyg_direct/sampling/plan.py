@@ -34,6 +34,7 @@ from pyg_direct.kernels.state import (
 from pyg_direct.ops.launch import full_grid, grid_for, run_gpu
 from pyg_direct.ops.neighbor import pick_kernel
 from pyg_direct.runtime.graph import CapturedGraph, fill_words
+from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream
 from pyg_direct.sampling.budget import make_room, touch
 from pyg_direct.sampling.buffers import Scratch, Slot
 from pyg_direct.sampling.sample import Recipe, Sample, empty_sample
@@ -53,8 +54,9 @@ class Pending:
 
     def __init__(self, plan: GpuPlan, seeds: Tensor, key: int) -> None:
         self._plan, self.seeds, self.key = plan, seeds, key
-        # Whoever finishes it, it is read on the stream it was enqueued on: there its user expects the result.
-        self.stream = None if plan.topology.device.type == "cpu" else torch.cuda.current_stream(plan.topology.device)
+        # Whoever finishes it, it is read on the stream it was enqueued on: there its user expects the result, if
+        # nothing else is set here.
+        self.stream = None if plan.topology.device.type == "cpu" else current_stream(plan.topology.device.index)
         self._slot: Slot | None = None
         self._result: Sample | None = None
         self._error: Exception | None = None
@@ -228,7 +230,7 @@ class GpuPlan:
             self._scratch.wait(stream)
             slot.graph.replay(stream)
             assert slot.sized is not None
-            slot.sized.record()
+            slot.sized.record(current_stream(index))
             self._scratch.note(stream, slot.sized)
 
     def _enqueue(self, slot: Slot, stream: int) -> None:
@@ -276,8 +278,12 @@ class GpuPlan:
             if pending._result is not None or pending._error is not None:
                 return
             try:
-                with torch.cuda.stream(pending.stream):
+                if pending.stream is None:
                     pending._result = self._read(pending)
+                else:
+                    with kept_stream(pending.stream.device_index):
+                        set_stream(pending.stream)
+                        pending._result = self._read(pending)
             except Exception as error:
                 pending._error = error
             finally:

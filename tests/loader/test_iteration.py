@@ -172,8 +172,8 @@ def test_an_error_of_a_sampler_is_raised_for_its_batch(real_device):
 def test_leaving_an_epoch_frees_what_was_made_ahead(real_device, monkeypatch):
     build, made = Attributes.build, []
 
-    def build_and_note(*args):
-        batch = build(*args)
+    def build_and_note(*args, **options):
+        batch = build(*args, **options)
         made.append(weakref.ref(batch))
         return batch
 
@@ -184,4 +184,5 @@ def test_leaving_an_epoch_frees_what_was_made_ahead(real_device, monkeypatch):
     del iterator
     gc.collect()
 
-    assert [batch() for batch in made] == [None] * (4 if real_device.type == "cuda" else 1)
+    assert len(made) >= (4 if real_device.type == "cuda" else 1)
+    assert all(batch() is None for batch in made)

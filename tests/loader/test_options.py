@@ -135,6 +135,8 @@ class TestWorkers:
         ({"placement": "gpu"}, ArgumentError, "placement must be one of auto, cuda, unified, pinned, cpu"),
         ({"placement": "cuda"}, ArgumentError, "placement must be one that device=cpu can read, got 'cuda'"),
         ({"placement": "unified"}, ArgumentError, "placement must be one that device=cpu can read"),
+        ({"topology_placement": "gpu"}, ArgumentError, "topology_placement must be one of auto, cuda, unified"),
+        ({"topology_placement": "cuda"}, ArgumentError, "topology_placement must be one that device=cpu can read"),
         ({"seed": "1"}, ArgumentTypeError, "seed must be an integer or None, got '1'"),
         ({"seed": 1.0}, ArgumentTypeError, "seed must be an integer"),
         ({"feature_cache": "lots"}, ArgumentError, "feature_cache must look like"),

@@ -338,6 +338,7 @@ def test_what_does_not_fit_the_gpu_goes_to_the_host(monkeypatch):
     data = Data(x=torch.ones(100, 64), y=torch.ones(100), edge_index=torch.zeros(2, 0).long(), num_nodes=100)
     monkeypatch.setattr(pyg, "Feature", RecordedFeature)
     monkeypatch.setattr(pyg, "free_bytes", lambda index: 10_000)
+    monkeypatch.setattr(pyg, "choose_host_memory", lambda index: "unified")
 
     placed = pyg.Attributes(data, None, torch.device("cuda", 0), "auto", None).describe()
 

@@ -1,0 +1,104 @@
+"""Which kind of host memory a GPU reads faster at random places, measured once on each machine.
+
+Unified memory wins a tie: where the driver maps it in 2 MB pages it keeps its rate as a table grows, when page-locked
+memory in 4 KB pages falls to a third (an H200 beside an x86 host, at 32 GB; up to 256 MB both are alike). What the
+measurement finds out is where unified memory is served badly: by faults, by migration or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import platform
+import tempfile
+from pathlib import Path
+
+import torch
+
+from pyg_direct.errors import PygDirectError
+from pyg_direct.runtime.device import abilities
+from pyg_direct.runtime.memory import allocate
+
+CANDIDATES = ("unified", "pinned")
+# Filled within a few milliseconds, and larger than the caches of a GPU.
+_TABLE_BYTES = 64 << 20
+_ROW_BYTES = 512
+_NUM_READS = 1 << 15
+# Page-locked memory must be this much faster to be taken.
+_MARGIN = 1.1
+
+
+@functools.cache
+def choose_host_memory(index: int) -> str:
+    """`unified` or `pinned`, whichever GPU `index` reads rows of faster at random.
+
+    Takes at most 0.2 s on a machine that is not known yet; the rates are kept in `link.json` in the package's cache
+    folder, by GPU model, driver and host.
+    """
+    if not abilities(index).managed_without_migration:
+        return "pinned"
+    model, driver = torch.cuda.get_device_name(index), abilities(index).driver_version
+    key = f"{model} | driver {driver} | {platform.node()}"
+    path = _cache_file()
+    rates = _read_rates(path)
+    if key not in rates:
+        rates[key] = {placement: _measure(placement, index) for placement in CANDIDATES}
+        _write_rates(path, rates)
+    return decide(rates[key])
+
+
+def decide(rates: dict[str, float]) -> str:
+    """The placement to take for row rates in bytes a second; 0 stands for one that cannot be had."""
+    return "pinned" if rates["pinned"] > _MARGIN * rates["unified"] else "unified"
+
+
+def _measure(placement: str, index: int) -> float:
+    """Bytes a second of random rows read from a small table; 0 where it cannot be made."""
+    device = torch.device("cuda", index)
+    try:
+        block = allocate(_TABLE_BYTES, placement, device)
+    except PygDirectError:
+        return 0.0
+    shape = (_TABLE_BYTES // _ROW_BYTES, _ROW_BYTES // 8)
+    block.view_on_cpu(torch.int64, shape).fill_(1)
+    table = block.view_on_gpu(torch.int64, shape, device)
+    # A generator of its own: a probe must not change what a user's program draws.
+    draws = torch.Generator(device).manual_seed(0)
+    milliseconds = []
+    with torch.cuda.device(device):
+        out = torch.empty(_NUM_READS, shape[1], dtype=torch.int64, device=device)
+        for _ in range(3):
+            ids = torch.randint(shape[0], (_NUM_READS,), device=device, generator=draws)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            torch.index_select(table, 0, ids, out=out)
+            end.record()
+            end.synchronize()
+            milliseconds.append(begin.elapsed_time(end))
+    return _NUM_READS * _ROW_BYTES / (min(milliseconds[1:]) / 1e3)
+
+
+def _cache_file() -> Path:
+    root = os.environ.get("PYG_DIRECT_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pyg_direct")  # fmt: skip
+    return Path(root) / "link.json"
+
+
+def _read_rates(path: Path) -> dict[str, dict[str, float]]:
+    try:
+        known = json.loads(path.read_text())
+        return {key: {name: float(rates[name]) for name in CANDIDATES} for key, rates in known.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _write_rates(path: Path, rates: dict[str, dict[str, float]]) -> None:
+    # Without a place to keep them, they are measured again by the next process.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump(rates, file, indent=1)
+        os.replace(name, path)

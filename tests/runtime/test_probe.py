@@ -1,0 +1,105 @@
+"""Which host memory is read faster, and how that is remembered."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from pyg_direct.runtime import probe
+
+
+@pytest.mark.parametrize(
+    ("unified", "pinned", "expected"),
+    [(50e9, 15e9, "unified"), (50e9, 54e9, "unified"), (15e9, 50e9, "pinned"), (0.0, 15e9, "pinned"),
+     (15e9, 0.0, "unified"), (0.0, 0.0, "unified")],
+)  # fmt: skip
+def test_the_faster_one_is_taken_and_unified_when_they_are_alike(unified, pinned, expected):
+    assert probe.decide({"unified": unified, "pinned": pinned}) == expected
+
+
+class FakeAbilities:
+    managed_without_migration = True
+    driver_version = 13000
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine without a GPU that acts as one whose page-locked memory is faster; counts its measurements."""
+    measured = []
+
+    def measure(placement, index):
+        measured.append(placement)
+        return {"unified": 10e9, "pinned": 20e9}[placement]
+
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
+    monkeypatch.setattr(probe, "_measure", measure)
+    monkeypatch.setattr(probe, "abilities", lambda index: FakeAbilities)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "GPU")
+    probe.choose_host_memory.cache_clear()
+    yield measured
+    probe.choose_host_memory.cache_clear()
+
+
+def choose_in_new_process():
+    probe.choose_host_memory.cache_clear()
+    return probe.choose_host_memory(0)
+
+
+def test_a_known_machine_is_not_measured_again(machine):
+    choices = [choose_in_new_process() for _ in range(3)]
+
+    assert choices == ["pinned"] * 3
+    assert machine == ["unified", "pinned"]
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "[]", '{"GPU": 3}', '{"GPU": {"unified": 1}}'])
+def test_a_broken_file_is_measured_again(machine, tmp_path, text):
+    (tmp_path / "link.json").write_text(text)
+
+    choice = choose_in_new_process()
+
+    assert choice == "pinned"
+    assert list(json.loads((tmp_path / "link.json").read_text()).values()) == [{"unified": 10e9, "pinned": 20e9}]
+
+
+def test_another_driver_is_measured_anew(machine, monkeypatch):
+    choose_in_new_process()
+
+    monkeypatch.setattr(FakeAbilities, "driver_version", 13010)
+    choose_in_new_process()
+
+    assert machine == ["unified", "pinned"] * 2
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(machine, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path / "file" / "below"))
+
+    assert choose_in_new_process() == "pinned"
+
+
+def test_without_managed_memory_there_is_nothing_to_measure(machine, monkeypatch):
+    monkeypatch.setattr(FakeAbilities, "managed_without_migration", False)
+
+    assert choose_in_new_process() == "pinned"
+    assert machine == []
+
+
+@pytest.mark.gpu
+def test_a_measurement_is_short_and_changes_no_draw(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
+    torch.zeros(1, device="cuda").index_select(0, torch.zeros(1, dtype=torch.int64, device="cuda"))
+    probe.choose_host_memory.cache_clear()
+    torch.manual_seed(5)
+    expected = torch.rand(3, device="cuda")
+    torch.manual_seed(5)
+
+    begin = time.perf_counter()
+    choice = probe.choose_host_memory(torch.cuda.current_device())
+    seconds = time.perf_counter() - begin
+    probe.choose_host_memory.cache_clear()
+
+    assert choice in probe.CANDIDATES
+    assert seconds < 0.5
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
