@@ -24,6 +24,7 @@ from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
 from pyg_direct.loader.workers import Positions, WorkerSampler, number_items
 from pyg_direct.ops.check import check_fanouts, check_ids
+from pyg_direct.ops.neighbor import check_sampling
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.runtime.size import parse_size
@@ -85,11 +86,26 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         topology_placement: Where the topology lives, if not where `placement` says.
         feature_cache: With attributes on the host: GPU memory for the rows met most often, in bytes, as `"2G"`, or as
             a share of the rows such as `"20%"`. None takes what `placement="auto"` has left to give, else nothing.
+        sampling: `uniform`, or `labor`, another sampler that moves fewer rows: nodes of a hop that list the same
+            neighbors pick the same ones (LABOR-0 with sequential Poisson sampling; Balin & Catalyurek, NeurIPS 2023).
+            A node has as many neighbors as with `uniform`, but a batch has fewer nodes. See "Estimates" below.
+        layer_dependency: With `labor`: all hops of a batch share their draws too, for fewer nodes still.
         seed: Seed of shuffling and of all draws; None takes torch's initial seed.
         prefetch: Batches made ahead; on a GPU one more is being sampled. 0 makes each when it is asked for. When GPU
             memory runs out over it, it shrinks, with a warning. On the CPU a thread makes them.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             unless `multiprocessing_context` says how to start them: `"spawn"` gives processes that sample on the CPU.
+
+    Estimates. With `labor` a node's k picks among its d > k neighbors are those with the smallest of d independent
+    uniform draws, each belonging to a neighbor. So any k of them are equally likely, each is picked with chance k / d,
+    and given the nodes that a hop expands, the mean over the picks has the expectation and the variance that it has
+    with `uniform`: PyG's mean aggregation needs no weights, and a sum must be scaled by d / k, as with `uniform`.
+    Other than with `uniform`: means of different nodes are correlated, so that a loss over a batch may vary more or
+    less; with `layer_dependency`, nodes met in one hop are picked more often in the next, so that the estimate through
+    several layers is biased by what their neighborhoods share; and parallel edges, whose source has one draw, are
+    picked together, so that a node with parallel edges has a mean that is biased. `labor` reads every list of
+    neighbors whole, O(degree) a node where `uniform` takes O(fanout): with a topology on the host, lists travel over
+    the link, and what is saved in rows must outweigh them.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError, DeviceError: named argument, rule and value.
@@ -103,8 +119,8 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
                  transform_sampler_output: Callable[[Any], Any] | None = None, is_sorted: bool = False,
                  filter_per_worker: bool | None = None, neighbor_sampler: Any = None, directed: bool = True, *,
                  device: Device = None, placement: str = "auto", topology_placement: str | None = None,
-                 feature_cache: int | str | None = None, seed: int | None = None, prefetch: int = 1,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 feature_cache: int | str | None = None, sampling: str = "uniform", layer_dependency: bool = False,
+                 seed: int | None = None, prefetch: int = 1, **kwargs: Any) -> None:  # fmt: skip
         _refuse_later_options(data=data, num_neighbors=num_neighbors, input_time=input_time,
                               subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
                               time_attr=time_attr, weight_attr=weight_attr, neighbor_sampler=neighbor_sampler,
@@ -127,6 +143,7 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         self.feature_cache, self.prefetch = feature_cache, prefetch
         self.seed = resolve_seed(seed)
         self.replace = bool(replace)
+        check_sampling(sampling, self.replace, bool(layer_dependency))
         input_nodes = _read_input_nodes(input_nodes)
         num_seeds = data.num_nodes if input_nodes is None else len(input_nodes)
         if input_nodes is not None and input_nodes.dtype == torch.bool:
@@ -140,7 +157,8 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         NodeLoader.__init__(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
                             False, **_settle_workers(kwargs, self.device))  # fmt: skip
         self.input_data.node = check_ids("input_nodes", self.input_data.node, int(data.num_nodes)).long().cpu()
-        self._recipe = Recipe(tuple(self.num_neighbors), replace=self.replace)
+        self._recipe = Recipe(tuple(self.num_neighbors), self.replace, sampling=sampling,
+                              layer_dependency=bool(layer_dependency))  # fmt: skip
         self._plan: Any = None
         self._plan_topology: Any = None
         self._attributes: Attributes | None = None

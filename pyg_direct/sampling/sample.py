@@ -50,11 +50,15 @@ class Recipe:
         replace: Draw with replacement.
         expand_all: A hop expands all nodes so far (PyG's old NeighborSampler) instead of those new in the last hop
             (PyG's NeighborLoader).
+        sampling: `uniform`, or `labor` for draws that the rows of a hop share (see `kernels/labor.py`).
+        layer_dependency: With `labor`: all hops share their draws too.
     """
 
     fanouts: tuple[int, ...]
     replace: bool = False
     expand_all: bool = False
+    sampling: str = "uniform"
+    layer_dependency: bool = False
 
     def worst_case(self, num_seeds: int, num_nodes: int, num_edges: int) -> int | None:
         """Upper bound of the edges of a batch; None when a fanout takes all neighbors."""
