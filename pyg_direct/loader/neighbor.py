@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from pyg_direct.loader.batches import iterate_batches
 from pyg_direct.loader.pipeline import Pipeline
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
+from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.loader.workers import Positions, WorkerSampler, number_items
 from pyg_direct.ops.check import check_fanouts, check_ids
 from pyg_direct.ops.neighbor import check_sampling
@@ -90,6 +92,9 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
             neighbors pick the same ones (LABOR-0 with sequential Poisson sampling; Balin & Catalyurek, NeurIPS 2023).
             A node has as many neighbors as with `uniform`, but a batch has fewer nodes. See "Estimates" below.
         layer_dependency: With `labor`: all hops of a batch share their draws too, for fewer nodes still.
+        super_batch: With node attributes on the host of a GPU: batches whose rows are read together, each row once.
+            Up to three times as many are in GPU memory; as many as fit a quarter of what is free there. The batches
+            are those that come without, unless `transform_sampler_output` is given, with which each is read alone.
         seed: Seed of shuffling and of all draws; None takes torch's initial seed.
         prefetch: Batches made ahead; on a GPU one more is being sampled. 0 makes each when it is asked for. When GPU
             memory runs out over it, it shrinks, with a warning. On the CPU a thread makes them.
@@ -120,7 +125,8 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
                  filter_per_worker: bool | None = None, neighbor_sampler: Any = None, directed: bool = True, *,
                  device: Device = None, placement: str = "auto", topology_placement: str | None = None,
                  feature_cache: int | str | None = None, sampling: str = "uniform", layer_dependency: bool = False,
-                 seed: int | None = None, prefetch: int = 1, **kwargs: Any) -> None:  # fmt: skip
+                 super_batch: int = 1, seed: int | None = None, prefetch: int = 1, **kwargs: Any
+                 ) -> None:  # fmt: skip
         _refuse_later_options(data=data, num_neighbors=num_neighbors, input_time=input_time,
                               subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
                               time_attr=time_attr, weight_attr=weight_attr, neighbor_sampler=neighbor_sampler,
@@ -130,8 +136,9 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         for name, place in places.items():
             if place not in PLACEMENTS:
                 raise ArgumentError(f"{name} must be one of {', '.join(PLACEMENTS)}, got {place!r}")
-        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-            raise ArgumentError(f"prefetch must be an integer of at least 0, got {prefetch!r}")
+        for name, count, least in [("prefetch", prefetch, 0), ("super_batch", super_batch, 1)]:
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ArgumentError(f"{name} must be an integer of at least {least}, got {count!r}")
         self.num_neighbors = check_fanouts("num_neighbors", num_neighbors)
         check_hops(self.num_neighbors, MAX_HOPS, "num_neighbors")
         self.device = resolve_device(device)
@@ -140,7 +147,7 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
                 raise ArgumentError(f"{name} must be one that device={self.device} can read, got {place!r}")
         parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
         self.placement, self.topology_placement = placement, topology_placement
-        self.feature_cache, self.prefetch = feature_cache, prefetch
+        self.feature_cache, self.prefetch, self.super_batch = feature_cache, prefetch, super_batch
         self.seed = resolve_seed(seed)
         self.replace = bool(replace)
         check_sampling(sampling, self.replace, bool(layer_dependency))
@@ -230,13 +237,15 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         pending: Pending | Sample = submit(seeds, key)
         return pending
 
-    def _fetch(self, sample: Sample, number: int, positions: Tensor) -> Any:
+    def _fetch(self, sample: Sample, number: int, positions: Tensor,
+               shared: Mapping[str, SharedRows] = MappingProxyType({})) -> Any:  # fmt: skip
         assert self._attributes is not None
         input_id = positions if self.input_data.input_id is None else self.input_data.input_id[positions]
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(_to_output(sample, input_id))
             sample, input_id = _from_output(out), out.metadata[0]
-        return self._attributes.build(self.data, sample, input_id, checked=self.transform_sampler_output is None)
+        return self._attributes.build(self.data, sample, input_id, checked=self.transform_sampler_output is None,
+                                      shared=shared)  # fmt: skip
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of one that was resumed."""
@@ -257,12 +266,21 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
             self._standing = (epoch + 1, 0)
 
     def _work_here(self, epoch: int, batches: Iterator[tuple[int, Tensor]]) -> Iterator[Any]:
-        pipeline = Pipeline(batches, partial(self._submit, epoch), self._fetch, self.prefetch, self.device)
+        submit = partial(self._submit, epoch)
+        shares = self.super_batch > 1 and self.device.type == "cuda" and self.transform_sampler_output is None
+        if shares and self._attributes is not None and self._attributes.on_host():
+            group = SuperBatch(self.super_batch, submit, self._fetch, SharedFetch(self._attributes.on_host()))
+            pipeline = Pipeline(group.group(batches), group.submit, group.fetch, min(self.prefetch, 1), self.device)
+        else:
+            pipeline = Pipeline(batches, submit, self._fetch, self.prefetch, self.device)
         in_thread = self.device.type == "cpu" and self.prefetch > 0
         source = Background(pipeline, self.prefetch) if in_thread else pipeline
         try:
-            for _, batch in source:
-                yield batch
+            for _, made in source:
+                # A group's batches are forgotten one by one.
+                ready = made if isinstance(made, list) else [made]
+                while ready:
+                    yield ready.pop(0)
         finally:
             source.close()
             if self.device.type == "cuda":

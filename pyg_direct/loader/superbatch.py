@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,23 +25,11 @@ Work = tuple[int, Tensor]
 _FREE_SHARE = 0.25
 
 
-def group_work(work: Iterator[Work], size: int) -> Iterator[tuple[int, list[Work]]]:
-    """(number of the first, all) of `size` batches at a time; the last group may have fewer."""
-    group: list[Work] = []
-    for item in work:
-        group.append(item)
-        if len(group) == size:
-            yield group[0][0], group
-            group = []
-    if group:
-        yield group[0][0], group
-
-
 class SampledGroup(list[Sample]):
     """The samples of a group, in order."""
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tell torch's allocator that `stream` reads the samples."""
+        """Tell torch's allocator that the samples are read on `stream` too."""
         for sample in self:
             sample.record_stream(stream)
 
@@ -54,7 +44,7 @@ class PendingGroup:
     def finish(self) -> SampledGroup:
         """Sample the rest and wait for it."""
         pending = [self._first, *(self._submit(*item) for item in self._work[1:])]
-        return SampledGroup(p.finish() if isinstance(p, Pending) else p for p in pending)
+        return SampledGroup(one.finish() for one in pending)
 
 
 class SharedRows:
@@ -119,6 +109,36 @@ class SharedFetch:
         half = len(samples) // 2
         yield from self._fetch(samples[:half], num_nodes)
         yield from self._fetch(samples[half:], num_nodes)
+
+
+class SuperBatch:
+    """What a pipeline needs to work on groups of batches instead of batches.
+
+    Args:
+        size: Batches of a group.
+        submit: Starts to sample a batch.
+        fetch: Makes a batch: (sample, number, positions, rows that were read already, by attribute) -> batch.
+        shared: Reads the rows of a group.
+    """
+
+    def __init__(self, size: int, submit: Callable[[int, Tensor], Pending | Sample],
+                 fetch: Callable[[Sample, int, Tensor, Mapping[str, SharedRows]], Any],
+                 shared: SharedFetch) -> None:  # fmt: skip
+        self._size, self._submit_batch, self._fetch_batch, self._shared = size, submit, fetch, shared
+
+    def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
+        """(number of the first, all) of `size` batches at a time; the last group may have fewer."""
+        while items := list(islice(work, self._size)):
+            yield items[0][0], items
+
+    def submit(self, number: int, work: Sequence[Work]) -> PendingGroup:
+        """Start to sample a group."""
+        return PendingGroup(self._submit_batch, work)
+
+    def fetch(self, samples: Sequence[Sample], number: int, work: Sequence[Work]) -> list[Any]:
+        """The batches of a group."""
+        return [self._fetch_batch(sample, *item, rows)
+                for item, (sample, rows) in zip(work, self._shared(samples), strict=True)]  # fmt: skip
 
 
 def split_group(counts: Sequence[int], num_nodes: int, most_rows: int) -> Iterator[slice]:

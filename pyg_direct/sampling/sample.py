@@ -40,6 +40,15 @@ class Sample:
         """Edges of each hop, as PyG gives them."""
         return [b - a for a, b in pairwise(self.edge_counts)]
 
+    def finish(self) -> Sample:
+        """This sample, as what is pending gives it."""
+        return self
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tell torch's allocator that the sample is read on `stream` too."""
+        for ids in (self.n_id, self.e_id, self.edge_index):
+            ids.record_stream(stream)
+
 
 @dataclass(frozen=True)
 class Recipe:
