@@ -86,8 +86,9 @@ def test_parts_hold_what_fits(counts, most_rows, parts):
 
 
 def test_groups_keep_the_order_of_the_work():
-    group = SuperBatch(3, lambda number, positions: make_samples("cpu", [[number]])[0],
-                       lambda sample, number, positions, shared: (number, sample.n_id.tolist()), SharedFetch({}))  # fmt: skip
+    group = SuperBatch(3, submit=lambda number, positions: make_samples("cpu", [[number]])[0],
+                       fetch=lambda sample, number, positions, shared: (number, sample.n_id.tolist()),
+                       shared=SharedFetch({}))  # fmt: skip
     work = ((number, torch.tensor([number])) for number in range(5, 12))
 
     made = [group.fetch(group.submit(*item).finish(), *item) for item in group.group(work)]
