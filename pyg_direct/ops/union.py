@@ -73,13 +73,14 @@ def _unite_on_gpu(lists: Sequence[Tensor], num_nodes: int) -> Union:
     bits = torch.zeros(2, num_words(num_nodes), dtype=torch.int32, device=device).view(torch.uint32)
     seen, fresh = bits[0], bits[1]
     for ids in lists:
-        run_gpu(relabel.mark_fresh_gpu, grid_for(ids.numel(), ids), ids, seen, fresh)
+        run_gpu(relabel.mark_fresh_gpu, grid_for(ids.numel(), ids), ids, fresh)
+    no_table, no_flags = (torch.empty(0, dtype=d, device=device) for d in (torch.int32, torch.uint8))
     state = torch.zeros(STATE, dtype=torch.int64, device=device)
     block_sums = state.new_empty(grid)
     nodes = state.new_empty(min(num_nodes, sum(ids.numel() for ids in lists)))
-    run_gpu(bitmap.sum_words_gpu, grid, fresh, block_sums)
-    run_gpu(relabel.emit_fresh_gpu, grid, state, 0, fresh, seen, block_sums, nodes)
+    run_gpu(relabel.count_fresh_gpu, grid, fresh, seen, no_flags, block_sums)
+    run_gpu(relabel.emit_fresh_gpu, grid, state, 0, 0, fresh, seen, no_flags, block_sums, no_table, nodes)
     ranks = torch.empty(seen.numel(), dtype=torch.int32, device=device)
-    # The bits moved from one bitmap to the other; the sums stay.
+    run_gpu(bitmap.sum_words_gpu, grid, seen, block_sums)
     run_gpu(bitmap.rank_words_gpu, grid, seen, block_sums, ranks)
     return Union(nodes[: int(state[NODES + 1])], Directory(seen, ranks))
