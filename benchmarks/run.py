@@ -3,86 +3,25 @@
 Rows go to `benchmarks/results/<name>.json` (one file for a GPU, one for a CPU) with a picture each.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from pyg_direct.bench.gather import (
-    measure_cached_rows,
-    measure_cold_growth,
-    measure_cold_rows,
-    measure_hot_rows,
-    measure_stored_rows,
-)
-from pyg_direct.bench.growth import measure_growth, measure_papers
-from pyg_direct.bench.loader import measure_loader, measure_python_time
-from pyg_direct.bench.memory import measure_host_memory
+from pyg_direct.bench.cases import LONG_CASES, SHORT_CASES
 from pyg_direct.bench.picture import draw_file
-from pyg_direct.bench.row import Machine, Row, save_rows
-from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
-from pyg_direct.bench.startup import measure_startup
-from pyg_direct.datasets import synthetic_graph
+from pyg_direct.bench.row import Machine, save_rows
+from pyg_direct.errors import DeviceError
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def sampling(scale: float) -> Iterator[Row]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    graph = synthetic_graph("products", scale=scale, topology_only=True, device=device)
-    measure = measure_gpu_sampling if device == "cuda" else measure_cpu_sampling
-    yield from measure(graph.edge_index, graph.num_nodes, "products" if scale == 1 else f"products x {scale:g}")
-
-
-def gather(scale: float) -> Iterator[Row]:
-    if not torch.cuda.is_available():
-        raise typer.BadParameter("gather is measured on a GPU, and there is none here")
-    yield from measure_hot_rows()
-    yield from measure_cached_rows()
-    yield from measure_stored_rows()
-    yield from measure_cold_rows()
-
-
-def gather_growth(scale: float) -> Iterator[Row]:
-    if not torch.cuda.is_available():
-        raise typer.BadParameter("gather_growth is measured on a GPU, and there is none here")
-    yield from measure_cold_growth(int((64 << 30) * scale))
-
-
-def loader(scale: float) -> Iterator[Row]:
-    on_gpu = torch.cuda.is_available()
-    graph = synthetic_graph("products", scale=scale, device="cuda" if on_gpu else "cpu").to("cpu")
-    name = "products" if scale == 1 else f"products x {scale:g}"
-    # Attributes, topology and cache.
-    cases = [("cuda", None, None), ("unified", "cuda", None), ("unified", None, None), ("unified", None, "20%"),
-             ("auto", None, None)] if on_gpu else [("cpu", None, None)]  # fmt: skip
-    for placement, topology, cache in cases:
-        data = graph.to_data()
-        yield from measure_loader(data, graph.train_idx, graph.num_classes, name, placement, cache,
-                                  batches=60 if on_gpu else 6, topology_placement=topology)  # fmt: skip
-    if on_gpu:
-        yield from measure_python_time(graph.to_data(), graph.train_idx, name)
-
-
-def memory(scale: float) -> Iterator[Row]:
-    yield from measure_host_memory(int(8_000_000 * scale), 256, int(64_000_000 * scale))
-
-
-def startup(scale: float) -> Iterator[Row]:
-    yield from measure_startup(0.1 * scale)
-
-
-def sampling_growth(scale: float) -> Iterator[Row]:
-    if not torch.cuda.is_available():
-        raise typer.BadParameter("sampling_growth is measured on a GPU, and there is none here")
-    yield from measure_papers()
-    yield from measure_growth()
+CASES = {**SHORT_CASES, **LONG_CASES}
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Cases; without names the short ones.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"{', '.join(SHORT_CASES)} (all of these by default), {', '.join(LONG_CASES)}"),
+    ] = None,
     scale: Annotated[float, typer.Option(help="Factor on the nodes and edges of the products-shaped graph.")] = 1.0,
     draw: Annotated[bool, typer.Option(help="Only draw the pictures of the rows that are there.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the rows and pictures.")] = RESULTS,
@@ -90,21 +29,22 @@ def main(
     if draw:
         print(*(picture for file in sorted(out.glob("*.json")) for picture in draw_file(file)), sep="\n")
         return
+    for name in names or SHORT_CASES:
+        if name not in CASES:
+            raise typer.BadParameter(f"names must be of {', '.join(CASES)}, got {name}")
     machine = Machine()
     suffix = "cpu" if machine.gpu == "none" else machine.gpu.split()[-1].lower()
-    for name in names or DEFAULT_CASES:
+    for name in names or SHORT_CASES:
         rows = []
-        for row in CASES[name](scale):
-            print(row, flush=True)
-            rows.append(row)
+        try:
+            for row in CASES[name](scale):
+                print(row, flush=True)
+                rows.append(row)
+        except DeviceError as error:
+            raise typer.BadParameter(f"{name} is measured on a GPU: {error}") from error
         save_rows(out / f"{name}_{suffix}.json", rows, machine)
         draw_file(out / f"{name}_{suffix}.json")
 
-
-DEFAULT_CASES = {"memory": memory, "sampling": sampling, "gather": gather, "loader": loader, "startup": startup}
-# Minutes, and up to 100 GB of GPU or host memory.
-LONG_CASES = {"gather_growth": gather_growth, "sampling_growth": sampling_growth}
-CASES = {**DEFAULT_CASES, **LONG_CASES}
 
 if __name__ == "__main__":
     typer.run(main)

@@ -22,7 +22,7 @@ TILE_EDGES = 64 if SIMULATED else 1280
 SHORT_ROW = 64
 # Blocks that a multiprocessor runs at once: more would leave each thread too few registers.
 RESIDENT_BLOCKS = 4
-_LOW_WORD = np.uint64(0xFFFFFFFF)
+LOW_WORD = np.uint64(0xFFFFFFFF)
 
 
 @body
@@ -197,7 +197,7 @@ def read_edge(indices, edge_ids, pairs, position, shift):
     """
     if pairs.shape[0] > 0:
         pair = np.uint64(pairs[np.uint64(position)])
-        return np.int64(pair & _LOW_WORD), np.int64(pair >> np.uint64(32))
+        return np.int64(pair & LOW_WORD), np.int64(pair >> np.uint64(32))
     source = np.int64(indices[np.uint64(position + shift)])
     if edge_ids.shape[0] > 0:
         return source, np.int64(edge_ids[np.uint64(position)])
@@ -226,10 +226,11 @@ def resolve_item(owners, draws, repeats, offsets, degrees, item, fanout, replace
     return row, resolve_pick(draws, repeats, offsets[row], item - offsets[row], degrees[row] - fanout)
 
 
-_PICKS = "i8[] i8[] i8[] I[] P[] i8[] I[] i8[] i8 i8 i8 i8 i8 I[] P[] i4[] u4[] u1[]"
+# Parameters of every kernel that picks.
+PICKS = "i8[] i8[] i8[] I[] P[] i8[] I[] i8[] i8 i8 i8 i8 i8 I[] P[] i4[] u4[] u1[]"
 
 
-@gpu_kernel(_PICKS, I=("i4", "i8"), P=("i4", "i8"), resident_blocks=RESIDENT_BLOCKS)
+@gpu_kernel(PICKS, I=("i4", "i8"), P=("i4", "i8"), resident_blocks=RESIDENT_BLOCKS)
 def pick_neighbors_gpu(state, indptr, starts, indices, edge_ids, pairs, nodes, block_sums, hop, fanout, replace,
                        expand_all, capacity, sources, ids, targets, fresh, touched):  # fmt: skip
     """Fanouts up to TILE_EDGES, and -1. Row r's neighbors lie at indices[starts[r]:], its edges are indptr[r], ..."""
@@ -312,9 +313,7 @@ def pick_neighbors_gpu(state, indptr, starts, indices, edge_ids, pairs, nodes, b
         tile += rows
 
 
-@gpu_kernel(
-    "i8[] i8[] i8[] I[] P[] i8[] I[] i8[] i8 i8 i8 i8 i8 I[] P[] i4[] u4[] u1[]", I=("i4", "i8"), P=("i4", "i8")
-)
+@gpu_kernel(PICKS, I=("i4", "i8"), P=("i4", "i8"))
 def pick_many_neighbors_gpu(state, indptr, starts, indices, edge_ids, pairs, nodes, block_sums, hop, fanout, replace,
                             expand_all, capacity, sources, ids, targets, fresh, touched):  # fmt: skip
     """Fanouts above TILE_EDGES: a block takes a row at a time and keeps its draws in the output arrays."""

@@ -27,3 +27,4 @@ FAR = 2**31 - 1
 # Purposes of a draw, so that equal (key, node, slot) of different purposes never meet.
 NEIGHBOR_DRAW = 1
 SHUFFLE_DRAW = 2
+LABOR_DRAW = 3

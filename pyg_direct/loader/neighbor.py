@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from pyg_direct.loader.batches import Seeds, iterate_batches
 from pyg_direct.loader.pipeline import Pipeline
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
+from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.loader.workers import Positions, WorkerSampler, number_items
 from pyg_direct.ops.check import check_fanouts, check_ids
+from pyg_direct.ops.neighbor import check_sampling
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.runtime.size import parse_size
@@ -33,6 +36,8 @@ from pyg_direct.sampling.plan import GpuPlan, Pending
 from pyg_direct.sampling.sample import Recipe, Sample, check_hops
 from pyg_direct.typing import Device
 
+# A batch that shares no rows with others.
+_ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 PLACEMENTS = ("auto", "cuda", "unified", "pinned", "cpu")
 # Only workers need these; None and the defaults of torch are not worth a word.
 _WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
@@ -85,11 +90,29 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         topology_placement: Where the topology lives, if not where `placement` says.
         feature_cache: With attributes on the host: GPU memory for the rows met most often, in bytes, as `"2G"`, or as
             a share of the rows such as `"20%"`. None takes what `placement="auto"` has left to give, else nothing.
+        sampling: `uniform`, or `labor`, another sampler that moves fewer rows: nodes of a hop that list the same
+            neighbors pick the same ones (LABOR-0 with sequential Poisson sampling; Balin & Catalyurek, NeurIPS 2023).
+            A node has as many neighbors as with `uniform`, but a batch has fewer nodes. See "Estimates" below.
+        layer_dependency: With `labor`: all hops of a batch share their draws too, for fewer nodes still.
+        super_batch: With node attributes on the host of a GPU: batches whose rows are read together, each row once.
+            Up to three times as many are in GPU memory; as many as fit a quarter of what is free there. The batches
+            are those that come without, unless `transform_sampler_output` is given, with which each is read alone.
         seed: Seed of shuffling and of all draws; None takes torch's initial seed.
         prefetch: Batches made ahead; on a GPU one more is being sampled. 0 makes each when it is asked for. When GPU
             memory runs out over it, it shrinks, with a warning. On the CPU a thread makes them.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             unless `multiprocessing_context` says how to start them: `"spawn"` gives processes that sample on the CPU.
+
+    Estimates. With `labor` a node's k picks among its d > k neighbors are those with the smallest of d independent
+    uniform draws, each belonging to a neighbor. So any k of them are equally likely, each is picked with chance k / d,
+    and given the nodes that a hop expands, the mean over the picks has the expectation and the variance that it has
+    with `uniform`: PyG's mean aggregation needs no weights, and a sum must be scaled by d / k, as with `uniform`.
+    Other than with `uniform`: means of different nodes are correlated, so that a loss over a batch may vary more or
+    less; with `layer_dependency`, nodes met in one hop are picked more often in the next, so that the estimate through
+    several layers is biased by what their neighborhoods share; and parallel edges, whose source has one draw, are
+    picked together, so that a node with parallel edges has a mean that is biased. `labor` reads every list of
+    neighbors whole, O(degree) a node where `uniform` takes O(fanout): with a topology on the host, lists travel over
+    the link, and what is saved in rows must outweigh them.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError, DeviceError: named argument, rule and value.
@@ -103,8 +126,9 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
                  transform_sampler_output: Callable[[Any], Any] | None = None, is_sorted: bool = False,
                  filter_per_worker: bool | None = None, neighbor_sampler: Any = None, directed: bool = True, *,
                  device: Device = None, placement: str = "auto", topology_placement: str | None = None,
-                 feature_cache: int | str | None = None, seed: int | None = None, prefetch: int = 1,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 feature_cache: int | str | None = None, sampling: str = "uniform", layer_dependency: bool = False,
+                 super_batch: int = 1, seed: int | None = None, prefetch: int = 1, **kwargs: Any
+                 ) -> None:  # fmt: skip
         _refuse_later_options(data=data, num_neighbors=num_neighbors, input_time=input_time,
                               subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
                               time_attr=time_attr, weight_attr=weight_attr, neighbor_sampler=neighbor_sampler,
@@ -114,8 +138,9 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         for name, place in places.items():
             if place not in PLACEMENTS:
                 raise ArgumentError(f"{name} must be one of {', '.join(PLACEMENTS)}, got {place!r}")
-        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-            raise ArgumentError(f"prefetch must be an integer of at least 0, got {prefetch!r}")
+        for name, count, least in [("prefetch", prefetch, 0), ("super_batch", super_batch, 1)]:
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ArgumentError(f"{name} must be an integer of at least {least}, got {count!r}")
         self.num_neighbors = check_fanouts("num_neighbors", num_neighbors)
         check_hops(self.num_neighbors, MAX_HOPS, "num_neighbors")
         self.device = resolve_device(device)
@@ -124,9 +149,10 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
                 raise ArgumentError(f"{name} must be one that device={self.device} can read, got {place!r}")
         parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
         self.placement, self.topology_placement = placement, topology_placement
-        self.feature_cache, self.prefetch = feature_cache, prefetch
+        self.feature_cache, self.prefetch, self.super_batch = feature_cache, prefetch, super_batch
         self.seed = resolve_seed(seed)
         self.replace = bool(replace)
+        check_sampling(sampling, self.replace, bool(layer_dependency))
         input_nodes = _read_input_nodes(input_nodes)
         num_seeds = data.num_nodes if input_nodes is None else len(input_nodes)
         if input_nodes is not None and input_nodes.dtype == torch.bool:
@@ -140,7 +166,8 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         NodeLoader.__init__(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
                             False, **_settle_workers(kwargs, self.device))  # fmt: skip
         self.input_data.node = check_ids("input_nodes", self.input_data.node, int(data.num_nodes)).long().cpu()
-        self._recipe = Recipe(tuple(self.num_neighbors), replace=self.replace)
+        self._recipe = Recipe(tuple(self.num_neighbors), self.replace, sampling=sampling,
+                              layer_dependency=bool(layer_dependency))  # fmt: skip
         self._plan: Any = None
         self._plan_topology: Any = None
         self._attributes: Attributes | None = None
@@ -210,16 +237,17 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
         pending: Pending | Sample = submit(seeds.nodes, batch_key(self.seed, epoch, number))
         return pending
 
-    def _fetch(self, sample: Sample, number: int, seeds: Seeds) -> Any:
-        return self._build(sample, seeds.positions)
+    def _fetch(self, sample: Sample, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = _ALONE) -> Any:
+        return self._build(sample, seeds.positions, shared)
 
-    def _build(self, sample: Sample, positions: Tensor) -> Any:
+    def _build(self, sample: Sample, positions: Tensor, shared: Mapping[str, SharedRows] = _ALONE) -> Any:
         assert self._attributes is not None
         input_id = positions if self.input_data.input_id is None else self.input_data.input_id[positions]
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(_to_output(sample, input_id))
             sample, input_id = _from_output(out), out.metadata[0]
-        return self._attributes.build(self.data, sample, input_id, checked=self.transform_sampler_output is None)
+        return self._attributes.build(self.data, sample, input_id, checked=self.transform_sampler_output is None,
+                                      shared=shared)  # fmt: skip
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of one that was resumed."""
@@ -240,12 +268,21 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
             self._standing = (epoch + 1, 0)
 
     def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
-        pipeline = Pipeline(batches, partial(self._submit, epoch), self._fetch, self.prefetch, self.device)
+        submit = partial(self._submit, epoch)
+        shares = self.super_batch > 1 and self.device.type == "cuda" and self.transform_sampler_output is None
+        if shares and self._attributes is not None and self._attributes.on_host():
+            group = SuperBatch(self.super_batch, submit, self._fetch, SharedFetch(self._attributes.on_host()))
+            pipeline = Pipeline(group.group(batches), group.submit, group.fetch, min(self.prefetch, 1), self.device)
+        else:
+            pipeline = Pipeline(batches, submit, self._fetch, self.prefetch, self.device)
         in_thread = self.device.type == "cpu" and self.prefetch > 0
         source = Background(pipeline, self.prefetch) if in_thread else pipeline
         try:
-            for _, batch in source:
-                yield batch
+            for _, made in source:
+                # A group's batches are forgotten one by one.
+                ready = made if isinstance(made, list) else [made]
+                while ready:
+                    yield ready.pop(0)
         finally:
             source.close()
             if self.device.type == "cuda":

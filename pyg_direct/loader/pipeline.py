@@ -19,9 +19,8 @@ from pyg_direct.errors import CudaError, PlacementWarning
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream
 from pyg_direct.sampling.plan import Pending
-from pyg_direct.sampling.sample import Sample
 
-# The number of a batch, and what it is made from.
+# The number of a batch and what it is made from, or of a group of batches (see `superbatch.py`).
 Work = tuple[int, Any]
 _OUT_OF_MEMORY = 2
 
@@ -34,7 +33,7 @@ class Pipeline:
 
     Args:
         work: (number, what it is made from) of the batches, in order.
-        submit: Starts to sample a batch, (number, what it is made from); returns it pending, or sampled.
+        submit: Starts to sample a batch, (number, what it is made from); returns it pending, with `finish`.
         fetch: Makes the batch of a sample: (sample, number, what it is made from) -> batch.
         prefetch: Batches fetched ahead; 0 makes each one when it is asked for, as on the CPU.
         device: The device of batches.
@@ -43,15 +42,15 @@ class Pipeline:
         prefetch: Batches fetched ahead from now on.
     """
 
-    def __init__(self, work: Iterator[Work], submit: Callable[[int, Any], Pending | Sample],
-                 fetch: Callable[[Sample, int, Any], Any], prefetch: int, device: torch.device) -> None:  # fmt: skip
+    def __init__(self, work: Iterator[Work], submit: Callable[[int, Any], Any], fetch: Callable[[Any, int, Any], Any],
+                 prefetch: int, device: torch.device) -> None:  # fmt: skip
         self._work, self._submit_batch, self._fetch_batch = work, submit, fetch
         self._device = device
         self._index = -1 if device.type == "cpu" else resolve_device(device).index
         self.prefetch = prefetch if device.type == "cuda" else 0
         self._has_shrunk = False
         self._again: deque[Work] = deque()
-        self._sampled: deque[tuple[Work, Pending | Sample]] = deque()
+        self._sampled: deque[tuple[Work, Any]] = deque()
         self._fetched: deque[tuple[Work, Any, torch.cuda.Event | None]] = deque()
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
         self._spare_events: list[torch.cuda.Event] = []
@@ -153,20 +152,20 @@ class Pipeline:
         self._sampled.append((work, pending))
         return True
 
-    def _make(self, pending: Pending | Sample, number: int, item: Any) -> tuple[Any, torch.cuda.Event | None]:
+    def _make(self, pending: Any, number: int, item: Any) -> tuple[Any, torch.cuda.Event | None]:
         """(batch, event after its last kernel)."""
         if self._streams is None:
-            sample = pending.finish() if isinstance(pending, Pending) else pending
-            return self._fetch_batch(sample, number, item), None
+            return self._fetch_batch(pending.finish(), number, item), None
         sampling, fetching = self._streams
-        set_stream(fetching)
         if isinstance(pending, Pending):
+            set_stream(fetching)
             sample = pending.finish()
         else:
-            sample = pending
+            set_stream(sampling)
+            sample = pending.finish()
             fetching.wait_stream(sampling)
-            for ids in (sample.n_id, sample.e_id, sample.edge_index):
-                ids.record_stream(fetching)
+            sample.record_stream(fetching)
+            set_stream(fetching)
         batch = self._fetch_batch(sample, number, item)
         ready = self._spare_events.pop() if self._spare_events else torch.cuda.Event()
         ready.record(fetching)
@@ -205,7 +204,11 @@ def _raise_later(error: BaseException) -> Iterator[Work]:
 
 
 def hold_for(batch: Any, stream: Any) -> None:
-    """Tell torch's allocator that the tensors of a batch are used on `stream` too."""
+    """Tell torch's allocator that the tensors of a batch, or of a list of them, are used on `stream` too."""
+    if isinstance(batch, list):
+        for one in batch:
+            hold_for(one, stream)
+        return
     store = getattr(batch, "_store", None)
     for value in (batch,) if store is None else store.values():
         if type(value) is Tensor and value.layout is torch.strided:

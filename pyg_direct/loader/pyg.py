@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from pyg_direct.features.feature import Feature, Listing
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.placement import Choice, Placed, Rows, choose_places
+from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.runtime.device import budget_of, free_bytes
 from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.sampling.sample import Sample
@@ -189,6 +191,10 @@ class Attributes:
         """The placed attributes by name."""
         return {**self._node, **self._edge}
 
+    def on_host(self) -> dict[str, Feature]:
+        """The node attributes that the GPU reads over the link, by name."""
+        return {name: feature for name, feature in self._node.items() if feature.placement in ("unified", "pinned")}
+
     def summarise(self) -> list[Placed]:
         """The attributes in the line about placement: wide ones one by one, labels and masks together."""
         wide, narrow = [], Placed("", 0, str(self._device))
@@ -202,7 +208,8 @@ class Attributes:
                 wide.append(Placed(name, num_bytes, where, hot))
         return [*wide, narrow] if narrow.name else wide
 
-    def build(self, data: Data, sample: Sample, input_id: Tensor, *, checked: bool = True) -> Data:
+    def build(self, data: Data, sample: Sample, input_id: Tensor, *, checked: bool = True,
+              shared: Mapping[str, SharedRows] = MappingProxyType({})) -> Data:  # fmt: skip
         """The batch as PyG's loader gives it, on the device; `data` is the graph it was sampled from.
 
         Args:
@@ -210,12 +217,15 @@ class Attributes:
             sample: The sampled nodes and edges.
             input_id: Positions of the seeds among the input nodes.
             checked: Whether the ids are as the sampler made them; a user's transform may give others.
+            shared: Node attributes whose rows were read already, together with those of other batches.
         """
         out = copy.copy(data)
         # PyG's own way to set one attribute takes as long as a kernel's launch.
         store = out._store._mapping
         for key, feature in self._node.items():
-            if key in store:
+            if key in shared:
+                store[key] = shared[key].read(sample.n_id)
+            elif key in store:
                 store[key] = feature.read(sample.n_id) if checked else feature[sample.n_id]
         for key, feature in self._edge.items():
             if key in store:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.kernels import bitmap, neighbor, relabel
 from pyg_direct.ops.launch import cpu_chunks, run_cpu
+from pyg_direct.ops.neighbor import cpu_picks
 from pyg_direct.ops.relabel import num_words
 from pyg_direct.sampling.sample import Recipe, Sample, empty_sample
 
@@ -52,8 +53,9 @@ class CpuPlan:
             run_cpu(neighbor.count_picks_cpu, indptr, frontier, fanout, recipe.replace, sums, offsets)
             sources = np.empty(offsets[-1], indices.dtype)
             positions = np.empty(offsets[-1], np.int64)
-            run_cpu(neighbor.pick_neighbors_cpu, indptr, indices, frontier, offsets, np.uint64(key), hop, fanout,
-                    recipe.replace, chunks, sources, positions)  # fmt: skip
+            kernel, option = cpu_picks(fanout, recipe.replace, recipe.sampling, recipe.layer_dependency)
+            run_cpu(kernel, indptr, indices, frontier, offsets, np.uint64(key), hop, fanout, option, chunks, sources,
+                    positions)  # fmt: skip
             hops.append((begin, offsets, sources, positions))
             run_cpu(relabel.mark_fresh_cpu, sources, seen, fresh, chunks)
             new = np.empty(min(len(sources), num_nodes), indices.dtype)

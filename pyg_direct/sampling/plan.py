@@ -32,7 +32,7 @@ from pyg_direct.kernels.state import (
     SEEDS_ON_GPU,
 )
 from pyg_direct.ops.launch import full_grid, grid_for, run_gpu
-from pyg_direct.ops.neighbor import pick_kernel
+from pyg_direct.ops.neighbor import gpu_picks
 from pyg_direct.runtime.graph import CapturedGraph, fill_words
 from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream
 from pyg_direct.sampling.budget import make_room, touch
@@ -251,8 +251,9 @@ class GpuPlan:
             grid = max(1, min(most, rows // _ROWS_PER_BLOCK))
             run_gpu(neighbor.count_picks_gpu, grid, slot.state, topology.indptr, slot.nodes, hop, fanout, replace,
                     expand_all, s.local_of_node, s.block_sums, stream=stream)  # fmt: skip
-            run_gpu(pick_kernel(fanout), grid, slot.state, topology.indptr, topology.starts, topology.lists,
-                    topology.edge_ids, topology.pairs, slot.nodes, s.block_sums, hop, fanout, replace, expand_all,
+            kernel, option = gpu_picks(fanout, recipe.replace, recipe.sampling, recipe.layer_dependency)
+            run_gpu(kernel, grid, slot.state, topology.indptr, topology.starts, topology.lists, topology.edge_ids,
+                    topology.pairs, slot.nodes, s.block_sums, hop, fanout, option, expand_all,
                     slot.num_edges, slot.sources, slot.ids, slot.targets, s.fresh, s.touched,
                     stream=stream)  # fmt: skip
             run_gpu(relabel.count_fresh_gpu, words_grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)

@@ -40,6 +40,15 @@ class Sample:
         """Edges of each hop, as PyG gives them."""
         return [b - a for a, b in pairwise(self.edge_counts)]
 
+    def finish(self) -> Sample:
+        """This sample, as what is pending gives it."""
+        return self
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tell torch's allocator that the sample is read on `stream` too."""
+        for ids in (self.n_id, self.e_id, self.edge_index):
+            ids.record_stream(stream)
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -50,11 +59,15 @@ class Recipe:
         replace: Draw with replacement.
         expand_all: A hop expands all nodes so far (PyG's old NeighborSampler) instead of those new in the last hop
             (PyG's NeighborLoader).
+        sampling: `uniform`, or `labor` for draws that the rows of a hop share (see `kernels/labor.py`).
+        layer_dependency: With `labor`: all hops share their draws too.
     """
 
     fanouts: tuple[int, ...]
     replace: bool = False
     expand_all: bool = False
+    sampling: str = "uniform"
+    layer_dependency: bool = False
 
     def worst_case(self, num_seeds: int, num_nodes: int, num_edges: int) -> int | None:
         """Upper bound of the edges of a batch; None when a fanout takes all neighbors."""

@@ -29,7 +29,8 @@ class SortingPlan:
         for hop, fanout in enumerate(recipe.fanouts):
             picks = sample_neighbors(topology.indptr, topology.indices, n_id[begin:], fanout=fanout, key=key, hop=hop,
                                      replace=recipe.replace, edge_ids=topology.edge_ids,
-                                     pairs=topology.pairs)  # fmt: skip
+                                     pairs=topology.pairs, sampling=recipe.sampling,
+                                     layer_dependency=recipe.layer_dependency)  # fmt: skip
             targets = torch.arange(begin, n_id.numel(), device=n_id.device)
             columns.append(targets.repeat_interleave(picks.counts))
             # The nodes so far are the seeds of this numbering: they keep their places, new ones follow.

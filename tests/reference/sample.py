@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tests.reference import labor
 from tests.reference.neighbor import sample_neighbors
 from tests.reference.relabel import relabel
 
@@ -21,7 +22,8 @@ class Batch:
 
 
 def sample(graph: tuple[list[int], list[int], list[int]], seeds: Sequence[int], fanouts: Sequence[int], key: int,
-           replace: bool = False, expand_all: bool = False) -> Batch:  # fmt: skip
+           replace: bool = False, expand_all: bool = False, sampling: str = "uniform",
+           layer_dependency: bool = False) -> Batch:  # fmt: skip
     """The batch of `seeds` under `key`; `graph` is (indptr, indices, edge ids)."""
     indptr, indices, edge_ids = graph
     n_id = list(seeds)
@@ -31,7 +33,10 @@ def sample(graph: tuple[list[int], list[int], list[int]], seeds: Sequence[int], 
     node_counts, edge_counts = [len(n_id)], [0]
     begin = 0
     for hop, fanout in enumerate(fanouts):
-        rows = sample_neighbors(indptr, n_id[begin:], fanout, key, hop, replace)
+        if sampling == "labor":
+            rows = labor.sample_neighbors(indptr, indices, n_id[begin:], fanout, key, hop, layer_dependency)
+        else:
+            rows = sample_neighbors(indptr, n_id[begin:], fanout, key, hop, replace)
         targets += [begin + row for row, positions in enumerate(rows) for _ in positions]
         positions = [position for row in rows for position in row]
         e_id += [edge_ids[position] for position in positions]

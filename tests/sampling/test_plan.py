@@ -49,7 +49,8 @@ def make_seeds(nodes, device):
 
 
 def expect_batch(graph, seeds, recipe, key=KEY):
-    return sample(graph.in_rows(), seeds, recipe.fanouts, key, recipe.replace, recipe.expand_all)
+    return sample(graph.in_rows(), seeds, recipe.fanouts, key, recipe.replace, recipe.expand_all, recipe.sampling,
+                  recipe.layer_dependency)  # fmt: skip
 
 
 def assert_equal(got, expected):
@@ -79,6 +80,10 @@ def poison(plan):
     ("isolated", Recipe((4, 1))),
     ("empty", Recipe((4, 1))),
     ("one loop", Recipe(())),
+    ("random", Recipe((3, 2), sampling="labor")),
+    ("random", Recipe((2, 4), expand_all=True, sampling="labor", layer_dependency=True)),
+    ("hub", Recipe((-1, 2), sampling="labor")),
+    ("parallel", Recipe((2, 0, 3), sampling="labor", layer_dependency=True)),
 ])  # fmt: skip
 def test_plan_matches_reference(device, name, recipe, method):
     graph = GRAPHS[name]

@@ -1,0 +1,97 @@
+"""What a GraphSAGE learns from batches of each kind: test accuracy over several seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import GraphSAGE
+
+from pyg_direct.bench.row import Row
+from pyg_direct.datasets import NodeDataset
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.runtime.device import resolve_device
+
+
+def measure_accuracy(dataset: NodeDataset, kinds: Mapping[str, Mapping[str, Any]], seeds: int = 5, epochs: int = 20,
+                     dropout: float = 0.3, learning_rate: float = 0.003) -> Iterator[Row]:  # fmt: skip
+    """Test accuracy at the epoch of best validation, in percent: all seeds of a kind are one row.
+
+    Args:
+        dataset: With features and classes.
+        kinds: Options of `NeighborLoader` by name, and `dtype` for that of the features; the first is compared with.
+        seeds: Runs of each kind; run s of every kind starts from the same weights and order.
+        epochs: Passes over the training nodes; the second half of them is validated.
+    """
+    device = resolve_device(None)
+    known = dataset.to(device)
+    topology = CSRTopo(known.edge_index, num_nodes=dataset.num_nodes)
+    data = dataclasses.replace(known, x=None).to_data()
+    limit: list[float] = []
+    for kind, options in kinds.items():
+        dtype = options.get("dtype", torch.float32)
+        assert known.x is not None
+        data.x = known.x.to(dtype)
+        loader_options = {k: v for k, v in options.items() if k != "dtype"}
+        scores = []
+        for seed in range(seeds):
+            loader = NeighborLoader(data, [15, 10, 5], dataset.train_idx, batch_size=1024, shuffle=True, seed=seed,
+                                    **loader_options)  # fmt: skip
+            torch.manual_seed(seed)
+            model = GraphSAGE(dataset.num_features, 256, 3, dataset.num_classes, dropout=dropout,
+                              norm="batch_norm").to(device)  # fmt: skip
+            scores.append(100 * _train(model, loader, known, topology, data.x, epochs, learning_rate))
+        mean = sum(scores) / len(scores)
+        limit = limit or [mean]
+        spread = (sum((s - mean) ** 2 for s in scores) / max(1, len(scores) - 1)) ** 0.5
+        first = next(iter(kinds))
+        yield Row.of(f"accuracy/{dataset.name}/{kind}", f"test, {epochs} epochs", "%", scores, limit[0],
+                     f"mean of {first}",
+                     f"mean {mean:.2f}, standard deviation {spread:.2f}, {mean - limit[0]:+.2f} points to {first}; "
+                     f"seeds {', '.join(f'{s:.2f}' for s in scores)}")  # fmt: skip
+
+
+def _train(model: GraphSAGE, loader: NeighborLoader, dataset: NodeDataset, topology: CSRTopo, x: Tensor, epochs: int,
+           learning_rate: float) -> float:  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    best = (0.0, 0.0)
+    for epoch in range(epochs):
+        model.train()
+        for batch in loader:
+            optimizer.zero_grad(set_to_none=True)
+            out = model(batch.x.float(), batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                        num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
+            F.cross_entropy(out, batch.y[: batch.batch_size].long()).backward()
+            optimizer.step()
+        if 2 * (epoch + 1) > epochs:
+            predicted = predict(model, topology, x)
+            best = max(
+                best, (_score(predicted, dataset, dataset.val_idx), _score(predicted, dataset, dataset.test_idx))
+            )
+    return best[1]
+
+
+@torch.no_grad()
+def predict(model: GraphSAGE, topology: CSRTopo, x: Tensor) -> Tensor:
+    """Classes of all nodes from all their neighbors, layer by layer: a product with the adjacency each."""
+    model.eval()
+    size = (topology.node_count, topology.node_count)
+    indptr, indices = topology.indptr.to(x.device), topology.indices.to(x.device)
+    ones = torch.ones(indices.numel(), device=x.device)
+    adjacency = torch.sparse_csr_tensor(indptr.to(indices.dtype), indices, ones, size)
+    degree = indptr.diff().clamp(min=1).view(-1, 1)
+    x = x.float()
+    for layer, conv in enumerate(model.convs):
+        x = conv.lin_l(adjacency @ x / degree) + conv.lin_r(x)
+        if layer + 1 < len(model.convs):
+            x = model.norms[layer](x).relu_()
+    return x.argmax(1)
+
+
+def _score(predicted: Tensor, dataset: NodeDataset, nodes: Tensor) -> float:
+    return float((predicted[nodes] == dataset.y[nodes]).float().mean())

@@ -1,0 +1,149 @@
+"""The standard benchmark cases: each yields rows of this machine, at a factor of the products-shaped graph's size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from pyg_direct.bench.accuracy import measure_accuracy
+from pyg_direct.bench.beside import (
+    measure_loaders,
+    measure_samplers_on_cpu,
+    measure_samplers_on_gpu,
+    measure_tables,
+)
+from pyg_direct.bench.gather import (
+    measure_cached_rows,
+    measure_cold_growth,
+    measure_cold_rows,
+    measure_hot_rows,
+    measure_stored_rows,
+)
+from pyg_direct.bench.growth import measure_growth, measure_papers
+from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
+from pyg_direct.bench.loader import measure_loader, measure_python_time
+from pyg_direct.bench.memory import measure_host_memory
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
+from pyg_direct.bench.startup import measure_startup
+from pyg_direct.datasets import load_folder, synthetic_graph
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.runtime.device import resolve_device
+
+Case = Callable[[float], Iterator[Row]]
+
+
+def _name(scale: float) -> str:
+    return "products" if scale == 1 else f"products x {scale:g}"
+
+
+def memory(scale: float) -> Iterator[Row]:
+    """Host memory at its highest while features and topology are placed."""
+    yield from measure_host_memory(int(8_000_000 * scale), 256, int(64_000_000 * scale))
+
+
+def sampling(scale: float) -> Iterator[Row]:
+    """Edges a second, on the GPU if there is one."""
+    device = resolve_device(None).type
+    graph = synthetic_graph("products", scale=scale, topology_only=True, device=device)
+    measure = measure_gpu_sampling if device == "cuda" else measure_cpu_sampling
+    yield from measure(graph.edge_index, graph.num_nodes, _name(scale))
+
+
+def gather(scale: float) -> Iterator[Row]:
+    """Bytes a second of rows in GPU and in host memory."""
+    resolve_device("cuda")
+    yield from measure_hot_rows()
+    yield from measure_cached_rows()
+    yield from measure_stored_rows()
+    yield from measure_cold_rows()
+
+
+def loader(scale: float) -> Iterator[Row]:
+    """A training step with its loader beside the step alone."""
+    on_gpu = torch.cuda.is_available()
+    graph = synthetic_graph("products", scale=scale, device="cuda" if on_gpu else "cpu").to("cpu")
+    # Attributes, topology and cache.
+    cases = [("cuda", None, None), ("unified", "cuda", None), ("unified", None, None), ("unified", None, "20%"),
+             ("auto", None, None)] if on_gpu else [("cpu", None, None)]  # fmt: skip
+    for placement, topology, cache in cases:
+        data = graph.to_data()
+        yield from measure_loader(data, graph.train_idx, graph.num_classes, _name(scale), placement, cache,
+                                  batches=60 if on_gpu else 6, topology_placement=topology)  # fmt: skip
+    if on_gpu:
+        yield from measure_python_time(graph.to_data(), graph.train_idx, _name(scale))
+
+
+def startup(scale: float) -> Iterator[Row]:
+    """Seconds to the first batch in fresh processes."""
+    yield from measure_startup(0.1 * scale)
+
+
+def sampling_growth(scale: float) -> Iterator[Row]:
+    """Sampling on graphs of papers100M's size, and as edges, batches, degrees and ids grow."""
+    resolve_device("cuda")
+    yield from measure_papers()
+    yield from measure_growth()
+
+
+def gather_growth(scale: float) -> Iterator[Row]:
+    """Rows in host memory as tables grow to 64 GiB and rows to 8 KiB."""
+    resolve_device("cuda")
+    yield from measure_cold_growth(int((64 << 30) * scale))
+
+
+def labor(scale: float) -> Iterator[Row]:
+    """Bytes fetched, and steps, with LABOR and super-batches."""
+    device = resolve_device(None).type
+    graph = synthetic_graph("products", scale=scale, device=device)
+    train_idx = graph.train_idx.cpu()
+    yield from measure_fetched_bytes(graph.edge_index, graph.num_nodes, graph.num_features, train_idx, _name(scale))
+    if device == "cuda":
+        yield from measure_sampling(graph.edge_index, graph.num_nodes, train_idx, _name(scale))
+        yield from measure_hubs()
+        yield from measure_steps(graph.to("cpu").to_data(), train_idx, graph.num_classes, _name(scale))
+
+
+def accuracy(scale: float) -> Iterator[Row]:
+    """Test accuracy with fewer bytes; of a folder's graph too, where PYG_DIRECT_DATA names one."""
+    kinds: dict[str, dict[str, Any]] = {"uniform, fp32": {}}
+    for name in ("labor", "labor, dependent layers"):
+        kinds[f"{name}, bf16"] = {"dtype": torch.bfloat16, **SAMPLINGS[name]}
+    folder = os.environ.get("PYG_DIRECT_DATA")
+    if folder:
+        yield from measure_accuracy(load_folder(folder), kinds)
+    yield from measure_accuracy(synthetic_graph("products", scale=scale), kinds, epochs=4)
+
+
+def peers(scale: float) -> Iterator[Row]:
+    """Other samplers, tables and loaders on the same graph, those that are installed."""
+    on_gpu = torch.cuda.is_available()
+    graph = synthetic_graph("products", scale=scale, topology_only=True, device="cuda" if on_gpu else "cpu")
+    topology = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
+    del graph
+    name = _name(scale)
+    if on_gpu:
+        yield from measure_samplers_on_gpu(topology, name)
+        yield from measure_tables()
+    yield from measure_samplers_on_cpu(topology, name)
+    yield from measure_loaders(topology, name, workers=(8, 16) if on_gpu else (0, 2), batches=16 if on_gpu else 8)
+
+
+SHORT_CASES: dict[str, Case] = {
+    "memory": memory,
+    "sampling": sampling,
+    "gather": gather,
+    "loader": loader,
+    "startup": startup,
+}
+# Minutes, up to 100 GB of GPU or host memory, or other packages.
+LONG_CASES: dict[str, Case] = {
+    "sampling_growth": sampling_growth,
+    "gather_growth": gather_growth,
+    "labor": labor,
+    "accuracy": accuracy,
+    "peers": peers,
+}
