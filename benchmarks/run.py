@@ -10,6 +10,12 @@ from typing import Annotated
 import torch
 import typer
 
+from pyg_direct.bench.beside import (
+    measure_loaders,
+    measure_samplers_on_cpu,
+    measure_samplers_on_gpu,
+    measure_tables,
+)
 from pyg_direct.bench.gather import measure_cold_rows, measure_hot_rows
 from pyg_direct.bench.loader import measure_loader
 from pyg_direct.bench.memory import measure_host_memory
@@ -17,6 +23,7 @@ from pyg_direct.bench.picture import draw_file
 from pyg_direct.bench.row import Machine, Row, save_rows
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.datasets import synthetic_graph
+from pyg_direct.graph.topology import CSRTopo
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -49,8 +56,23 @@ def memory(scale: float) -> Iterator[Row]:
     yield from measure_host_memory(int(8_000_000 * scale), 256, int(64_000_000 * scale))
 
 
+def peers(scale: float) -> Iterator[Row]:
+    on_gpu = torch.cuda.is_available()
+    graph = synthetic_graph("products", scale=scale, topology_only=True, device="cuda" if on_gpu else "cpu")
+    name = "products" if scale == 1 else f"products x {scale:g}"
+    topology = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
+    del graph
+    if on_gpu:
+        yield from measure_samplers_on_gpu(topology, name)
+        yield from measure_tables()
+    yield from measure_samplers_on_cpu(topology, name)
+    yield from measure_loaders(topology, name, workers=(8, 16) if on_gpu else (0, 2), batches=32 if on_gpu else 8)
+
+
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="memory, sampling, gather, loader; all by default")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="memory, sampling, gather, loader, peers; all by default")
+    ] = None,
     scale: Annotated[float, typer.Option(help="Factor on the nodes and edges of the products-shaped graph.")] = 1.0,
     draw: Annotated[bool, typer.Option(help="Only draw the pictures of the rows that are there.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the rows and pictures.")] = RESULTS,
@@ -69,7 +91,7 @@ def main(
         draw_file(out / f"{name}_{suffix}.json")
 
 
-CASES = {"memory": memory, "sampling": sampling, "gather": gather, "loader": loader}
+CASES = {"memory": memory, "sampling": sampling, "gather": gather, "loader": loader, "peers": peers}
 
 if __name__ == "__main__":
     typer.run(main)
