@@ -66,7 +66,7 @@ def peers(scale: float) -> Iterator[Row]:
         yield from measure_samplers_on_gpu(topology, name)
         yield from measure_tables()
     yield from measure_samplers_on_cpu(topology, name)
-    yield from measure_loaders(topology, name, workers=(8, 16) if on_gpu else (0, 2), batches=32 if on_gpu else 8)
+    yield from measure_loaders(topology, name, workers=(8, 16) if on_gpu else (0, 2), batches=16 if on_gpu else 8)
 
 
 def main(
@@ -83,11 +83,14 @@ def main(
     machine = Machine()
     suffix = "cpu" if machine.gpu == "none" else machine.gpu.split()[-1].lower()
     for name in names or CASES:
-        rows = []
-        for row in CASES[name](scale):
-            print(row, flush=True)
-            rows.append(row)
-        save_rows(out / f"{name}_{suffix}.json", rows, machine)
+        rows: list[Row] = []
+        try:
+            for row in CASES[name](scale):
+                print(row, flush=True)
+                rows.append(row)
+        finally:
+            # What was measured before an error is kept.
+            save_rows(out / f"{name}_{suffix}.json", rows, machine)
         draw_file(out / f"{name}_{suffix}.json")
 
 

@@ -65,7 +65,7 @@ def measure_samplers_on_cpu(topology: CSRTopo, name: str, size: int = 1024) -> I
         for peer, sampler in open_peers(rows, "cpu", FANOUTS, expand_all=False):
             contenders.append(Contender(f"{peer.name}, 1 thread", _run_each(sampler), peer.note))
         contenders.append(Contender(f"{OURS}, 2 threads", run_with(2), "with e_id"))
-        hold_contest(contenders, _seeds(topology.node_count, size))
+        hold_contest(contenders, _seeds(topology.node_count, size), alone=False)
         limit = random_read_rate_of_cpu(1) / 1e6
         yield from rows_of_contest(f"peers/{name}/cpu/{size}", contenders, "M/s", limit,
                                    "random 4-byte reads a second of one thread, one an edge")  # fmt: skip
@@ -75,7 +75,7 @@ def measure_samplers_on_cpu(topology: CSRTopo, name: str, size: int = 1024) -> I
 
 
 def measure_loaders(topology: CSRTopo, name: str, workers: Sequence[int], size: int = 1024,
-                    batches: int = 32) -> Iterator[Row]:  # fmt: skip
+                    batches: int = 16) -> Iterator[Row]:  # fmt: skip
     """Edges a second of `NeighborLoader` without features: ours, and PyG's with each number of workers."""
     rows = rows_of(topology)
     targets = torch.arange(topology.node_count).repeat_interleave(rows.indptr.diff())
@@ -93,26 +93,24 @@ def measure_loaders(topology: CSRTopo, name: str, workers: Sequence[int], size: 
     yield from rows_of_contest(f"peers/{name}/loader/{size}", contenders, "M/s")
 
 
-def measure_tables(num_bytes: int = 2 << 30, widths: Sequence[int] = (128, 100), num_ids: int = 1 << 20
-                   ) -> Iterator[Row]:  # fmt: skip
+def measure_tables(num_bytes: int = 4 << 30, width: int = 128, num_ids: int = 1 << 20) -> Iterator[Row]:
     """Bytes a second of random float32 rows, all of them in GPU memory or all on the host."""
-    for width in widths:
-        table = torch.empty(num_bytes // (4 * width), width)
-        table[:, 0], table[:, 1:] = torch.arange(len(table)), 1.0
-        ids = torch.randint(len(table), (num_ids,), device="cuda")
-        for placement, place, unit, scale in (("cuda", "hot", "TB/s", 1e12), ("unified", "cold", "GB/s", 1e9)):
-            feature = Feature(device_cache_size="100%" if place == "hot" else 0).from_cpu_tensor(table.clone())
-            readers = {OURS: feature.__getitem__, **dict(open_tables(table, placement))}
-            seconds: dict[str, list[float]] = {reader: [] for reader in readers}
-            for window in range(WINDOWS + 1):
-                for reader, read in readers.items():
-                    seconds[reader].append(_time_reads(read, ids, 16 if place == "hot" else 2, check=window == 0))
-            limit = device_copy_rate() / 2 if place == "hot" else pinned_copy_rate()
-            limit_name = "half of a device copy" if place == "hot" else "page-locked copy"
-            for reader, times in seconds.items():
-                rates = [num_ids * width * 4 / s / scale for s in times[1:]]
-                case = f"peers/gather/{4 * width} B/{num_bytes >> 30} GiB {place}"
-                yield Row.of(case, reader, unit, rates, limit / scale, limit_name)
+    table = torch.empty(num_bytes // (4 * width), width)
+    table[:, 0], table[:, 1:] = torch.arange(len(table)), 1.0
+    ids = torch.randint(len(table), (num_ids,), device="cuda")
+    for placement, place, unit, scale in (("cuda", "hot", "TB/s", 1e12), ("unified", "cold", "GB/s", 1e9)):
+        feature = Feature(device_cache_size="100%" if place == "hot" else 0).from_cpu_tensor(table.clone())
+        readers = {OURS: feature.__getitem__, **dict(open_tables(table, placement))}
+        seconds: dict[str, list[float]] = {reader: [] for reader in readers}
+        for window in range(WINDOWS + 1):
+            for reader, read in readers.items():
+                seconds[reader].append(_time_reads(read, ids, 16 if place == "hot" else 2, check=window == 0))
+        limit = device_copy_rate() / 2 if place == "hot" else pinned_copy_rate()
+        limit_name = "half of a device copy" if place == "hot" else "page-locked copy"
+        for reader, times in seconds.items():
+            rates = [num_ids * width * 4 / s / scale for s in times[1:]]
+            case = f"peers/gather/{4 * width} B/{num_bytes >> 30} GiB {place}"
+            yield Row.of(case, reader, unit, rates, limit / scale, limit_name)
 
 
 def rows_of(topology: CSRTopo) -> Rows:

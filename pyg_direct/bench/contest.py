@@ -14,7 +14,7 @@ from pyg_direct.bench.timing import wait_for_gpu
 
 OURS = "pyg_direct"
 WINDOWS = 5
-_WINDOW_SECONDS = 0.25
+_WINDOW_SECONDS = 0.1
 # Draws differ between projects, and with them the nodes met after the first hop, and their edges.
 _SAME_WORK = 0.03
 _SCALES = {"G/s": 1e9, "M/s": 1e6}
@@ -61,8 +61,14 @@ class Contender:
             self.alone.append(time.perf_counter() - begin)
 
 
-def hold_contest(contenders: Sequence[Contender], batches: Sequence[Tensor]) -> None:
-    """Measure all of them; slower ones get fewer batches a window."""
+def hold_contest(contenders: Sequence[Contender], batches: Sequence[Tensor], *, alone: bool = True) -> None:
+    """Measure all of them; slower ones get fewer batches a window.
+
+    Args:
+        contenders: Those to measure.
+        batches: Seeds of each batch; a window takes as many as fit it, at least two.
+        alone: Whether to time batches with nothing before or after them too.
+    """
     counts = []
     for contender in contenders:
         contender.run(batches[:2])
@@ -72,7 +78,8 @@ def hold_contest(contenders: Sequence[Contender], batches: Sequence[Tensor]) -> 
     for _ in range(WINDOWS):
         for contender, count in zip(contenders, counts, strict=True):
             contender.measure(batches[:count])
-            contender.measure_alone(batches[: min(count, 4)])
+            if alone:
+                contender.measure_alone(batches[: min(count, 4)])
 
 
 def rows_of_contest(case: str, contenders: Sequence[Contender], unit: str, limit: float | None = None,

@@ -43,5 +43,5 @@ def test_without_peers_there_is_nothing_to_stand_over():
 def test_other_work_is_refused():
     contenders = [contender("pyg_direct", 5, (1e9,)), contender("other 1.0", 6, (1e9,))]
 
-    with pytest.raises(RuntimeError, match="other 1.0 samples 60 edges a batch, pyg_direct 50"):
+    with pytest.raises(RuntimeError, match=r"other 1\.0 samples 60 edges a batch, pyg_direct 50"):
         list(rows_of_contest("peers/x", contenders, "G/s"))
