@@ -7,6 +7,7 @@ PyG's `NeighborLoader` expands the nodes new in the last hop, that of PyG's old 
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
@@ -74,11 +75,14 @@ def open_peers(
                 warnings.warn(f"{peer.name} is installed and cannot be used: {error}", stacklevel=2)
 
 
-def _open_glt(rows: Rows, placement: str, fanouts: tuple[int, ...]) -> Sampler:
+def _open_glt(rows: Rows, placement: str, fanouts: tuple[int, ...], *, with_edge: bool = True) -> Sampler:
+    if os.environ.get("TORCH_CPP_LOG_LEVEL") != "ERROR":
+        # GLT sets it when it is imported, which is too late for a torch that is loaded already.
+        warnings.warn("GLT is slowed down by torch's warnings; start with TORCH_CPP_LOG_LEVEL=ERROR", stacklevel=2)
     glt = import_module("graphlearn_torch")
     topology = glt.data.Topology((rows.indptr, rows.indices.clone()), rows.edge_ids.clone(), input_layout="CSR")
     graph = glt.data.Graph(topology, {"cuda": "CUDA", "unified": "ZERO_COPY"}[placement], 0)
-    make = functools.partial(glt.sampler.NeighborSampler, graph, list(fanouts), torch.device("cuda:0"), with_edge=True)
+    make = functools.partial(glt.sampler.NeighborSampler, graph, list(fanouts), torch.device("cuda:0"), with_edge)
     # It sizes its hash table by its first batch.
     of_size = functools.cache(lambda num_seeds: make())
 
@@ -156,6 +160,9 @@ def _open_whole_graph(rows: Rows, placement: str, fanouts: tuple[int, ...]) -> S
 _ON_GPU = ("cuda", "unified")
 PEERS = (
     Peer("GLT", ("graphlearn_torch",), "graphlearn-torch", _ON_GPU, False, _open_glt),
+    # It reads the ids of edges where it reads the graph, which costs it most of the time there.
+    Peer("GLT without e_id", ("graphlearn_torch",), "graphlearn-torch", ("unified",), False,
+         functools.partial(_open_glt, with_edge=False), "without e_id"),
     Peer("pyg-lib", ("pyg_lib",), "pyg-lib", ("cpu",), False, _open_pyg_lib, "with e_id, one thread"),
     Peer("torch-sparse", ("torch_sparse",), "torch-sparse", ("cpu",), False, _open_torch_sparse,
          "with e_id, one thread"),
