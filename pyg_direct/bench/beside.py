@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -60,12 +61,18 @@ def measure_samplers_on_cpu(topology: CSRTopo, name: str, size: int = 1024) -> I
 
         return run
 
+    def run_side_by_side(batches: Sequence[Tensor]) -> int:
+        return sum(sample.edge_counts[-1] for sample in pool.map(plan.sample, batches, range(len(batches))))
+
     try:
         contenders = [Contender(f"{OURS}, 1 thread", run_with(1), "with e_id")]
         for peer, sampler in open_peers(rows, "cpu", FANOUTS, expand_all=False):
             contenders.append(Contender(f"{peer.name}, 1 thread", _run_each(sampler), peer.note))
-        contenders.append(Contender(f"{OURS}, 2 threads", run_with(2), "with e_id"))
+        contenders.append(Contender(f"{OURS}, 2 threads on a batch", run_with(2), "with e_id"))
+        pool = ThreadPoolExecutor(2, initializer=set_cpu_threads, initargs=(1,))
+        contenders.append(Contender(f"{OURS}, 2 threads, a batch each", run_side_by_side, "with e_id"))
         hold_contest(contenders, _seeds(topology.node_count, size), alone=False)
+        pool.shutdown()
         limit = random_read_rate_of_cpu(1) / 1e6
         yield from rows_of_contest(f"peers/{name}/cpu/{size}", contenders, "M/s", limit,
                                    "random 4-byte reads a second of one thread, one an edge")  # fmt: skip

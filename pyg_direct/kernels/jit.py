@@ -114,24 +114,34 @@ class CpuKernel:
     def __init__(self, fn: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled: dict[bool, Any] = {}
         _FUNCTIONS.append(fn)
 
     def __call__(self, *args: Any) -> Any:
+        if get_cpu_threads() == 1:
+            # No parallel region, which takes 40 us to enter and leave, and any number of callers at a time.
+            return self._get(False)(*args)
         # One parallel region at a time: Numba's portable thread pool is not re-entrant.
         with _LOCK:
-            if self._compiled is None:
-                self._compiled = self._compile()
-            return self._compiled(*args)
+            return self._get(True)(*args)
 
-    def _compile(self) -> Callable[..., Any]:
+    def _get(self, parallel: bool) -> Any:
+        if parallel not in self._compiled:
+            with _LOCK:
+                if parallel not in self._compiled:
+                    self._compiled[parallel] = self._compile(parallel)
+        return self._compiled[parallel]
+
+    def _compile(self, parallel: bool) -> Callable[..., Any]:
         import numba
 
         _choose_threading_layer()
         _bind(on_gpu=False)
-        previous, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(cache_folder("cpu"))
+        # Numba's cache does not tell the two apart.
+        folder = cache_folder("cpu" if parallel else "cpu_one_thread")
+        previous, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
         try:
-            return numba.njit(self._fn, parallel=True, nogil=True, cache=True, error_model="numpy")
+            return numba.njit(self._fn, parallel=parallel, nogil=True, cache=True, error_model="numpy")
         finally:
             numba.config.CACHE_DIR = previous
 
@@ -152,7 +162,10 @@ def _choose_threading_layer() -> None:
 
 
 def set_cpu_threads(count: int) -> int:
-    """Use `count` threads in CPU kernels from now on; returns the number used before."""
+    """Use `count` threads in CPU kernels that the calling thread runs; returns the number used before.
+
+    Threads of the caller's that take 1 each run kernels at the same time.
+    """
     import numba
 
     _choose_threading_layer()

@@ -127,7 +127,8 @@ import numpy as np
 from pyg_direct.kernels.bitmap import rank_words_cpu as kernel
 ranks = np.full(2, -1, np.int32)
 kernel(np.array([7, 1], np.uint32), ranks, np.zeros(1, np.int64))
-stats = kernel._compiled.stats
+(compiled,) = kernel._compiled.values()
+stats = compiled.stats
 print(ranks.tolist(), sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 
