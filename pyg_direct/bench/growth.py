@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -62,7 +63,7 @@ def measure_times(placed: PlacedTopology, recipe: Recipe, case: str, num_seeds: 
     graph = plan._slots[0].graph
     assert graph is not None
     floor = 1e3 * replay_seconds(graph.num_nodes), f"replay of {graph.num_nodes} empty kernels"
-    on_curve = {"curve": curve, "at": at, "at_name": at_name}
+    on_curve: dict[str, Any] = {"curve": curve, "at": at, "at_name": at_name}
     yield Row.of(case, "time, alone", "ms", [1e3 * t for t in alone], *floor, **on_curve)
     yield Row.of(case, "time, one batch ahead", "ms", [1e3 * t for t in ahead], *floor, **on_curve)
     yield Row.of(case, "edges, sustained", "G/s", [sum(edges) / _BATCHES / t / 1e9 for t in ahead])
@@ -104,13 +105,17 @@ def measure_id_spaces() -> Iterator[Row]:
     num_alive, degree = 10**6, 100
     for num_nodes in _NUM_IDS:
         spread = num_nodes // num_alive
+
+        def draw_seeds(spread: int = spread) -> torch.Tensor:
+            return torch.randint(num_alive, (1024,)) * spread
+
         indptr = torch.arange(num_nodes + 1, device="cuda").add_(spread - 1).div_(spread, rounding_mode="floor")
         indptr.mul_(degree)
         indices = torch.empty(num_alive * degree, dtype=torch.int32, device="cuda").random_(num_alive).mul_(spread)
         placed = PlacedTopology(indptr, indices, indices[:0], "cuda")
         yield from measure_times(placed, Recipe(FANOUTS), f"growth/ids/{num_nodes}", 1024, curve="growth with node ids",
                                  at=num_nodes, at_name="node ids",
-                                 seeds=lambda spread=spread: torch.randint(num_alive, (1024,)) * spread)  # fmt: skip
+                                 seeds=draw_seeds)  # fmt: skip
 
 
 def draw_papers(scale: float) -> CSRTopo:

@@ -33,7 +33,7 @@ def draw_rows(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rows) + 1.4), constrained_layout=True)
     places = range(len(rows), 0, -1)
     errors = [[r["p50"] - r["p20"] for r in rows], [r["p80"] - r["p50"] for r in rows]]
-    ours = ["#9aa5b1" if r["metric"].startswith(("torch", "PyG")) else "#2b6cb0" for r in rows]
+    ours = ["#9aa5b1" if _is_of_others(r) else "#2b6cb0" for r in rows]
     axes.barh(list(places), [r["p50"] for r in rows], xerr=errors, color=ours, height=0.62)
     for place, row in zip(places, rows, strict=True):
         if row["limit"] is not None:
@@ -90,3 +90,9 @@ def _start_drawing() -> Any:
 def _origin(row: dict[str, Any]) -> str:
     machine = row["cpu"] if row["gpu"] == "none" else row["gpu"]
     return f"{machine}, commit {row['commit']}, {row['date']}"
+
+
+def _is_of_others(row: dict[str, Any]) -> bool:
+    if row["case"].startswith("peers/"):
+        return not row["metric"].startswith("pyg_direct")
+    return row["metric"].startswith(("torch", "PyG"))

@@ -11,8 +11,8 @@ import time
 import torch
 from torch import Tensor
 
+from pyg_direct.kernels.cache import cache_folder
 from pyg_direct.kernels.gather import PIECE
-from pyg_direct.kernels.jit import cache_folder
 from pyg_direct.ops.gather import gather_rows, group_bits
 from pyg_direct.runtime.device import abilities
 

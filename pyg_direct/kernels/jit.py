@@ -11,6 +11,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -144,37 +145,47 @@ class CpuKernel:
     def __init__(self, fn: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._compiled: Any = None
+        self._compiled: dict[bool, Any] = {}
         self._known: set[tuple[Any, ...]] = set()
         _FUNCTIONS.append(fn)
 
     def __call__(self, *args: Any) -> Any:
+        kinds = tuple([(a.dtype, a.ndim, a.flags.num) if isinstance(a, np.ndarray) else type(a) for a in args])
+        if get_cpu_threads() == 1:
+            # No parallel region, which takes 40 us to enter and leave, and any number of callers at a time.
+            return self._get(False, kinds, args)(*args)
         # One parallel region at a time: Numba's portable thread pool is not re-entrant.
         with _LOCK:
-            kinds = tuple([(a.dtype, a.ndim, a.flags.num) if isinstance(a, np.ndarray) else type(a) for a in args])
-            if kinds not in self._known:
-                self._prepare(args)
-                self._known.add(kinds)
-            return self._compiled(*args)
+            return self._get(True, kinds, args)(*args)
 
-    def _prepare(self, args: Sequence[Any]) -> None:
+    def _get(self, parallel: bool, kinds: tuple[Any, ...], args: Sequence[Any]) -> Any:
+        if (parallel, kinds) not in self._known:
+            with _LOCK:
+                self._prepare(parallel, args)
+            self._known.add((parallel, kinds))
+        return self._compiled[parallel]
+
+    def _prepare(self, parallel: bool, args: Sequence[Any]) -> None:
         """Compile for the types of these arguments, or read what another process compiled."""
-        # Numba's index of a function is read, added to and written back: by one process at a time.
-        with hold(cache_folder("cpu") / self._fn.__name__):
-            if self._compiled is None:
-                self._compiled = self._compile()
+        # Numba's cache does not tell loops for one thread and for several apart.
+        folder = cache_folder("cpu" if parallel else "cpu_one_thread")
+        # Its index of a function is read, added to and written back: by one process at a time.
+        with hold(folder / self._fn.__name__):
+            if parallel not in self._compiled:
+                self._compiled[parallel] = self._compile(parallel, folder)
             # Without room on the disk, the loop is compiled but not kept.
             with contextlib.suppress(OSError):
-                self._compiled.compile(tuple(map(self._compiled.typeof_pyval, args)))
+                compiled = self._compiled[parallel]
+                compiled.compile(tuple(map(compiled.typeof_pyval, args)))
 
-    def _compile(self) -> Callable[..., Any]:
+    def _compile(self, parallel: bool, folder: Path) -> Callable[..., Any]:
         import numba
 
         _choose_threading_layer()
         _bind(on_gpu=False)
-        previous, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(cache_folder("cpu"))
+        previous, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
         try:
-            return numba.njit(self._fn, parallel=True, nogil=True, cache=True, error_model="numpy")
+            return numba.njit(self._fn, parallel=parallel, nogil=True, cache=True, error_model="numpy")
         finally:
             numba.config.CACHE_DIR = previous
 
@@ -195,7 +206,10 @@ def _choose_threading_layer() -> None:
 
 
 def set_cpu_threads(count: int) -> int:
-    """Use `count` threads in CPU kernels from now on; returns the number used before."""
+    """Use `count` threads in CPU kernels that the calling thread runs; returns the number used before.
+
+    Threads of the caller's that take 1 each run kernels at the same time.
+    """
     import numba
 
     _choose_threading_layer()

@@ -50,6 +50,7 @@ class Abilities(NamedTuple):
     multiprocessors: int
     managed_without_migration: bool
     reads_pageable_memory: bool
+    driver_version: int
 
 
 @functools.cache
@@ -67,6 +68,7 @@ def abilities(index: int) -> Abilities:
         multiprocessors=read("MULTIPROCESSOR_COUNT"),
         managed_without_migration=bool(read("CONCURRENT_MANAGED_ACCESS")),
         reads_pageable_memory=bool(read("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")),
+        driver_version=int(call("cuDriverGetVersion")),
     )
 
 

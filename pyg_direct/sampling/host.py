@@ -5,8 +5,6 @@ Arrays are NumPy's between the loops: torch would wake its own threads for them,
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,28 +19,39 @@ from pyg_direct.sampling.sample import Recipe, Sample, empty_sample
 Hop = tuple[int, np.ndarray, np.ndarray, np.ndarray]
 
 
+class _Scratch:
+    """What a batch needs beside its results, N / 8 bytes each: bitmaps, empty between batches, and ranks."""
+
+    def __init__(self, num_nodes: int) -> None:
+        words = num_words(num_nodes)
+        self.seen, self.fresh = np.zeros(words, np.uint32), np.zeros(words, np.uint32)
+        self.ranks = np.empty(words, np.int32)
+
+
 class CpuPlan:
-    """Samples batches with Numba threads; keeps two bitmaps of N / 8 bytes between batches."""
+    """Samples batches with Numba threads, for as many callers at a time as come."""
 
     def __init__(self, topology: PlacedTopology, recipe: Recipe) -> None:
         self.topology, self.recipe = topology, recipe
-        words = num_words(topology.num_nodes)
-        self._seen, self._fresh = np.zeros(words, np.uint32), np.zeros(words, np.uint32)
-        self._ranks = np.empty(words, np.int32)
-        self._lock = threading.Lock()
+        self._idle = [_Scratch(topology.num_nodes)]
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
         """The batch of `seeds` (checked, int64 `[B]` on the CPU) under `key`."""
         if seeds.numel() == 0:
             return empty_sample(seeds, len(self.recipe.fanouts))
-        with self._lock:
-            return self._sample(seeds, key)
+        try:
+            scratch = self._idle.pop()
+        except IndexError:
+            scratch = _Scratch(self.topology.num_nodes)
+        sample = self._sample(seeds, key, scratch)
+        self._idle.append(scratch)
+        return sample
 
-    def _sample(self, seeds: Tensor, key: int) -> Sample:
+    def _sample(self, seeds: Tensor, key: int, scratch: _Scratch) -> Sample:
         recipe, num_nodes = self.recipe, self.topology.num_nodes
         indptr, indices = self.topology.indptr.numpy(), self.topology.indices.numpy()
         chunks, sums = cpu_chunks(), np.zeros(cpu_chunks(), np.int64)
-        seen, fresh = self._seen, self._fresh
+        seen, fresh = scratch.seen, scratch.fresh
         pieces = [seeds.numpy().astype(indices.dtype)]
         node_counts, edge_counts, hops = [len(pieces[0])], [0], []
         run_cpu(relabel.mark_fresh_cpu, pieces[0], fresh, seen, chunks)
@@ -64,11 +73,11 @@ class CpuPlan:
             begin = 0 if recipe.expand_all else node_counts[-1]
             node_counts.append(node_counts[-1] + len(pieces[-1]))
             edge_counts.append(edge_counts[-1] + len(sources))
-        return self._export(np.concatenate(pieces), hops, node_counts, edge_counts, sums)
+        return self._export(np.concatenate(pieces), hops, node_counts, edge_counts, sums, scratch)
 
     def _export(self, nodes: np.ndarray, hops: list[Hop], node_counts: list[int], edge_counts: list[int],
-                sums: np.ndarray) -> Sample:  # fmt: skip
-        seen, ranks, edge_ids = self._seen, self._ranks, self.topology.edge_ids.numpy()
+                sums: np.ndarray, scratch: _Scratch) -> Sample:  # fmt: skip
+        seen, ranks, edge_ids = scratch.seen, scratch.ranks, self.topology.edge_ids.numpy()
         run_cpu(bitmap.rank_words_cpu, seen, ranks, sums)
         local = np.empty(len(nodes), np.int32)
         run_cpu(relabel.locate_nodes_cpu, nodes, node_counts[0], seen, ranks, local)
