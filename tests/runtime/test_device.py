@@ -126,6 +126,7 @@ def test_a_gpu_tells_its_abilities():
 
     assert got.compute_capability == torch.cuda.get_device_capability(0)
     assert got.multiprocessors == torch.cuda.get_device_properties(0).multi_processor_count
+    assert got.driver_version >= 12000
 
 
 @pytest.mark.gpu
