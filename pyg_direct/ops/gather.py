@@ -92,18 +92,19 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     ids = check_ids("ids", ids, num_rows)
     if (cold is None) != (directory is None):
         raise ArgumentError(f"directory must say which ids are hot where cold is given, got {directory}")
-    cold = hot[:0] if cold is None else cold
-    directory = Directory.empty(ids.device) if directory is None else directory
+    stored_dtype, row = hot.dtype, hot.shape[1:]
+    if directory is None or cold is None:
+        # Nothing is read from a second table.
+        cold, directory = hot, Directory.empty(ids.device)
+    elif cold.dtype != stored_dtype or cold.shape[1:] != row:
+        raise ArgumentError(
+            f"cold must have the row {tuple(row)} of {stored_dtype} of hot, got {tuple(cold.shape[1:])} of {cold.dtype}"
+        )
     if not hot.is_contiguous() or not cold.is_contiguous():
         raise ArgumentError("hot and cold must be contiguous, got a strided tensor")
-    if cold.dtype != hot.dtype or cold.shape[1:] != hot.shape[1:]:
-        raise ArgumentError(
-            f"cold must have the row {tuple(hot.shape[1:])} of {hot.dtype} of hot, got {tuple(cold.shape[1:])} of "
-            f"{cold.dtype}"
-        )
-    dtype = hot.dtype if dtype is None else dtype
-    exponents = _check_widening(hot, dtype, exponents, num_rows, ids.device)
-    shape = (ids.numel(), *hot.shape[1:])
+    dtype = stored_dtype if dtype is None else dtype
+    exponents = _check_widening(stored_dtype, dtype, exponents, num_rows, ids.device)
+    shape = (ids.numel(), *row)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=ids.device)
     elif out.shape != shape or out.dtype != dtype or not out.is_contiguous() or out.device != ids.device:
@@ -117,7 +118,7 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
         if errors is None:
             errors = _unread_errors(ids.device)
         _gather_on_gpu(hot, cold, directory, ids, num_rows, exponents, out, errors, max_blocks)
-    elif dtype != hot.dtype:
+    elif dtype != stored_dtype:
         unit = _UNIT[hot.dtype.itemsize]
         run_cpu(kernels.widen_rows_cpu, _rows_of(hot, unit), _rows_of(cold, unit), *directory, ids, STORED[hot.dtype],
                 exponents, _rows_of(out, torch.uint32))  # fmt: skip
@@ -128,12 +129,16 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     return out
 
 
-def _check_widening(hot: Tensor, dtype: torch.dtype, exponents: Tensor | None, num_rows: int,
+def _check_widening(stored_dtype: torch.dtype, dtype: torch.dtype, exponents: Tensor | None, num_rows: int,
                     device: torch.device) -> Tensor:  # fmt: skip
     """The exponents of the rows, empty where there are none."""
-    if dtype != hot.dtype and (dtype != torch.float32 or hot.dtype not in STORED):
-        raise ArgumentError(f"dtype must be float32 over rows of {_names(STORED)}, or {hot.dtype} as hot, got {dtype}")
-    if dtype == hot.dtype or hot.dtype != torch.float8_e4m3fn:
+    if dtype == stored_dtype:
+        return _no_exponents(device)
+    if dtype != torch.float32 or stored_dtype not in STORED:
+        raise ArgumentError(
+            f"dtype must be float32 over rows of {_names(STORED)}, or {stored_dtype} as hot, got {dtype}"
+        )
+    if stored_dtype != torch.float8_e4m3fn:
         return _no_exponents(device)
     if (exponents is None or exponents.shape != (num_rows,) or exponents.dtype != torch.uint8
             or exponents.device != device or not exponents.is_contiguous()):  # fmt: skip
@@ -191,11 +196,14 @@ def _flat(tensor: Tensor, unit: torch.dtype) -> Tensor:
 def _gather_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor, num_rows: int, exponents: Tensor,
                    out: Tensor, errors: Tensor, max_blocks: int | None) -> None:  # fmt: skip
     """Choose the shape of the grid: items for short rows, whole stores for GPU memory, whole reads for the link."""
-    source_bytes, row_bytes, address = _row_bytes(hot), _row_bytes(out), out.data_ptr()
-    alignment = hot.data_ptr() | cold.data_ptr()
-    if out.dtype != hot.dtype:
-        kind, is_short = STORED[hot.dtype], row_bytes < _SHORTEST_WIDE_ROW
-        is_odd = row_bytes % kernels.PIECE or alignment % (4 * hot.dtype.itemsize)
+    stored_dtype, dtype = hot.dtype, out.dtype
+    row_bytes, address = out.numel() // ids.numel() * dtype.itemsize, out.data_ptr()
+    source_bytes = row_bytes // dtype.itemsize * stored_dtype.itemsize
+    hot_address, cold_address = hot.data_ptr(), cold.data_ptr()
+    alignment = hot_address | cold_address
+    if dtype != stored_dtype:
+        kind, is_short = STORED[stored_dtype], row_bytes < _SHORTEST_WIDE_ROW
+        is_odd = bool(row_bytes % kernels.PIECE or alignment % (4 * stored_dtype.itemsize))
     else:
         alignment |= row_bytes | address
         kind = kernels.BYTES if alignment % 4 else kernels.WORDS if alignment % 16 else kernels.ALIGNED
@@ -206,15 +214,15 @@ def _gather_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor,
         _gather_items_on_gpu(hot, cold, directory, ids, num_rows, exponents, out, errors, most_blocks)
         return
     # A grid with a cap reads the link, as one of two tables mostly does.
-    if max_blocks is not None or cold.numel() > 0 or address % kernels.PIECE != 0:
+    if max_blocks is not None or directory.bits.numel() > 0 or address % kernels.PIECE != 0:
         lane_bits = group_bits(row_bytes)
         grid = min(most_blocks, -(-(ids.numel() << lane_bits) // (kernels.ROWS * THREADS)))
-        run_gpu(kernels.gather_groups_gpu, grid, hot.data_ptr(), cold.data_ptr(), *directory, ids, num_rows,
+        run_gpu(kernels.gather_groups_gpu, grid, hot_address, cold_address, *directory, ids, num_rows,
                 source_bytes, row_bytes, lane_bits, kind, exponents, address, errors)  # fmt: skip
         return
     kernel, pieces = (kernels.gather_odd_pieces_gpu, 1) if is_odd else (kernels.gather_pieces_gpu, 2)
     grid = -(-ids.numel() * row_bytes // (pieces * kernels.PIECE * THREADS))
-    run_gpu(kernel, grid, hot.data_ptr(), ids, num_rows, source_bytes, row_bytes, kind, exponents, address, errors)
+    run_gpu(kernel, grid, hot_address, ids, num_rows, source_bytes, row_bytes, kind, exponents, address, errors)
 
 
 def group_bits(row_bytes: int) -> int:
