@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -25,6 +25,9 @@ _UNIT = {1: torch.uint8, 2: torch.int16}
 # A piece of the output meets at most two rows, or three of bytes: shorter rows are read item by item.
 _SHORTEST_ROW = {kernels.ALIGNED: 16, kernels.WORDS: 16, kernels.BYTES: 8}
 _SHORTEST_WIDE_ROW = 12
+
+
+Gather = Callable[[Tensor, Tensor], None]
 
 
 class Directory(NamedTuple):
@@ -92,19 +95,18 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     ids = check_ids("ids", ids, num_rows)
     if (cold is None) != (directory is None):
         raise ArgumentError(f"directory must say which ids are hot where cold is given, got {directory}")
-    stored_dtype, row = hot.dtype, hot.shape[1:]
-    if directory is None or cold is None:
-        # Nothing is read from a second table.
-        cold, directory = hot, Directory.empty(ids.device)
-    elif cold.dtype != stored_dtype or cold.shape[1:] != row:
-        raise ArgumentError(
-            f"cold must have the row {tuple(row)} of {stored_dtype} of hot, got {tuple(cold.shape[1:])} of {cold.dtype}"
-        )
+    cold = hot[:0] if cold is None else cold
+    directory = Directory.empty(ids.device) if directory is None else directory
     if not hot.is_contiguous() or not cold.is_contiguous():
         raise ArgumentError("hot and cold must be contiguous, got a strided tensor")
-    dtype = stored_dtype if dtype is None else dtype
-    exponents = _check_widening(stored_dtype, dtype, exponents, num_rows, ids.device)
-    shape = (ids.numel(), *row)
+    if cold.dtype != hot.dtype or cold.shape[1:] != hot.shape[1:]:
+        raise ArgumentError(
+            f"cold must have the row {tuple(hot.shape[1:])} of {hot.dtype} of hot, got {tuple(cold.shape[1:])} of "
+            f"{cold.dtype}"
+        )
+    dtype = hot.dtype if dtype is None else dtype
+    exponents = check_widening(hot, dtype, exponents, num_rows, ids.device)
+    shape = (ids.numel(), *hot.shape[1:])
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=ids.device)
     elif out.shape != shape or out.dtype != dtype or not out.is_contiguous() or out.device != ids.device:
@@ -117,8 +119,8 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     if runs_on_gpu(ids):
         if errors is None:
             errors = _unread_errors(ids.device)
-        _gather_on_gpu(hot, cold, directory, ids, num_rows, exponents, out, errors, max_blocks)
-    elif dtype != stored_dtype:
+        choose_gather(hot, cold, directory, dtype, exponents, errors, max_blocks, out.data_ptr())(ids, out)
+    elif dtype != hot.dtype:
         unit = _UNIT[hot.dtype.itemsize]
         run_cpu(kernels.widen_rows_cpu, _rows_of(hot, unit), _rows_of(cold, unit), *directory, ids, STORED[hot.dtype],
                 exponents, _rows_of(out, torch.uint32))  # fmt: skip
@@ -129,16 +131,12 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     return out
 
 
-def _check_widening(stored_dtype: torch.dtype, dtype: torch.dtype, exponents: Tensor | None, num_rows: int,
+def check_widening(hot: Tensor, dtype: torch.dtype, exponents: Tensor | None, num_rows: int,
                     device: torch.device) -> Tensor:  # fmt: skip
     """The exponents of the rows, empty where there are none."""
-    if dtype == stored_dtype:
-        return _no_exponents(device)
-    if dtype != torch.float32 or stored_dtype not in STORED:
-        raise ArgumentError(
-            f"dtype must be float32 over rows of {_names(STORED)}, or {stored_dtype} as hot, got {dtype}"
-        )
-    if stored_dtype != torch.float8_e4m3fn:
+    if dtype != hot.dtype and (dtype != torch.float32 or hot.dtype not in STORED):
+        raise ArgumentError(f"dtype must be float32 over rows of {_names(STORED)}, or {hot.dtype} as hot, got {dtype}")
+    if dtype == hot.dtype or hot.dtype != torch.float8_e4m3fn:
         return _no_exponents(device)
     if (exponents is None or exponents.shape != (num_rows,) or exponents.dtype != torch.uint8
             or exponents.device != device or not exponents.is_contiguous()):  # fmt: skip
@@ -193,17 +191,24 @@ def _flat(tensor: Tensor, unit: torch.dtype) -> Tensor:
     return flat.view(torch.uint8).view(unit)
 
 
-def _gather_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor, num_rows: int, exponents: Tensor,
-                   out: Tensor, errors: Tensor, max_blocks: int | None) -> None:  # fmt: skip
-    """Choose the shape of the grid: items for short rows, whole stores for GPU memory, whole reads for the link."""
-    stored_dtype, dtype = hot.dtype, out.dtype
-    row_bytes, address = out.numel() // ids.numel() * dtype.itemsize, out.data_ptr()
-    source_bytes = row_bytes // dtype.itemsize * stored_dtype.itemsize
-    hot_address, cold_address = hot.data_ptr(), cold.data_ptr()
-    alignment = hot_address | cold_address
-    if dtype != stored_dtype:
-        kind, is_short = STORED[stored_dtype], row_bytes < _SHORTEST_WIDE_ROW
-        is_odd = bool(row_bytes % kernels.PIECE or alignment % (4 * stored_dtype.itemsize))
+def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None, dtype: torch.dtype,
+                  exponents: Tensor | None, errors: Tensor, max_blocks: int | None, address: int = 0
+                  ) -> Gather:  # fmt: skip
+    """The read of rows of these tables on a GPU as (ids, out) -> None, with all that depends on the tables settled.
+
+    It chooses the shape of the grid: items for short rows, whole stores for GPU memory, whole reads for the link.
+    Nothing is checked, and the tables must stay where they are. `address` is that of the output; 0 stands for any that
+    torch allocates.
+    """
+    cold = hot[:0] if cold is None else cold
+    directory = Directory.empty(hot.device) if directory is None else directory
+    exponents = _no_exponents(hot.device) if exponents is None else exponents
+    num_rows = max(hot.shape[0], cold.shape[0])
+    source_bytes, row_bytes = _row_bytes(hot), math.prod(hot.shape[1:]) * dtype.itemsize
+    alignment = hot.data_ptr() | cold.data_ptr()
+    if dtype != hot.dtype:
+        kind, is_short = STORED[hot.dtype], row_bytes < _SHORTEST_WIDE_ROW
+        is_odd = row_bytes % kernels.PIECE or alignment % (4 * hot.dtype.itemsize)
     else:
         alignment |= row_bytes | address
         kind = kernels.BYTES if alignment % 4 else kernels.WORDS if alignment % 16 else kernels.ALIGNED
@@ -211,18 +216,27 @@ def _gather_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor,
         is_odd = kind == kernels.BYTES
     most_blocks = (3 if SIMULATED else 2**31 - 1) if max_blocks is None else max_blocks
     if SIMULATED or is_short:
-        _gather_items_on_gpu(hot, cold, directory, ids, num_rows, exponents, out, errors, most_blocks)
-        return
+        return _choose_items(hot, cold, directory, dtype, num_rows, exponents, errors, most_blocks, address)
+    tables = hot, cold
+    hot_address, cold_address = hot.data_ptr(), cold.data_ptr()
     # A grid with a cap reads the link, as one of two tables mostly does.
-    if max_blocks is not None or directory.bits.numel() > 0 or address % kernels.PIECE != 0:
+    if max_blocks is not None or cold.numel() > 0 or address % kernels.PIECE != 0:
         lane_bits = group_bits(row_bytes)
-        grid = min(most_blocks, -(-(ids.numel() << lane_bits) // (kernels.ROWS * THREADS)))
-        run_gpu(kernels.gather_groups_gpu, grid, hot_address, cold_address, *directory, ids, num_rows,
-                source_bytes, row_bytes, lane_bits, kind, exponents, address, errors)  # fmt: skip
-        return
+
+        def read_groups(ids: Tensor, out: Tensor, keep: tuple[Tensor, Tensor] = tables) -> None:
+            grid = min(most_blocks, -(-(ids.shape[0] << lane_bits) // (kernels.ROWS * THREADS)))
+            run_gpu(kernels.gather_groups_gpu, grid, hot_address, cold_address, *directory, ids, num_rows,
+                    source_bytes, row_bytes, lane_bits, kind, exponents, out.data_ptr(), errors)  # fmt: skip
+
+        return read_groups
     kernel, pieces = (kernels.gather_odd_pieces_gpu, 1) if is_odd else (kernels.gather_pieces_gpu, 2)
-    grid = -(-ids.numel() * row_bytes // (pieces * kernels.PIECE * THREADS))
-    run_gpu(kernel, grid, hot_address, ids, num_rows, source_bytes, row_bytes, kind, exponents, address, errors)
+
+    def read_pieces(ids: Tensor, out: Tensor, keep: tuple[Tensor, Tensor] = tables) -> None:
+        grid = -(-ids.shape[0] * row_bytes // (pieces * kernels.PIECE * THREADS))
+        run_gpu(kernel, grid, hot_address, ids, num_rows, source_bytes, row_bytes, kind, exponents, out.data_ptr(),
+                errors)  # fmt: skip
+
+    return read_pieces
 
 
 def group_bits(row_bytes: int) -> int:
@@ -230,17 +244,23 @@ def group_bits(row_bytes: int) -> int:
     return min(5, (-(-row_bytes // kernels.PIECE) - 1).bit_length())
 
 
-def _gather_items_on_gpu(hot: Tensor, cold: Tensor, directory: Directory, ids: Tensor, num_rows: int,
-                         exponents: Tensor, out: Tensor, errors: Tensor, most_blocks: int) -> None:  # fmt: skip
-    if out.dtype == hot.dtype:
-        unit = target_unit = _widest_unit(hot, cold, out, (torch.uint32, torch.int16, torch.uint8))
+def _choose_items(hot: Tensor, cold: Tensor, directory: Directory, dtype: torch.dtype, num_rows: int,
+                  exponents: Tensor, errors: Tensor, most_blocks: int, address: int) -> Gather:  # fmt: skip
+    row_bytes = math.prod(hot.shape[1:]) * dtype.itemsize
+    if dtype == hot.dtype:
+        alignment = row_bytes | hot.data_ptr() | cold.data_ptr() | address
+        unit = target_unit = next(u for u in (torch.uint32, torch.int16, torch.uint8) if alignment % u.itemsize == 0)
         widening: tuple[int | Tensor, ...] = ()
         kernel = kernels.gather_items_gpu
     else:
         unit, target_unit = _UNIT[hot.dtype.itemsize], torch.uint32
         widening = STORED[hot.dtype], exponents
         kernel = kernels.widen_items_gpu
-    target = _flat(out, target_unit)
-    grid = min(most_blocks, -(-target.numel() // THREADS))
-    run_gpu(kernel, grid, _flat(hot, unit), _flat(cold, unit), *directory,
-            ids, num_rows, _row_bytes(out) // target_unit.itemsize, *widening, target, errors)  # fmt: skip
+    width, tables = row_bytes // target_unit.itemsize, (_flat(hot, unit), _flat(cold, unit))
+
+    def read_items(ids: Tensor, out: Tensor) -> None:
+        target = out.view(target_unit) if dtype.itemsize == target_unit.itemsize else _flat(out, target_unit)
+        grid = min(most_blocks, -(-ids.shape[0] * width // THREADS))
+        run_gpu(kernel, grid, *tables, *directory, ids, num_rows, width, *widening, target.view(-1), errors)
+
+    return read_items

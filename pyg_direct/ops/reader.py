@@ -1,11 +1,11 @@
-"""Rows of one table for batch after batch: what `gather_rows` checks anew at each call is checked once."""
+"""Rows of one table for batch after batch: what `gather_rows` works out anew at each call is worked out once."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from pyg_direct.ops.gather import Directory, _check_widening, _gather_on_gpu
+from pyg_direct.ops.gather import Directory, check_widening, choose_gather
 
 
 class RowReader:
@@ -22,16 +22,13 @@ class RowReader:
                  exponents: Tensor | None = None) -> None:  # fmt: skip
         self._shape, self._device = hot.shape[1:], hot.device
         self._dtype = hot.dtype if dtype is None else dtype
-        self._num_rows = hot.shape[0] if cold is None else cold.shape[0]
-        self._exponents = _check_widening(hot, self._dtype, exponents, self._num_rows, hot.device)
-        self._hot, self._cold = hot, hot[:0] if cold is None else cold
-        self._directory = Directory.empty(hot.device) if directory is None else directory
-        self._errors, self._max_blocks = errors, max_blocks
+        num_rows = hot.shape[0] if cold is None else cold.shape[0]
+        exponents = check_widening(hot, self._dtype, exponents, num_rows, hot.device)
+        self._gather = choose_gather(hot, cold, directory, self._dtype, exponents, errors, max_blocks)
 
     def read(self, ids: Tensor) -> Tensor:
         """Rows `[n, ...]` of `ids`, int64 `[n]`, contiguous and on the GPU."""
         out = torch.empty((ids.shape[0], *self._shape), dtype=self._dtype, device=self._device)
         if out.numel() > 0:
-            _gather_on_gpu(self._hot, self._cold, self._directory, ids, self._num_rows, self._exponents, out,
-                           self._errors, self._max_blocks)  # fmt: skip
+            self._gather(ids, out)
         return out
