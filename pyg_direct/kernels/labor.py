@@ -5,9 +5,9 @@ Every source has one key a hop, whichever row lists it, and a row picks the k of
 (of equal keys, as parallel edges have, the first in the list). Rows that list the same nodes so pick the same ones.
 Picks stand in the order of the list.
 
-On the GPU a team of lanes reads a row once and keeps, in order, the keys below a bound that a few more than k keys are
-expected to lie under; with too few it doubles the bound. Long rows are read by a whole block, and rows whose keys a
-bound cannot part, as many parallel edges have equal ones, are settled digit by digit of the keys.
+On the GPU a team of lanes reads a row once and keeps the keys below a bound that a few more than k keys are expected
+to lie under; with too few it doubles the bound. Long rows are read by a whole block, and rows whose keys a bound
+cannot part, as many parallel edges have equal ones, are settled digit by digit of the keys.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ LONG_ROW = 24 if SIMULATED else 2048
 # A digit has one bin a thread at most.
 DIGIT_BITS = 2 if SIMULATED else 8
 BINS = 1 << DIGIT_BITS
-_LARGEST = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @body
@@ -68,7 +67,7 @@ def bound_for(expected, degree):
     """The bound below which `expected` of `degree` keys are expected."""
     share = expected / degree
     if share >= 1.0:
-        return _LARGEST
+        return np.uint64(0xFFFFFFFFFFFFFFFF)
     return np.uint64(share * 18446744073709551616.0)
 
 
@@ -92,7 +91,7 @@ def sink_key(heap, size, key):
 @body
 def find_largest_pick(keys, degree, fanout, heap):
     """(largest key of the `fanout` smallest, how many of these have just that key)."""
-    heap[:fanout] = _LARGEST
+    heap[:fanout] = np.uint64(0xFFFFFFFFFFFFFFFF)
     for e in range(degree):
         if keys[e] < heap[0]:
             sink_key(heap, fanout, keys[e])
@@ -153,88 +152,60 @@ def read_source(indices, pairs, position, shift):
 
 
 @body
-def count_team(flag, is_block, shared):
-    """(number of flags of lower threads of the team, of all its threads); every thread of it must call it."""
-    if SIMULATED or is_block:
-        # In long rows few keys pass.
-        if cuda.syncthreads_or(flag) == 0:
-            return np.int64(0), np.int64(0)
-        return scan_block(np.int64(flag), shared)
-    else:
-        flags = cuda.ballot_sync(0xFFFFFFFF, flag)
-        below = np.uint32((np.uint32(1) << np.uint32(cuda.threadIdx.x & 31)) - np.uint32(1))
-        return np.int64(cuda.popc(np.uint32(flags) & below)), np.int64(cuda.popc(np.uint32(flags)))
+def collect_keys(row_key, indices, pairs, start, shift, degree, bound, lane, lanes, is_block, team, capacity, keys,
+                 picks, counts):  # fmt: skip
+    """How many keys of a row are at most `bound`; the first `capacity` found are left in the team's part."""
+    base = team * CANDIDATES
+    sync_team(is_block)
+    if lane == 0:
+        counts[team] = 0
+    sync_team(is_block)
+    for e in range(lane, degree, lanes):
+        key = source_key(row_key, read_source(indices, pairs, start + e, shift))
+        if key <= bound:
+            at = cuda.atomic.add(counts, team, 1)
+            if at < capacity:
+                keys[base + at] = key
+                picks[base + at] = e
+    sync_team(is_block)
+    return counts[team]
 
 
 @body
-def key_at(row_key, indices, pairs, start, shift, degree, e):
-    """Key of neighbor `e` of a row; the largest one past its end."""
-    if e >= degree:
-        return _LARGEST
-    return source_key(row_key, read_source(indices, pairs, start + e, shift))
-
-
-@body
-def keep_key(key, e, degree, bound, count, is_block, base, capacity, keys, picks, shared):
-    """Put the key of `e` behind the `count` kept so far if it is at most `bound`; returns their number after it."""
-    passes = 1 if e < degree and key <= bound else 0
-    before, total = count_team(passes, is_block, shared)
-    at = count + before
-    if passes and at < capacity:
-        keys[base + at] = key
-        picks[base + at] = e
-    return count + total
-
-
-@body
-def collect_keys(row_key, indices, pairs, start, shift, degree, fanout, lane, lanes, is_block, base, capacity, keys,
-                 picks, shared):  # fmt: skip
-    """Keep the smallest keys of a row: their number, `fanout` to `capacity`, or 0 when no bound leaves so many."""
+def collect_candidates(row_key, indices, pairs, start, shift, degree, fanout, lane, lanes, is_block, team, capacity,
+                       keys, picks, counts):  # fmt: skip
+    """Number of collected keys, `fanout` to `capacity`; 0 when no bound leaves so many."""
     expected = expect_candidates(fanout)
     while expected <= capacity:
-        bound = bound_for(expected, degree)
-        sync_team(is_block)
-        count, e = np.int64(0), np.int64(lane)
-        while e - lane < degree:
-            # Two at once, so that their reads are on their way together.
-            key = key_at(row_key, indices, pairs, start, shift, degree, e)
-            key_2 = key_at(row_key, indices, pairs, start, shift, degree, e + lanes)
-            count = keep_key(key, e, degree, bound, count, is_block, base, capacity, keys, picks, shared)
-            count = keep_key(key_2, e + lanes, degree, bound, count, is_block, base, capacity, keys, picks, shared)
-            e += 2 * lanes
-        sync_team(is_block)
+        count = collect_keys(row_key, indices, pairs, start, shift, degree, bound_for(expected, degree), lane, lanes,
+                             is_block, team, capacity, keys, picks, counts)  # fmt: skip
         if count >= fanout:
-            return count if count <= capacity else np.int64(0)
+            return count if count <= capacity else 0
         expected *= 2.0
-    return np.int64(0)
+    return 0
 
 
 @body
-def rank_key(keys, base, size, c):
-    """How many of the kept keys come before key `c`."""
-    key, rank = keys[base + c], np.int32(0)
-    for other in range(np.int32(size)):
-        if keys[base + other] < key or (keys[base + other] == key and other < c):
-            rank += np.int32(1)
-    return rank
+def choose_candidates(count, fanout, lane, lanes, is_block, team, keys, picks, chosen):
+    """Mark the `fanout` smallest of the collected keys."""
+    base = team * CANDIDATES
+    for c in range(base + lane, base + count, lanes):
+        key, pick, rank = keys[c], picks[c], 0
+        for other in range(base, base + count):
+            if keys[other] < key or (keys[other] == key and picks[other] < pick):
+                rank += 1
+        chosen[c] = 1 if rank < fanout else 0
+    sync_team(is_block)
 
 
 @body
-def pick_by_bound(row_key, indices, edge_ids, pairs, start, shift, degree, fanout, lane, lanes, is_block, base, room,
-                  keys, picks, shared, at, target, capacity, sources, ids, targets, fresh, touched):  # fmt: skip
-    """Write the picks of a row as the edges from `at` on; False when no bound parts its keys."""
-    size = collect_keys(row_key, indices, pairs, start, shift, degree, fanout, lane, lanes, is_block, base, room, keys,
-                        picks, shared)  # fmt: skip
-    c = np.int64(lane)
-    while c - lane < size:
-        is_chosen = 1 if c < size and rank_key(keys, base, size, c) < fanout else 0
-        before, total = count_team(is_chosen, is_block, shared)
-        if is_chosen and at + before < capacity:
-            source, own_id = read_edge(indices, edge_ids, pairs, start + picks[base + c], shift)
-            store_edge(at + before, source, own_id, target, sources, ids, targets, fresh, touched)
-        at += total
-        c += lanes
-    return size > 0
+def place_candidate(c, count, team, picks, chosen):
+    """Slot of the chosen candidate `c` in its row: the order of the list."""
+    base, slot = team * CANDIDATES, 0
+    for other in range(base, base + count):
+        if chosen[other] and picks[other] < picks[c]:
+            slot += 1
+    return slot
 
 
 @body
@@ -274,6 +245,8 @@ def pick_labor_gpu(state, indptr, starts, indices, edge_ids, pairs, nodes, block
     offsets = cuda.shared.array(THREADS, np.int64)
     keys = cuda.shared.array(BLOCK_CANDIDATES, np.uint64)
     picks = cuda.shared.array(BLOCK_CANDIDATES, np.int32)
+    chosen = cuda.shared.array(BLOCK_CANDIDATES, np.uint8)
+    counts = cuda.shared.array(TEAMS, np.int32)
     taken = cuda.shared.array(TEAMS, np.int32)
     # [0] next row that a team takes, [1] rows left to the block.
     queue = cuda.shared.array(2, np.int32)
@@ -316,22 +289,34 @@ def pick_labor_gpu(state, indptr, starts, indices, edge_ids, pairs, nodes, block
                         source, own_id = read_edge(indices, edge_ids, pairs, start + e, shift)
                         store_edge(at + e, source, own_id, target, sources, ids, targets, fresh, touched)
             elif fanout > 0:
-                is_done = False
+                size = 0
                 if degree <= LONG_ROW:
-                    is_done = pick_by_bound(row_key, indices, edge_ids, pairs, start, shift, degree, fanout, lane,
-                                            LANES, False, team * CANDIDATES, CANDIDATES, keys, picks, shared, at,
-                                            target, capacity, sources, ids, targets, fresh, touched)  # fmt: skip
-                if not is_done and lane == 0:
+                    size = collect_candidates(row_key, indices, pairs, start, shift, degree, fanout, lane, LANES, False,
+                                              team, CANDIDATES, keys, picks, counts)  # fmt: skip
+                if size > 0:
+                    choose_candidates(size, fanout, lane, LANES, False, team, keys, picks, chosen)
+                    for c in range(team * CANDIDATES + lane, team * CANDIDATES + size, LANES):
+                        slot = place_candidate(c, size, team, picks, chosen)
+                        if chosen[c] and at + slot < capacity:
+                            source, own_id = read_edge(indices, edge_ids, pairs, start + picks[c], shift)
+                            store_edge(at + slot, source, own_id, target, sources, ids, targets, fresh, touched)
+                elif lane == 0:
                     left_rows[cuda.atomic.add(queue, 1, 1)] = row
         cuda.syncthreads()
         for left in range(queue[1]):
             row = np.int64(left_rows[left])
             start, shift, degree = row_starts[row], shifts[row], degrees[row]
             at, target = edge + offsets[row], begin + tile + row
-            is_done = pick_by_bound(row_key, indices, edge_ids, pairs, start, shift, degree, fanout, tid, THREADS, True,
-                                    0, BLOCK_CANDIDATES, keys, picks, shared, at, target, capacity, sources, ids,
-                                    targets, fresh, touched)  # fmt: skip
-            if not is_done:
+            size = collect_candidates(row_key, indices, pairs, start, shift, degree, fanout, tid, THREADS, True, 0,
+                                      BLOCK_CANDIDATES, keys, picks, counts)  # fmt: skip
+            if size > 0:
+                choose_candidates(size, fanout, tid, THREADS, True, 0, keys, picks, chosen)
+                for c in range(tid, size, THREADS):
+                    slot = place_candidate(c, size, 0, picks, chosen)
+                    if chosen[c] and at + slot < capacity:
+                        source, own_id = read_edge(indices, edge_ids, pairs, start + picks[c], shift)
+                        store_edge(at + slot, source, own_id, target, sources, ids, targets, fresh, touched)
+            else:
                 largest, equal = find_largest_by_digits(row_key, indices, pairs, start, shift, degree, fanout, bins,
                                                         found, shared)  # fmt: skip
                 # Smaller keys in the low half of a word and equal ones in the high half, counted by one scan.
