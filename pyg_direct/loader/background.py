@@ -1,103 +1,132 @@
-"""Items made ahead by one thread, for training on the CPU: the loops that make a batch let Python run meanwhile."""
+"""Batches made ahead by threads, for training on the CPU: the loops that make a batch let Python run meanwhile."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from queue import Empty, Full, Queue
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from pyg_direct.errors import ForkedProcessError
 from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
 
-# Held while an item is made. A fork waits for it, so that no child inherits a lock of a thread it does not have, nor
-# a Numba that stands in the middle of a loop.
-_BUSY = threading.RLock()
+Work = tuple[int, Any]
+
+
+class _Gate:
+    """Lets a process fork only while no thread makes a batch, so that no child inherits a lock of a thread it does
+    not have, nor a Numba that stands in the middle of a loop.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside: set[int] = set()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._inside.add(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._inside.discard(threading.get_ident())
+            self._changed.notify_all()
+
+    def before_fork(self) -> None:
+        self._changed.acquire()
+        while self._inside - {threading.get_ident()}:
+            self._changed.wait()
+
+    def after_fork(self) -> None:
+        self._changed.release()
+
+
+_GATE = _Gate()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_BUSY.acquire, after_in_parent=_BUSY.release, after_in_child=_BUSY.release)
-# A thread looks so often, in seconds, whether anybody still waits for what it made.
-_PATIENCE = 0.1
-_END = object()
+    os.register_at_fork(before=_GATE.before_fork, after_in_parent=_GATE.after_fork, after_in_child=_GATE.after_fork)
 
 
 class Background:
-    """Iterates over `source`, made in a thread that stays at most `depth` items ahead.
+    """Iterates over batches that threads make, `ahead` of the one that was given out last.
 
-    Items come in order; an exception of the source is raised at its turn. The thread starts with the first item and
-    ends with the last one, at `close()`, when this object is dropped, or when the program ends.
+    Batches come in order; an exception is raised at the turn of its batch. One thread makes a batch with all the cores
+    that its user has; several make one each, with their share of the cores, which keeps more of them busy: the loops
+    of a batch are short. The threads end with the last batch, at `close()`, when this object is dropped, or when the
+    program ends.
 
     Args:
-        source: Used by the thread alone from the first item on.
-        depth: Items made ahead, at least 1.
+        work: (number, what it is made from) of the batches, in order; read by whoever asks for batches.
+        make: Makes a batch: (number, what it is made from) -> batch; called in the threads.
+        ahead: Batches made ahead, at least 1.
+        num_threads: Threads that make them; None for one a batch.
     """
 
-    def __init__(self, source: Iterator[Any], depth: int) -> None:
-        self._source = source
-        # One more is in the hands of the thread.
-        self._items: Queue[tuple[Any, BaseException | None]] = Queue(maxsize=depth)
-        self._stop = threading.Event()
+    def __init__(self, work: Iterator[Work], make: Callable[[int, Any], Any], ahead: int,
+                 num_threads: int | None = None) -> None:  # fmt: skip
+        self._work, self._make, self._ahead = work, make, ahead
+        self._num_threads = ahead if num_threads is None else num_threads
+        self._batches: deque[Future[Any]] = deque()
         self._process = os.getpid()
-        self._thread: threading.Thread | None = None
-        self._end = weakref.finalize(self, _end_thread, self._stop, self._items)
+        self._pool: ThreadPoolExecutor | None = None
+        self._is_closed = False
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> tuple[int, Any]:
         if self._process != os.getpid():
             raise ForkedProcessError(
-                f"an iterator of process {self._process} was used in its forked child {os.getpid()}, where its thread "
-                "does not run; call iter() on the loader there"
+                f"an iterator of process {self._process} was used in its forked child {os.getpid()}, where its threads "
+                "do not run; call iter() on the loader there"
             )
-        if self._stop.is_set():
+        if self._is_closed:
             raise StopIteration
-        if self._thread is None:
-            # Numba's number of threads belongs to the thread that set it.
-            args = self._source, self._items, self._stop, get_cpu_threads()
-            self._thread = threading.Thread(target=_make_ahead, args=args, name="pyg_direct", daemon=True)
-            self._thread.start()
-        item, error = self._items.get()
-        if error is not None or item is _END:
+        try:
+            self._start(1)
+            if not self._batches:
+                raise StopIteration
+            # One more while this one is waited for: then as many are ahead of it when it is there.
+            self._start(self._ahead + 1)
+            made: tuple[int, Any] = self._batches.popleft().result()
+            return made
+        except BaseException:
             self.close()
-            raise StopIteration if error is None else error
-        return item
+            raise
+
+    def _start(self, count: int) -> None:
+        """Let batches be made until `count` are."""
+        while len(self._batches) < count:
+            try:
+                item = next(self._work, None)
+            except Exception as error:
+                # The batches before it are still handed over.
+                self._work = iter(())
+                failed: Future[Any] = Future()
+                failed.set_exception(error)
+                self._batches.append(failed)
+                return
+            if item is None:
+                return
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._num_threads, "pyg_direct")
+                # Pending batches are dropped with their iterator; running ones end by themselves.
+                weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+                # Numba's number of threads belongs to the thread that set it.
+                self._num_cores = max(1, get_cpu_threads() // self._num_threads)
+            self._batches.append(self._pool.submit(_make, self._make, self._num_cores, *item))
 
     def close(self) -> None:
-        """End the thread and forget what was made ahead."""
-        self._end()
-        if self._thread is not None and self._process == os.getpid():
-            self._thread.join()
-            # What the thread put last, while it was being told.
-            _end_thread(self._stop, self._items)
-        self._thread, self._source = None, iter(())
+        """End the threads and forget what was made ahead."""
+        self._is_closed = True
+        if self._pool is not None and self._process == os.getpid():
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool, self._work = None, iter(())
+        self._batches.clear()
 
 
-def _make_ahead(source: Iterator[Any], items: Queue[tuple[Any, BaseException | None]], stop: threading.Event,
-                num_threads: int) -> None:  # fmt: skip
-    set_cpu_threads(num_threads)
-    while not stop.is_set():
-        try:
-            with _BUSY:
-                made: tuple[Any, BaseException | None] = next(source, _END), None
-        except BaseException as error:
-            made = None, error
-        while not stop.is_set():
-            try:
-                items.put(made, timeout=_PATIENCE)
-                break
-            except Full:
-                continue
-        if made[1] is not None or made[0] is _END:
-            return
-        del made
-
-
-def _end_thread(stop: threading.Event, items: Queue[tuple[Any, BaseException | None]]) -> None:
-    stop.set()
-    while True:
-        try:
-            items.get_nowait()
-        except Empty:
-            return
+def _make(make: Callable[[int, Any], Any], num_cores: int, number: int, item: Any) -> tuple[int, Any]:
+    with _GATE:
+        set_cpu_threads(num_cores)
+        return number, make(number, item)

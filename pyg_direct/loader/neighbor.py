@@ -270,13 +270,16 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
     def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         submit = partial(self._submit, epoch)
         shares = self.super_batch > 1 and self.device.type == "cuda" and self.transform_sampler_output is None
-        if shares and self._attributes is not None and self._attributes.on_host():
+        source: Background | Pipeline
+        if self.device.type == "cpu" and self.prefetch > 0:
+            # A function of the user's is called from one thread at a time.
+            threads = None if self.transform_sampler_output is None else 1
+            source = Background(batches, partial(self._make, epoch), self.prefetch, threads)
+        elif shares and self._attributes is not None and self._attributes.on_host():
             group = SuperBatch(self.super_batch, submit, self._fetch, SharedFetch(self._attributes.on_host()))
-            pipeline = Pipeline(group.group(batches), group.submit, group.fetch, min(self.prefetch, 1), self.device)
+            source = Pipeline(group.group(batches), group.submit, group.fetch, min(self.prefetch, 1), self.device)
         else:
-            pipeline = Pipeline(batches, submit, self._fetch, self.prefetch, self.device)
-        in_thread = self.device.type == "cpu" and self.prefetch > 0
-        source = Background(pipeline, self.prefetch) if in_thread else pipeline
+            source = Pipeline(batches, submit, self._fetch, self.prefetch, self.device)
         try:
             for _, made in source:
                 # A group's batches are forgotten one by one.
@@ -285,9 +288,12 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
                     yield ready.pop(0)
         finally:
             source.close()
-            if self.device.type == "cuda":
+            if isinstance(source, Pipeline):
                 # Memory that ran out once would run out in each epoch.
-                self.prefetch = min(self.prefetch, pipeline.prefetch)
+                self.prefetch = min(self.prefetch, source.prefetch)
+
+    def _make(self, epoch: int, number: int, seeds: Seeds) -> Any:
+        return self._fetch(self._submit(epoch, number, seeds).finish(), number, seeds)
 
     def _work_with_workers(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         worker = WorkerSampler(self._plan_topology.to_cpu(), self._recipe, self.seed, self.input_data.node)

@@ -17,7 +17,7 @@ DEPTHS = [1, 3]
 
 
 def count_threads():
-    return sum(thread.name == "pyg_direct" for thread in threading.enumerate())
+    return sum(thread.name.startswith("pyg_direct") for thread in threading.enumerate())
 
 
 def wait_until(holds):
@@ -35,63 +35,96 @@ def _no_thread_is_left():
     assert wait_until(lambda: count_threads() == 0)
 
 
-class Source:
-    """Gives 0 .. count-1, and fails after them if it was told to."""
+class Maker:
+    """Makes n * n of the numbers 0 .. count-1, and notes how many it made and in how many threads at once."""
 
-    def __init__(self, count=10, error=None):
-        self.made, self._count, self._error = 0, count, error
+    def __init__(self, count=10, error=None, at=None):
+        self.made, self.most, self._now = 0, 0, 0
+        self._count, self._error, self._at = count, error, at
+        self._lock = threading.Lock()
 
-    def __iter__(self):
-        return self
+    def work(self):
+        return ((number, number) for number in range(self._count))
 
-    def __next__(self):
-        if self.made == self._count:
-            raise self._error or StopIteration
-        self.made += 1
-        return self.made - 1
+    def __call__(self, number, item):
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(0.01)
+        with self._lock:
+            self._now -= 1
+            self.made += 1
+        if number == self._at:
+            raise self._error
+        return item * item
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_items_come_in_order(depth):
-    assert list(Background(Source(10), depth)) == list(range(10))
+def open_background(ahead, maker=None, **options):
+    maker = maker or Maker()
+    return Background(maker.work(), maker, ahead, **options), maker
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_no_more_are_made_ahead_than_was_asked_for(depth):
-    source = Source()
-    background = Background(source, depth)
+@pytest.mark.parametrize("ahead", DEPTHS)
+def test_items_come_in_order(ahead):
+    background, _ = open_background(ahead)
+
+    assert list(background) == [(n, n * n) for n in range(10)]
+
+
+@pytest.mark.parametrize("ahead", DEPTHS)
+def test_no_more_are_made_ahead_than_was_asked_for(ahead):
+    background, maker = open_background(ahead)
 
     next(background)
 
-    # One was taken, `depth` wait, and one is in the hands of the thread.
-    assert wait_until(lambda: source.made == depth + 2)
+    assert wait_until(lambda: maker.made == ahead + 1)
     time.sleep(0.05)
-    assert source.made == depth + 2
+    assert maker.made == ahead + 1
     background.close()
 
 
+def test_each_batch_has_a_thread_unless_told_otherwise():
+    several, with_three = open_background(3)
+    single, with_one = open_background(3, num_threads=1)
+
+    assert list(several) == list(single)
+    assert (with_three.most, with_one.most) == (3, 1)
+
+
 def test_nothing_starts_before_it_is_asked_for():
-    source = Source()
+    _, maker = open_background(2)
 
-    Background(source, 2)
-
-    assert (source.made, count_threads()) == (0, 0)
+    assert (maker.made, count_threads()) == (0, 0)
 
 
-@pytest.mark.parametrize("error", [KeyError("broken"), KeyboardInterrupt()])
-def test_an_error_comes_after_the_items_before_it(error):
-    background = Background(Source(3, error), 2)
+def test_an_error_comes_at_its_turn():
+    background, _ = open_background(2, Maker(error=KeyError("broken"), at=3))
 
-    got = [next(background) for _ in range(3)]
-    with pytest.raises(type(error)):
+    got = [next(background)[0] for _ in range(3)]
+    with pytest.raises(KeyError, match="broken"):
         next(background)
 
     assert got == [0, 1, 2]
     assert list(background) == []
 
 
+def test_an_error_of_the_order_comes_after_the_batches_before_it():
+    def work():
+        yield 0, 0
+        yield 1, 1
+        raise KeyError("no more")
+
+    background = Background(work(), Maker(), 3)
+
+    got = [next(background)[0] for _ in range(2)]
+    with pytest.raises(KeyError, match="no more"):
+        next(background)
+
+    assert got == [0, 1]
+
+
 def test_closing_ends_the_thread_at_once():
-    background = Background(Source(), 1)
+    background, _ = open_background(1)
     next(background)
 
     background.close()
@@ -102,7 +135,7 @@ def test_closing_ends_the_thread_at_once():
 
 
 def test_dropping_ends_the_thread():
-    background = Background(Source(), 1)
+    background, _ = open_background(1)
     next(background)
 
     del background
@@ -110,13 +143,16 @@ def test_dropping_ends_the_thread():
     assert wait_until(lambda: count_threads() == 0)
 
 
-def test_the_thread_uses_as_many_cores_as_its_user():
-    before = set_cpu_threads(1)
+@pytest.mark.parametrize(("cores", "ahead", "expected"), [(1, 1, 1), (2, 1, 2), (2, 2, 1), (1, 4, 1)])
+def test_threads_share_the_cores_of_their_user(cores, ahead, expected):
+    before = set_cpu_threads(cores)
+    try:
+        background = Background(((n, n) for n in range(4)), lambda number, item: get_cpu_threads(), ahead)
+        inside = {cores for _, cores in background}
+    finally:
+        set_cpu_threads(before)
 
-    inside = next(Background(iter(get_cpu_threads, None), 1))
-    set_cpu_threads(before)
-
-    assert inside == 1
+    assert inside == {expected}
 
 
 def run_in_fork(work):
@@ -132,7 +168,7 @@ class TestForks:
     """Children have no thread of ours, and no lock that one held."""
 
     def test_an_iterator_of_the_parent_is_refused(self):
-        background = Background(Source(), 1)
+        background, _ = open_background(1)
         next(background)
 
         def use():
