@@ -99,7 +99,8 @@ class NeighborLoader(PygNeighborLoader):  # type: ignore[misc]
             are those that come without, unless `transform_sampler_output` is given, with which each is read alone.
         seed: Seed of shuffling and of all draws; None takes torch's initial seed.
         prefetch: Batches made ahead; on a GPU one more is being sampled, on a CPU each is made by a thread of its own,
-            with a share of the cores. 0 makes a batch when it is asked for.
+            with a share of the cores. 0 makes a batch when it is asked for. When GPU memory runs out over it, it
+            shrinks, with a warning.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             unless `multiprocessing_context` says how to start them: `"spawn"` gives processes that sample on the CPU.
 
