@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import re
 import time
 
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels.cache import cache_folder
+from pyg_direct.disk import recall
 from pyg_direct.kernels.gather import PIECE
 from pyg_direct.ops.gather import gather_rows, group_bits
 from pyg_direct.runtime.device import abilities
@@ -34,8 +31,8 @@ def find_link_blocks(table: Tensor, placement: str) -> int:
     """Blocks that read rows of `table` as fast as many would, where rows keep all threads busy (`blocks_for_rows`
     serves the others); measured once for a GPU model, a driver and a placement.
 
-    The measurement takes some 10 ms, and is kept on disk beside the compiled kernels. A table too small to measure
-    with gets a number that is right on the GPUs known.
+    The measurement takes some 10 ms, and is kept in `link_blocks.json` in the package's cache folder. A table too small
+    to measure with gets a number that is right on the GPUs known.
 
     Args:
         table: `[N, ...]`, a GPU's view of rows in host memory.
@@ -47,18 +44,9 @@ def find_link_blocks(table: Tensor, placement: str) -> int:
         return known
     if table.numel() * table.element_size() < _LEAST_TABLE or torch.cuda.is_current_stream_capturing():
         return DEFAULT_BLOCKS
-    name = f"{torch.cuda.get_device_name(index)}-{abilities(index).driver_version}-{placement}"
-    path = cache_folder("link") / re.sub(r"[^\w.-]+", "_", name)
-    blocks = None
-    with contextlib.suppress(OSError, ValueError):
-        blocks = int(path.read_text())
-    if blocks not in _CANDIDATES:
-        with torch.cuda.device(index):
-            blocks = _measure(table)
-        with contextlib.suppress(OSError):
-            whole = path.with_name(f"{path.name}.{os.getpid()}")
-            whole.write_text(str(blocks))
-            os.replace(whole, path)
+    name = f"{torch.cuda.get_device_name(index)} | driver {abilities(index).driver_version} | {placement}"
+    with torch.cuda.device(index):
+        blocks: int = recall("link_blocks", name, lambda: _measure(table), _CANDIDATES.__contains__)
     _KNOWN[index, placement] = blocks
     return blocks
 

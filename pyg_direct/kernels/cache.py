@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pyg_direct.disk import cache_root, write_whole
+
 COMPILER = os.environ.get("PYG_DIRECT_COMPILER", "")
 _PACKAGES = ("numba", "numba-cuda", "numba-cuda-mlir", "llvmlite", "numpy", "nvidia-nvvm", "nvidia-cuda-nvrtc",
              "nvidia-nvjitlink")  # fmt: skip
@@ -43,9 +45,7 @@ def cache_folder(kind: str) -> Path:
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             digest.update(f"{package}{metadata.version(package)}".encode())
-    root = os.environ.get("PYG_DIRECT_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pyg_direct")  # fmt: skip
-    folder = Path(root) / digest.hexdigest()[:16] / kind
+    folder = cache_root() / digest.hexdigest()[:16] / kind
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     # GPU code is read from a folder that cannot be written; Numba would look for another place, and keep less apart.
@@ -65,7 +65,7 @@ def read_or_make(path: Path, make: Callable[[], str]) -> str:
             return path.read_text()
         text = make()
         with contextlib.suppress(OSError):
-            _write_whole(path, text)
+            write_whole(path, text)
     return text
 
 
@@ -84,15 +84,3 @@ def hold(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    # Readers see all of a file or none of it.
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(name, path)
-    except OSError:
-        os.unlink(name)
-        raise

@@ -7,16 +7,13 @@ measurement finds out is where unified memory is served badly: by faults, by mig
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
-import os
 import platform
-import tempfile
-from pathlib import Path
+from typing import Any
 
 import torch
 
+from pyg_direct.disk import recall
 from pyg_direct.errors import PygDirectError
 from pyg_direct.runtime.device import abilities
 from pyg_direct.runtime.memory import allocate
@@ -34,19 +31,20 @@ _MARGIN = 1.1
 def choose_host_memory(index: int) -> str:
     """`unified` or `pinned`, whichever GPU `index` reads rows of faster at random.
 
-    Takes at most 0.2 s on a machine that is not known yet; the rates are kept in `link.json` in the package's cache
-    folder, by GPU model, driver and host.
+    Takes at most 0.2 s on a machine that is not known yet; the rates are kept in `host_memory.json` in the package's
+    cache folder, by GPU model, driver and host.
     """
     if not abilities(index).managed_without_migration:
         return "pinned"
     model, driver = torch.cuda.get_device_name(index), abilities(index).driver_version
     key = f"{model} | driver {driver} | {platform.node()}"
-    path = _cache_file()
-    rates = _read_rates(path)
-    if key not in rates:
-        rates[key] = {placement: _measure(placement, index) for placement in CANDIDATES}
-        _write_rates(path, rates)
-    return decide(rates[key])
+    rates: dict[str, float] = recall("host_memory", key, lambda: {name: _measure(name, index) for name in CANDIDATES},
+                                     _are_rates)  # fmt: skip
+    return decide(rates)
+
+
+def _are_rates(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), (int, float)) for name in CANDIDATES)
 
 
 def decide(rates: dict[str, float]) -> str:
@@ -78,27 +76,3 @@ def _measure(placement: str, index: int) -> float:
             end.synchronize()
             milliseconds.append(begin.elapsed_time(end))
     return _NUM_READS * _ROW_BYTES / (min(milliseconds[1:]) / 1e3)
-
-
-def _cache_file() -> Path:
-    root = os.environ.get("PYG_DIRECT_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pyg_direct")  # fmt: skip
-    return Path(root) / "link.json"
-
-
-def _read_rates(path: Path) -> dict[str, dict[str, float]]:
-    try:
-        known = json.loads(path.read_text())
-        return {key: {name: float(rates[name]) for name in CANDIDATES} for key, rates in known.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}
-
-
-def _write_rates(path: Path, rates: dict[str, dict[str, float]]) -> None:
-    # Without a place to keep them, they are measured again by the next process.
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w") as file:
-            json.dump(rates, file, indent=1)
-        os.replace(name, path)

@@ -1,5 +1,7 @@
 """The number of blocks that read host memory is measured once."""
 
+import json
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from pyg_direct.runtime.memory import allocate
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """An empty cache on disk and in memory."""
-    monkeypatch.setattr(link, "cache_folder", lambda kind: tmp_path)
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
     monkeypatch.setattr(link, "_KNOWN", {})
     return tmp_path
 
@@ -34,7 +36,7 @@ def test_a_measured_number_is_kept(cache, monkeypatch):
     assert link.find_link_blocks(table, "unified") == found
     monkeypatch.setattr(link, "_KNOWN", {})
     assert link.find_link_blocks(table, "unified") == found
-    assert [path.read_text() for path in cache.iterdir()] == [str(found)]
+    assert list(json.loads((cache / "link_blocks.json").read_text()).values()) == [found]
 
 
 @pytest.mark.gpu
@@ -46,13 +48,14 @@ def test_it_reads_as_fast_as_many_blocks_do(cache):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("text", ["", "seventeen", "17", "-8"])
+@pytest.mark.parametrize("text", ["", "[]", "seventeen", "17", "-8", '"24"'])
 def test_what_another_program_left_in_the_cache_is_measured_again(cache, monkeypatch, text):
     table = make_table(link._LEAST_TABLE + 400)
     monkeypatch.setattr(link, "_measure", lambda table: 24)
     link.find_link_blocks(table, "unified")
     link._KNOWN.clear()
-    next(cache.iterdir()).write_text(text)
+    (kept,) = cache.iterdir()
+    kept.write_text(kept.read_text().replace("24", text))
 
     assert link.find_link_blocks(table, "unified") == 24
 

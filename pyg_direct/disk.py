@@ -1,0 +1,63 @@
+"""What is kept on disk between runs: where it lies, how it is written, and facts that were measured once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def cache_root() -> Path:
+    """The package's folder for what can be made again: `PYG_DIRECT_CACHE`, or `pyg_direct` in the user's caches."""
+    return Path(os.environ.get("PYG_DIRECT_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pyg_direct"))  # fmt: skip
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that other processes see all of it or none of it.
+
+    Raises:
+        OSError: there is no room, or no right to write there.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def recall(kind: str, key: str, measure: Callable[[], Any], is_valid: Callable[[Any], bool]) -> Any:
+    """A measured fact: as it was kept, or measured now and kept.
+
+    Args:
+        kind: The file it is kept in, `<kind>.json` in the package's folder.
+        key: What it depends on, such as the GPU's model and the driver.
+        measure: Measures it; the result must be what JSON can hold.
+        is_valid: Whether a value that was kept may be used; another program may have written it.
+    """
+    path = cache_root() / f"{kind}.json"
+    known = _read(path)
+    if key in known and is_valid(known[key]):
+        return known[key]
+    value = measure()
+    # Without a place to keep it, the next process measures it again.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps({**_read(path), key: value}, indent=1))
+    return value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}

@@ -1,0 +1,85 @@
+"""What is kept on disk between runs."""
+
+import json
+import os
+import threading
+
+import pytest
+
+from pyg_direct.disk import cache_root, recall, write_whole
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def is_number(value):
+    return isinstance(value, int)
+
+
+def test_the_folder_follows_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path / "own"))
+    own = cache_root()
+    monkeypatch.delenv("PYG_DIRECT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+    assert own == tmp_path / "own"
+    assert cache_root() == tmp_path / "xdg" / "pyg_direct"
+
+
+def test_a_fact_is_measured_once_for_each_key(root):
+    values = iter(range(10))
+
+    got = [recall("rates", key, lambda: next(values), is_number) for key in ("a", "b", "a", "b")]
+
+    assert got == [0, 1, 0, 1]
+    assert json.loads((root / "rates.json").read_text()) == {"a": 0, "b": 1}
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "[1]", '{"a": "7"}', '{"b": 7}'])
+def test_what_cannot_be_used_is_measured_again(root, text):
+    root.mkdir()
+    (root / "rates.json").write_text(text)
+
+    assert recall("rates", "a", lambda: 3, is_number) == 3
+    assert json.loads((root / "rates.json").read_text())["a"] == 3
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path / "file" / "below"))
+
+    assert recall("rates", "a", lambda: 3, is_number) == 3
+
+
+def test_a_measurement_that_fails_leaves_nothing(root):
+    with pytest.raises(ZeroDivisionError):
+        recall("rates", "a", lambda: 1 // 0, is_number)
+
+    assert not root.exists()
+
+
+def test_readers_see_all_of_a_file_or_none_of_it(tmp_path):
+    path, texts = tmp_path / "file", ["a" * 100_000, "b" * 100_000]
+    write_whole(path, texts[0])
+    writer = threading.Thread(target=lambda: [write_whole(path, texts[n % 2]) for n in range(50)])
+    writer.start()
+
+    seen = {path.read_text() for _ in range(200)}
+    writer.join()
+
+    assert seen <= set(texts)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError("no")
+
+    monkeypatch.setattr(os, "replace", refuse)
+
+    with pytest.raises(PermissionError):
+        write_whole(tmp_path / "file", "text")
+    assert list(tmp_path.iterdir()) == []
