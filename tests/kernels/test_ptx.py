@@ -7,7 +7,7 @@ import re
 import pytest
 
 import pyg_direct.kernels
-from pyg_direct.kernels.cache import source_folder
+from pyg_direct.kernels.cache import COMPILER, source_folder
 from pyg_direct.kernels.jit import GPU_KERNELS, compile_source
 from pyg_direct.kernels.target import PTX_VERSIONS
 
@@ -18,7 +18,15 @@ for module in pkgutil.iter_modules(pyg_direct.kernels.__path__):
 KERNELS = [kernel for kernel in GPU_KERNELS if kernel.fn.__module__.startswith("pyg_direct.")]
 SOURCES = sorted(path.stem for path in source_folder().glob("*.cu"))
 
-kernels = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+# numba-cuda-mlir 0.6 takes a shared array that a function is given for one in GPU memory when it counts in it.
+NOT_WITH_MLIR = {"pick_labor_gpu"}
+kernels = pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(k, id=k.name, marks=[pytest.mark.xfail] if COMPILER == "mlir" and k.name in NOT_WITH_MLIR else [])
+        for k in KERNELS
+    ],
+)
 architectures = pytest.mark.parametrize("target", PTX_VERSIONS, ids=lambda target: "sm_{}{}".format(*target))
 
 
