@@ -1,0 +1,139 @@
+// Sums of table rows in 16-byte pieces over the edges of a target, which Numba cannot express.
+//
+// Called from pyg_direct/kernels/aggregate.py. Functions follow Numba's calling convention: the first parameter is
+// the place for a result, which is not used, and the return value 0 means success.
+
+typedef unsigned long long u64;
+
+// Kinds of items, as in pyg_direct/ops/aggregate.py.
+struct Float32 { static const int items = 4; };
+struct Float16 { static const int items = 8; };
+struct Bfloat16 { static const int items = 8; };
+
+__device__ __forceinline__ void unpack(Float32, uint4 raw, float *value)
+{
+    value[0] = __uint_as_float(raw.x), value[1] = __uint_as_float(raw.y);
+    value[2] = __uint_as_float(raw.z), value[3] = __uint_as_float(raw.w);
+}
+
+__device__ __forceinline__ float widen(Float16, unsigned bits)
+{
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((unsigned short)bits));
+    return value;
+}
+
+__device__ __forceinline__ float widen(Bfloat16, unsigned bits) { return __uint_as_float(bits << 16); }
+
+template <class Kind>
+__device__ __forceinline__ void unpack(Kind kind, uint4 raw, float *value)
+{
+    const unsigned word[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        value[2 * i] = widen(kind, word[i] & 0xffff);
+        value[2 * i + 1] = widen(kind, word[i] >> 16);
+    }
+}
+
+__device__ __forceinline__ unsigned narrow(Float16, float value)
+{
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+// To the nearest, ties to even; what is not a number stays so.
+__device__ __forceinline__ unsigned narrow(Bfloat16, float value)
+{
+    const unsigned bits = __float_as_uint(value);
+    return value != value ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+template <class Kind>
+__device__ __forceinline__ void store(Kind kind, u64 to, int piece, const float *value)
+{
+    unsigned word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word[i] = narrow(kind, value[2 * i]) | narrow(kind, value[2 * i + 1]) << 16;
+    reinterpret_cast<uint4 *>(to)[piece] = make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+template <int items>
+__device__ __forceinline__ void store_fp32(u64 to, int piece, const float *value)
+{
+    float4 *at = reinterpret_cast<float4 *>(to) + piece * (items / 4);
+#pragma unroll
+    for (int i = 0; i < items / 4; ++i)
+        at[i] = make_float4(value[4 * i], value[4 * i + 1], value[4 * i + 2], value[4 * i + 3]);
+}
+
+// One piece of the sum over edges [first, last); IN_FLIGHT rows are asked for before the first is added.
+template <class Kind, class Index>
+__device__ __forceinline__ void add_rows(const uint4 *x, const Index *row, const float *weight, long long first,
+                                         long long last, int heads, int head, int pieces, int piece, float *total)
+{
+    const int IN_FLIGHT = 4;
+#pragma unroll
+    for (int i = 0; i < Kind::items; ++i) total[i] = 0.0f;
+    for (long long e = first; e < last; e += IN_FLIGHT) {
+        long long source[IN_FLIGHT];
+        uint4 raw[IN_FLIGHT];
+#pragma unroll
+        for (int u = 0; u < IN_FLIGHT; ++u)
+            if (e + u < last) source[u] = row == nullptr ? e + u : (long long)row[e + u];
+#pragma unroll
+        for (int u = 0; u < IN_FLIGHT; ++u) {
+            raw[u] = make_uint4(0, 0, 0, 0);
+            if (e + u < last) raw[u] = x[source[u] * pieces + piece];
+        }
+#pragma unroll
+        for (int u = 0; u < IN_FLIGHT; ++u) {
+            float value[Kind::items];
+            unpack(Kind(), raw[u], value);
+            const float share = weight != nullptr && e + u < last ? weight[(e + u) * heads + head] : 1.0f;
+#pragma unroll
+            for (int i = 0; i < Kind::items; ++i) total[i] += share * value[i];
+        }
+    }
+}
+
+template <class Kind>
+__device__ __forceinline__ void sum_span(u64 to, u64 x, u64 row, int index_bytes, u64 weight, long long first,
+                                         long long last, int heads, int pieces, int piece, float scale, bool to_fp32)
+{
+    float total[Kind::items];
+    const uint4 *table = reinterpret_cast<const uint4 *>(x);
+    const float *shares = reinterpret_cast<const float *>(weight);
+    // A piece never spans two heads.
+    const int head = heads == 1 ? 0 : piece / (pieces / heads);
+    if (index_bytes == 8)
+        add_rows<Kind>(table, reinterpret_cast<const long long *>(row), shares, first, last, heads, head, pieces,
+                       piece, total);
+    else
+        add_rows<Kind>(table, reinterpret_cast<const int *>(row), shares, first, last, heads, head, pieces, piece,
+                       total);
+#pragma unroll
+    for (int i = 0; i < Kind::items; ++i) total[i] *= scale;
+    if constexpr (Kind::items == 4) {
+        store_fp32<4>(to, piece, total);
+    } else {
+        if (to_fp32) store_fp32<8>(to, piece, total);
+        else store(Kind(), to, piece, total);
+    }
+}
+
+// Piece `piece` of the weighted sum of rows row[e] of `x` over edges [first, last), times `scale`; kind 0 is fp32, 1
+// fp16, 2 bfloat16. A null `row` stands for row[e] = e, a null `weight` for ones.
+extern "C" __device__ int sum_span_16(int *, u64 to, u64 x, u64 row, int index_bytes, u64 weight, long long first,
+                                      long long last, int heads, int pieces, int piece, float scale, int kind,
+                                      int to_kind)
+{
+    if (kind == 0)
+        sum_span<Float32>(to, x, row, index_bytes, weight, first, last, heads, pieces, piece, scale, true);
+    else if (kind == 1)
+        sum_span<Float16>(to, x, row, index_bytes, weight, first, last, heads, pieces, piece, scale, to_kind == 0);
+    else
+        sum_span<Bfloat16>(to, x, row, index_bytes, weight, first, last, heads, pieces, piece, scale, to_kind == 0);
+    return 0;
+}

@@ -1,0 +1,212 @@
+"""Weighted sums and means of rows over the edges of each target, and their adjoints.
+
+out[t, f] = scale(t) * sum over the edges e of t of weight[e, f // channels] * x[row[e], f], where scale(t) is one over
+the number of edges for a mean and 1 for a sum. An empty `weight` stands for ones, an empty `row` for rows that belong
+to edges (row[e] = e). Edges are sorted by target; see `kernels/span.py` for long rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, device_function, gpu_kernel, prange
+from pyg_direct.kernels.span import NOWHERE, TO_ROW, find_item, slice_length, span_of
+
+sum_span_16 = device_function("sum_span_16", "u8 u8 u8 i4 u8 i8 i8 i4 i4 i4 f4 i4 i4")
+
+
+@body
+def source_of(row, edge):
+    """Row of `x` that an edge brings."""
+    return np.int64(row[edge]) if row.shape[0] > 0 else np.int64(edge)
+
+
+@body
+def add_share(total, value, weight):
+    """The step of every sum: `total` and the share of one edge."""
+    return total + value * weight
+
+
+@body
+def scale_of(degree, mean, one):
+    """What the sum over `degree` edges is multiplied with."""
+    return one / degree if mean != 0 and degree > 1 else one
+
+
+@cpu_kernel
+def sum_rows_cpu(x, indptr, row, weight, num_edges, mean, out):
+    """`x` [N, H, C], `weight` [E, H] or empty, `out` [T, H, C]."""
+    one = out.dtype.type(1)
+    for t in prange(out.shape[0]):
+        first, last = span_of(indptr, t, num_edges)
+        out[t] = 0
+        for e in range(first, last):
+            source = source_of(row, e)
+            for h in range(out.shape[1]):
+                share = weight[e, h] if weight.shape[0] > 0 else one
+                for c in range(out.shape[2]):
+                    out[t, h, c] = add_share(out[t, h, c], x[source, h, c], share)
+        scale = scale_of(out.dtype.type(last - first), mean, one)
+        if scale != one:
+            out[t] *= scale
+
+
+@gpu_kernel("T[] I[] I[] T[] i8 i8 i4 i4 i4 i4 i4[] i4[] T[] T[]", T=("f4", "f8"), I=("i4", "i8"))
+def sum_rows_gpu(x, indptr, row, weight, num_edges, num_targets, width, channels, lane_bits, mean, slices, counts,
+                 partials, out):  # fmt: skip
+    """Rows of any width and alignment; 2**lane_bits threads share a row, four edges in flight."""
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = np.int32(1 << lane_bits)
+    lane = np.int32(thread & (lanes - 1))
+    step = (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
+    heads = width // channels
+    one, zero = out.dtype.type(1), out.dtype.type(0)
+    item = thread >> lane_bits
+    while item < num_targets + slices.shape[0] // 2:
+        target, first, last, place, degree = find_item(indptr, num_edges, num_targets, slices, counts, item)
+        if place != NOWHERE:
+            scale = scale_of(out.dtype.type(degree), mean, one)
+            f = lane
+            while f < width:
+                head = f // channels
+                total = zero
+                e = first
+                while e < last:
+                    v0, v1, v2, v3 = zero, zero, zero, zero
+                    w0, w1, w2, w3 = one, one, one, one
+                    v0 = x[source_of(row, e) * width + f]
+                    if e + 1 < last:
+                        v1 = x[source_of(row, e + 1) * width + f]
+                    if e + 2 < last:
+                        v2 = x[source_of(row, e + 2) * width + f]
+                    if e + 3 < last:
+                        v3 = x[source_of(row, e + 3) * width + f]
+                    if weight.shape[0] > 0:
+                        w0 = weight[e * heads + head]
+                        if e + 1 < last:
+                            w1 = weight[(e + 1) * heads + head]
+                        if e + 2 < last:
+                            w2 = weight[(e + 2) * heads + head]
+                        if e + 3 < last:
+                            w3 = weight[(e + 3) * heads + head]
+                    total = add_share(add_share(total, v0, w0), v1, w1)
+                    total = add_share(add_share(total, v2, w2), v3, w3)
+                    e += 4
+                if place == TO_ROW:
+                    out[target * width + f] = total * scale
+                else:
+                    partials[place * width + f] = total * scale
+                f += lanes
+        item += step
+
+
+@gpu_kernel("u8 I[] u8 u8 i8 i8 i4 i4 i4 i4 i4 i4 i4[] i4[] u8 u8", I=("i4", "i8"), sources=("aggregate",))
+def sum_wide_rows_gpu(x, indptr, row, weight, num_edges, num_targets, pieces, heads, lane_bits, mean, kind, out_kind,
+                      slices, counts, partials, out):  # fmt: skip
+    """Rows of `pieces` times 16 bytes, aligned; `x`, `row`, `weight` (fp32), `partials` (fp32) and `out` are addresses.
+
+    2**lane_bits threads share up to as many pieces of a row; what is left of a wider row is another group's.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = np.int32(1 << lane_bits)
+    tiles = np.int64((pieces + lanes - 1) >> lane_bits)
+    group = thread >> lane_bits
+    item = group // tiles
+    piece = np.int32(group - item * tiles) * lanes + np.int32(thread & (lanes - 1))
+    if item < num_targets + slices.shape[0] // 2 and piece < pieces:
+        target, first, last, place, degree = find_item(indptr, num_edges, num_targets, slices, counts, item)
+        if place != NOWHERE:
+            # A piece of 16 bytes holds four fp32 or eight 16-bit items.
+            items = np.int64(4 if kind == 0 else 8)
+            to, to_kind = partials + np.uint64(place * pieces * items * 4), np.int32(0)
+            if place == TO_ROW:
+                to, to_kind = out + np.uint64(target * pieces * items * (4 if out_kind == 0 else 2)), out_kind
+            index_bytes = np.int32(indptr.itemsize)
+            scale = scale_of(np.float32(degree), mean, np.float32(1))
+            sum_span_16(to, x, row, index_bytes, weight, first, last, heads, pieces, piece, scale, kind, to_kind)
+
+
+@gpu_kernel("I[] i8 i4 i4[] i4[] T[] T[]", T=("f4", "f8"), I=("i4", "i8"))
+def add_slices_gpu(indptr, num_edges, width, hubs, counts, partials, out):
+    """out[t] = the sum of the slices of t, in their order, for every long row t; a warp shares a row."""
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = min(THREADS, 32)
+    hub = thread // lanes
+    while hub < counts[1]:
+        target, place = np.int64(hubs[2 * hub]), np.int64(hubs[2 * hub + 1])
+        first, last = span_of(indptr, target, num_edges)
+        length = slice_length(last - first)
+        end = place + (last - first + length - 1) // length
+        f = np.int64(thread % lanes)
+        while f < width:
+            total = out.dtype.type(0)
+            for s in range(place, end):
+                total += partials[s * width + f]
+            out[target * width + f] = total
+            f += lanes
+        hub += np.int64(cuda.gridDim.x) * THREADS // lanes
+
+
+@gpu_kernel("T[] I[] I[] I[] T[] i8 i4 i4 i4 i4 T[]", T=("f4", "f8"), I=("i4", "i8"))
+def spread_rows_gpu(grad, indptr, row, target, weight, num_edges, width, channels, lane_bits, mean, out):
+    """Adjoint in `x`: out[row[e]] += scale * weight[e] * grad[target[e]], by atomics; `out` starts at zero."""
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = np.int32(1 << lane_bits)
+    heads = width // channels
+    one = out.dtype.type(1)
+    e = thread >> lane_bits
+    while e < num_edges:
+        t, source = np.int64(target[e]), source_of(row, e)
+        first, last = span_of(indptr, t, num_edges)
+        scale = scale_of(out.dtype.type(last - first), mean, one)
+        f = np.int32(thread & (lanes - 1))
+        while f < width:
+            share = weight[e * heads + f // channels] * scale if weight.shape[0] > 0 else scale
+            cuda.atomic.add(out, source * width + f, grad[t * width + f] * share)
+            f += lanes
+        e += (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
+
+
+@cpu_kernel
+def dot_rows_cpu(grad, x, indptr, row, target, num_edges, mean, out):
+    """Adjoint in `weight`: out[e, h] = scale * grad[target[e], h] . x[row[e], h]."""
+    one = out.dtype.type(1)
+    for e in prange(num_edges):
+        t, source = target[e], source_of(row, e)
+        first, last = span_of(indptr, t, num_edges)
+        scale = scale_of(out.dtype.type(last - first), mean, one)
+        for h in range(out.shape[1]):
+            total = out.dtype.type(0)
+            for c in range(x.shape[2]):
+                total = add_share(total, grad[t, h, c], x[source, h, c])
+            out[e, h] = total * scale
+
+
+@gpu_kernel("T[] T[] I[] I[] I[] i8 i4 i4 i4 i4 T[]", T=("f4", "f8"), I=("i4", "i8"))
+def dot_rows_gpu(grad, x, indptr, row, target, num_edges, width, channels, lane_bits, mean, out):
+    """As `dot_rows_cpu`; 2**lane_bits threads share an edge and head."""
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = np.int32(1 << lane_bits)
+    lane = np.int32(thread & (lanes - 1))
+    heads = width // channels
+    # The lanes of a group leave its loop together, those of a warp need not.
+    mask = np.uint32(((1 << lanes) - 1) << ((cuda.threadIdx.x & 31) - lane))
+    one = out.dtype.type(1)
+    pair = thread >> lane_bits
+    while pair < num_edges * heads:
+        e = pair // heads
+        t, source = np.int64(target[e]), source_of(row, e)
+        first, last = span_of(indptr, t, num_edges)
+        total = out.dtype.type(0)
+        c = np.int64(lane)
+        at = (pair - e * heads) * channels
+        while c < channels:
+            total = add_share(total, grad[t * width + at + c], x[source * width + at + c])
+            c += lanes
+        step = lanes >> 1
+        while step > 0:
+            total += cuda.shfl_xor_sync(mask, total, step)
+            step >>= 1
+        if lane == 0:
+            out[pair] = total * scale_of(out.dtype.type(last - first), mean, one)
+        pair += (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits

@@ -1,0 +1,213 @@
+"""Sums, means, maxima and minima of rows over edges sorted by target, differentiable (see `kernels/aggregate.py`).
+
+The kernels are `torch.library` operators, so that `torch.compile` sees them, and nothing waits for the GPU, so that
+CUDA graphs can hold them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.ops import aggregate_kernels
+from pyg_direct.ops.check import INDEX_DTYPES, check_ids, check_same_device
+from pyg_direct.ops.launch import runs_on_gpu
+
+REDUCES = ("sum", "mean", "max", "min")
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_kernels = aggregate_kernels.operators()
+
+
+class Transposed(NamedTuple):
+    """Edges sorted by source, for gradients.
+
+    Attributes:
+        indptr: Offsets of the sources, `[N + 1]`.
+        target: Target of each edge, `[E]`.
+        edge: Place of each edge in the order by target, int64 `[E]`.
+    """
+
+    indptr: Tensor
+    target: Tensor
+    edge: Tensor
+
+    @classmethod
+    def of(cls, row: Tensor, target: Tensor, num_rows: int) -> Transposed:
+        """Sort edges by source, those of a source in their order."""
+        ordered, edge = torch.sort(row, stable=True)
+        return cls(compress(ordered, num_rows), target.index_select(0, edge), edge)
+
+
+def compress(ordered: Tensor, num_rows: int) -> Tensor:
+    """Offsets `[num_rows + 1]` of the runs of ascending ids, in their dtype."""
+    return torch._convert_indices_from_coo_to_csr(ordered, num_rows, out_int32=ordered.dtype == torch.int32)
+
+
+def expand(indptr: Tensor, num_edges: int) -> Tensor:
+    """Ids `[num_edges]` of runs, the inverse of `compress`; offsets above `num_edges` are cut."""
+    bounds = indptr.clamp(max=num_edges)
+    targets = torch.arange(indptr.numel() - 1, dtype=indptr.dtype, device=indptr.device)
+    return torch.repeat_interleave(targets, bounds.diff(), output_size=num_edges)
+
+
+def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: str = "sum",
+              weight: Tensor | None = None, target: Tensor | None = None, num_targets: int | None = None,
+              max_degree: int | None = None, transposed: Transposed | None = None,
+              deterministic: bool | None = None) -> Tensor:  # fmt: skip
+    """Reduce the rows `row[e]` of `x` over the edges e of each target; 0 for a target without edges.
+
+    Args:
+        x: Rows `[N, ...]` of fp32, fp16, bfloat16 (added up in fp32) or float64.
+        indptr: Offsets of the targets' edges, int32 or int64 `[T + 1]` or longer. Offsets above E count as E, so that
+            the offsets of a whole batch serve its first E edges.
+        row: Source of each edge, int32 or int64 `[E]`; None where `x` has a row for each edge.
+        reduce: `sum`, `mean`, `max` or `min`. As in torch, the gradient of a maximum is shared among
+            equals, a maximum of zero with nobody too.
+        weight: Factor of each edge, `[E]`, or `[E, H]` for H heads of equal width; for `sum` and `mean`.
+        target: Target of each edge, `[E]`, if it is there already; only gradients need it.
+        num_targets: T, where `indptr` is longer.
+        max_degree: Upper bound of the edges of a target, if known; it saves looking for long rows.
+        transposed: The edges by source, if they are there already; only gradients need them.
+        deterministic: Whether equal calls must give equal gradients to the last bit, at the price of a sort; None asks
+            torch. Results always are.
+
+    Returns:
+        `[T, ...]` of the dtype of `x`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    num_targets = indptr.numel() - 1 if num_targets is None else num_targets
+    num_edges = x.shape[0] if row is None else row.numel()
+    row = _check(x, indptr, row, reduce, weight, num_targets, num_edges)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    flat = x.reshape(x.shape[0], -1)
+    if weight is not None:
+        weight = weight.reshape(num_edges, -1)
+        if weight.shape[1] == 0 or flat.shape[1] % weight.shape[1] != 0:
+            raise ArgumentError(f"weight must have a divisor of {flat.shape[1]} columns, got {weight.shape[1]}")
+    degree = -1 if max_degree is None else max_degree
+    tracked = torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
+    if reduce in ("sum", "mean"):
+        if tracked:
+            out = _Sum.apply(flat, weight, indptr, row, target, transposed, num_targets, reduce == "mean", degree,
+                             deterministic)  # fmt: skip
+        else:
+            out = _kernels.sum_rows(flat, indptr, row, weight, num_targets, reduce == "mean", degree)
+    elif tracked:
+        out = _Extreme.apply(flat, indptr, row, transposed, num_targets, reduce == "max", degree, deterministic)
+    else:
+        out = _kernels.extreme_rows(flat, indptr, row, num_targets, reduce == "max", degree)[0]
+    return out.reshape(num_targets, *x.shape[1:])
+
+
+def _check(x: Tensor, indptr: Tensor, row: Tensor | None, reduce: str, weight: Tensor | None, num_targets: int,
+           num_edges: int) -> Tensor | None:  # fmt: skip
+    if reduce not in REDUCES:
+        raise ArgumentError(f"reduce must be one of {', '.join(REDUCES)}, got {reduce!r}")
+    if x.dtype not in _DTYPES or x.dim() == 0:
+        raise ArgumentTypeError(f"x must have rows of a floating dtype, got {x.dtype} with shape {tuple(x.shape)}")
+    if indptr.dtype not in INDEX_DTYPES or indptr.dim() != 1:
+        raise ArgumentTypeError(
+            f"indptr must be int64 or int32 with shape [T + 1], got {indptr.dtype} with shape {tuple(indptr.shape)}"
+        )
+    if not 0 <= num_targets < indptr.numel():
+        raise ArgumentError(f"num_targets must lie in [0, {indptr.numel() - 1}], got {num_targets}")
+    check_same_device("indptr", indptr, "x", x)
+    if row is not None:
+        check_same_device("row", row, "x", x)
+        row = check_ids("row", row, None if runs_on_gpu(row) or torch.compiler.is_compiling() else x.shape[0])
+    if weight is not None:
+        check_same_device("weight", weight, "x", x)
+        if reduce not in ("sum", "mean"):
+            raise ArgumentError(f"weight must be None for reduce={reduce!r}, got a tensor")
+        if weight.dim() not in (1, 2) or weight.shape[0] != num_edges:
+            raise ArgumentError(f"weight must have shape [{num_edges}] or [{num_edges}, H], got {tuple(weight.shape)}")
+    return row
+
+
+class _Sum(torch.autograd.Function):
+    """Sum or mean, linear in `x` and in `weight`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, indptr: Tensor, row: Tensor | None, target: Tensor | None,
+                transposed: Transposed | None, num_targets: int, mean: bool, max_degree: int,
+                deterministic: bool) -> Tensor:  # fmt: skip
+        by_source = (None, None, None) if transposed is None else transposed
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, indptr, row, target, *by_source)
+        ctx.shape, ctx.mean, ctx.deterministic = x.shape, mean, deterministic
+        ctx.num_targets = num_targets
+        return _kernels.sum_rows(x, indptr, row, weight, num_targets, mean, max_degree)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, indptr, row, target, *by_source = ctx.saved_tensors
+        num_rows, width = ctx.shape
+        grad = grad.contiguous()
+        num_edges = num_rows if row is None else row.numel()
+        if target is None:
+            target = expand(indptr[: ctx.num_targets + 1], num_edges)
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0] and row is None:
+            share = _shares(indptr, target, weight, ctx.mean, num_edges, grad.dtype)
+            grad_x = grad.index_select(0, target)
+            if share is not None:
+                grad_x = (grad_x.view(num_edges, share.shape[1], -1) * share.unsqueeze(-1)).view(num_edges, width)
+        elif ctx.needs_input_grad[0]:
+            if by_source[0] is None and (ctx.deterministic or not runs_on_gpu(grad)):
+                by_source = Transposed.of(row, target, num_rows)
+            if by_source[0] is None:
+                grad_x = _kernels.spread_rows(grad, indptr, row, target, weight, num_rows, ctx.mean)
+            else:
+                sources, targets, edge = by_source
+                share = _shares(indptr, target, weight, ctx.mean, num_edges, grad.dtype)
+                share = None if share is None else share.index_select(0, edge)
+                grad_x = _kernels.sum_rows(grad, sources, targets, share, num_rows, False, -1)
+        if ctx.needs_input_grad[1]:
+            grad_weight = _kernels.dot_rows(grad, x, indptr, row, target, weight.shape[1], ctx.mean).to(weight.dtype)
+        return grad_x, grad_weight, None, None, None, None, None, None, None, None
+
+
+def _shares(indptr: Tensor, target: Tensor, weight: Tensor | None, mean: bool, num_edges: int,
+            dtype: torch.dtype) -> Tensor | None:  # fmt: skip
+    """What each edge's row was multiplied with, `[E, H]`; None for ones."""
+    if not mean:
+        return weight
+    dtype = torch.promote_types(dtype, torch.float32)
+    degree = indptr.clamp(max=num_edges).diff().clamp(min=1)
+    scale = degree.to(dtype).reciprocal().index_select(0, target).unsqueeze(1)
+    return scale if weight is None else weight * scale
+
+
+class _Extreme(torch.autograd.Function):
+    """Maximum or minimum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, indptr: Tensor, row: Tensor | None, transposed: Transposed | None,
+                num_targets: int, largest: bool, max_degree: int, deterministic: bool) -> Tensor:  # fmt: skip
+        out, winner = _kernels.extreme_rows(x, indptr, row, num_targets, largest, max_degree)
+        by_source = (None, None, None) if transposed is None else transposed
+        ctx.save_for_backward(x, out, winner, indptr, row, *by_source)
+        ctx.deterministic = deterministic
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, out, winner, indptr, row, *by_source = ctx.saved_tensors
+        grad = grad.contiguous()
+        if ctx.deterministic and row is not None and runs_on_gpu(grad):
+            # A row for each edge first, where no two targets meet, then sums by source.
+            if by_source[0] is None:
+                by_source = Transposed.of(row, row, x.shape[0])
+            to_edges = _kernels.spread_extremes(grad, x, out, winner, indptr, row, True)
+            grad_x = _kernels.sum_rows(to_edges, by_source[0], by_source[2], None, x.shape[0], False, -1)
+        else:
+            grad_x = _kernels.spread_extremes(grad, x, out, winner, indptr, row, False)
+        return grad_x, None, None, None, None, None, None, None

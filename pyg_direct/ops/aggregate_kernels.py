@@ -1,0 +1,245 @@
+"""The operators behind `ops/aggregate.py`: allocate and launch where the tensors live."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.kernels import aggregate as kernels, extreme
+from pyg_direct.kernels.jit import SIMULATED, THREADS
+from pyg_direct.kernels.span import LONG_ROW, SLICE, find_slices_gpu
+from pyg_direct.ops.launch import full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
+
+# As `cuda_src/aggregate.cu` numbers them.
+_WIDE_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_PIECE = 16
+
+_SCHEMAS = (
+    "sum_rows(Tensor x, Tensor indptr, Tensor? row, Tensor? weight, SymInt num_targets, bool mean, int max_degree)"
+    " -> Tensor",
+    "spread_rows(Tensor grad, Tensor indptr, Tensor row, Tensor target, Tensor? weight, SymInt num_rows, bool mean)"
+    " -> Tensor",
+    "dot_rows(Tensor grad, Tensor x, Tensor indptr, Tensor? row, Tensor target, int heads, bool mean) -> Tensor",
+    "extreme_rows(Tensor x, Tensor indptr, Tensor? row, SymInt num_targets, bool largest, int max_degree)"
+    " -> (Tensor, Tensor)",
+    "spread_extremes(Tensor grad, Tensor x, Tensor best, Tensor winner, Tensor indptr, Tensor? row, bool to_edges)"
+    " -> Tensor",
+)
+_library = torch.library.Library("pyg_direct", "DEF")
+
+
+class _Operators(NamedTuple):
+    sum_rows: Any
+    spread_rows: Any
+    dot_rows: Any
+    extreme_rows: Any
+    spread_extremes: Any
+
+
+def operators() -> _Operators:
+    """The registered operators, ready to call."""
+    return _Operators(*(getattr(torch.ops.pyg_direct, name).default for name in _Operators._fields))
+
+
+class _Slices(NamedTuple):
+    """Work space for long rows, empty where there are none."""
+
+    slices: Tensor
+    hubs: Tensor
+    counts: Tensor
+
+    @classmethod
+    def of(cls, indptr: Tensor, num_edges: int, num_targets: int, max_degree: int) -> _Slices:
+        """List the slices of long rows on the device, unless `max_degree` rules them out."""
+        if num_edges <= LONG_ROW or 0 <= max_degree <= LONG_ROW:
+            none = torch.empty(0, dtype=torch.int32, device=indptr.device)
+            return cls(none, none, none)
+        most_hubs = num_edges // LONG_ROW
+        most_slices = num_edges // SLICE + most_hubs
+        space = torch.empty(2 * (most_slices + most_hubs), dtype=torch.int32, device=indptr.device)
+        counts = torch.zeros(2, dtype=torch.int32, device=indptr.device)
+        made = cls(space[: 2 * most_slices], space[2 * most_slices :], counts)
+        run_gpu(find_slices_gpu, grid_for(num_targets, indptr), indptr, num_edges, num_targets, *made)
+        return made
+
+    @property
+    def capacity(self) -> int:
+        """Slices at most."""
+        return self.slices.numel() // 2
+
+    def grid_of_hubs(self) -> int:
+        """Blocks of a grid whose warps share out the long rows."""
+        return min(full_grid(self.hubs), max(1, self.hubs.numel() // 2 * 32 // THREADS))
+
+
+def _lane_bits(items: int) -> int:
+    """Logarithm of the threads that share a row: one for each item, at most a warp."""
+    return min(min(32, THREADS).bit_length() - 1, max(0, (items - 1).bit_length()))
+
+
+def _grid(groups: int, lane_bits: int) -> int:
+    """Blocks with a thread for each lane of each group."""
+    return min(3 if SIMULATED else 2**31 - 1, max(1, -(-(groups << lane_bits) // THREADS)))
+
+
+def _plain(tensor: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor flat and contiguous in `dtype`; an empty one for None."""
+    if tensor is None:
+        return torch.empty(0, dtype=dtype, device=like.device)
+    return tensor.detach().to(dtype).reshape(-1)
+
+
+def _work_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What items are added up in, and what kernels read that know no 16-bit items."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | None, num_targets: int, mean: bool,
+             max_degree: int) -> Tensor:  # fmt: skip
+    """Sum or mean of `x` [N, F] over the edges of each target: [T, F]."""
+    num_edges, width = x.shape[0] if row is None else row.numel(), x.shape[1]
+    if num_targets == 0 or width == 0 or num_edges == 0:
+        return x.new_zeros(num_targets, width)
+    heads = 1 if weight is None else weight.shape[1]
+    work = _work_dtype(x.dtype)
+    row = _plain(row, indptr, indptr.dtype)
+    if not runs_on_gpu(x):
+        out = torch.empty(num_targets, heads, width // heads, dtype=work)
+        shares = _plain(weight, x, work).view(-1, heads)
+        run_cpu(kernels.sum_rows_cpu, _plain(x, x, work).view(-1, heads, width // heads), indptr, row, shares,
+                num_edges, int(mean), out)  # fmt: skip
+        return out.view(num_targets, width).to(x.dtype)
+    indptr, x = indptr.contiguous(), x.detach().contiguous()
+    slices = _Slices.of(indptr, num_edges, num_targets, max_degree)
+    shares = _plain(weight, x, work)
+    partials = torch.empty(slices.capacity * width, dtype=work, device=x.device)
+    channel_bytes = width // heads * x.element_size()
+    if x.dtype in _WIDE_KINDS and channel_bytes % _PIECE == 0 and x.data_ptr() % _PIECE == 0 and not SIMULATED:
+        # Sums of slices are fp32, and so is then the output for a while.
+        out = torch.empty(num_targets, width, dtype=work if slices.capacity else x.dtype, device=x.device)
+        pieces = heads * channel_bytes // _PIECE
+        lane_bits = _lane_bits(pieces)
+        groups = (num_targets + slices.capacity) * -(-pieces // (1 << lane_bits))
+        run_gpu(kernels.sum_wide_rows_gpu, _grid(groups, lane_bits), x.data_ptr(), indptr, row.data_ptr(),
+                shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean), _WIDE_KINDS[x.dtype],
+                _WIDE_KINDS[out.dtype], slices.slices, slices.counts, partials.data_ptr(), out.data_ptr())  # fmt: skip
+    else:
+        out = torch.empty(num_targets, width, dtype=work, device=x.device)
+        lane_bits = _lane_bits(width)
+        run_gpu(kernels.sum_rows_gpu, _grid(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr, row,
+                shares, num_edges, num_targets, width, width // heads, lane_bits, int(mean), slices.slices,
+                slices.counts, partials, out.view(-1))  # fmt: skip
+    if slices.capacity:
+        run_gpu(kernels.add_slices_gpu, slices.grid_of_hubs(), indptr, num_edges, width, slices.hubs, slices.counts,
+                partials, out.view(-1))  # fmt: skip
+    return out.to(x.dtype)
+
+
+def spread_rows(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weight: Tensor | None, num_rows: int,
+                mean: bool) -> Tensor:  # fmt: skip
+    """Gradient of `sum_rows` in `x`, by atomics: [N, F]."""
+    width, num_edges = grad.shape[1], row.numel()
+    work = _work_dtype(grad.dtype)
+    out = torch.zeros(num_rows, width, dtype=work, device=grad.device)
+    if num_edges > 0 and width > 0:
+        heads = 1 if weight is None else weight.shape[1]
+        lane_bits = _lane_bits(width)
+        run_gpu(kernels.spread_rows_gpu, _grid(num_edges, lane_bits), _plain(grad, grad, work), indptr.contiguous(),
+                _plain(row, row, indptr.dtype), _plain(target, row, indptr.dtype), _plain(weight, grad, work),
+                num_edges, width, width // heads, lane_bits, int(mean), out.view(-1))  # fmt: skip
+    return out.to(grad.dtype)
+
+
+def dot_rows(grad: Tensor, x: Tensor, indptr: Tensor, row: Tensor | None, target: Tensor, heads: int,
+             mean: bool) -> Tensor:  # fmt: skip
+    """Gradient of `sum_rows` in `weight`: [E, H]."""
+    num_edges, width = target.numel(), x.shape[1]
+    work = _work_dtype(x.dtype)
+    out = torch.zeros(num_edges, heads, dtype=work, device=x.device)
+    if num_edges == 0 or width == 0:
+        return out
+    row, target = _plain(row, indptr, indptr.dtype), _plain(target, indptr, indptr.dtype)
+    rows = [_plain(t, x, work) for t in (grad, x)]
+    if runs_on_gpu(x):
+        lane_bits = 0 if SIMULATED else _lane_bits(-(-width // heads // 4))
+        run_gpu(kernels.dot_rows_gpu, _grid(num_edges * heads, lane_bits), *rows, indptr.contiguous(), row, target,
+                num_edges, width, width // heads, lane_bits, int(mean), out.view(-1))  # fmt: skip
+    else:
+        by_head = [t.view(-1, heads, width // heads) for t in rows]
+        run_cpu(kernels.dot_rows_cpu, *by_head, indptr, row, target, num_edges, int(mean), out)
+    return out
+
+
+def extreme_rows(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int, largest: bool,
+                 max_degree: int) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Maximum or minimum of `x` [N, F] over the edges of each target, and the edges that bring it: [T, F]."""
+    num_edges, width = x.shape[0] if row is None else row.numel(), x.shape[1]
+    work, sign = _work_dtype(x.dtype), 1 if largest else -1
+    out = torch.zeros(num_targets, width, dtype=work, device=x.device)
+    winner = torch.full((num_targets, width), int(extreme.NO_EDGE), dtype=torch.int32, device=x.device)
+    if out.numel() == 0 or num_edges == 0:
+        return out.to(x.dtype), winner
+    row, items = _plain(row, indptr, indptr.dtype), _plain(x, x, work)
+    if runs_on_gpu(x):
+        indptr = indptr.contiguous()
+        slices = _Slices.of(indptr, num_edges, num_targets, max_degree)
+        partials = torch.empty(slices.capacity * width, dtype=work, device=x.device)
+        partial_winner = torch.empty(slices.capacity * width, dtype=torch.int32, device=x.device)
+        lane_bits = _lane_bits(width)
+        run_gpu(extreme.extreme_rows_gpu, _grid(num_targets + slices.capacity, lane_bits), items, indptr, row,
+                num_edges, num_targets, width, lane_bits, sign, slices.slices, slices.counts, partials, partial_winner,
+                out.view(-1), winner.view(-1))  # fmt: skip
+        if slices.capacity:
+            run_gpu(extreme.merge_slices_gpu, slices.grid_of_hubs(), indptr, num_edges, width, sign, slices.hubs,
+                    slices.counts, partials, partial_winner, out.view(-1), winner.view(-1))  # fmt: skip
+    else:
+        run_cpu(extreme.extreme_rows_cpu, items, indptr, row, num_edges, width, sign, out.view(-1), winner.view(-1))
+    return out.to(x.dtype), winner
+
+
+def spread_extremes(grad: Tensor, x: Tensor, best: Tensor, winner: Tensor, indptr: Tensor, row: Tensor | None,
+                    to_edges: bool) -> Tensor:  # fmt: skip
+    """Gradient of `extreme_rows` in `x`: [N, F]; with `to_edges`, the part of each edge: [E, F]."""
+    num_edges, width = x.shape[0] if row is None else row.numel(), x.shape[1]
+    work = _work_dtype(x.dtype)
+    out = torch.zeros(num_edges if to_edges else x.shape[0], width, dtype=work, device=x.device)
+    if num_edges == 0 or grad.numel() == 0:
+        return out.to(x.dtype)
+    row = _plain(row, indptr, indptr.dtype)
+    grad, items, best = (_plain(t, x, work) for t in (grad, x, best))
+    if runs_on_gpu(x):
+        run_gpu(extreme.spread_extremes_gpu, _grid(grad.numel(), 0), grad, items, best, winner.view(-1),
+                indptr.contiguous(), row, num_edges, width, int(to_edges), out.view(-1))  # fmt: skip
+    else:
+        run_cpu(extreme.spread_extremes_cpu, grad, items, best, winner.view(-1), indptr, row, num_edges, width,
+                out.view(-1))  # fmt: skip
+    return out.to(x.dtype)
+
+
+def _register() -> None:
+    shapes = {
+        "sum_rows": lambda x, indptr, row, weight, num_targets, mean, max_degree: x.new_empty(num_targets, x.shape[1]),
+        "spread_rows": lambda grad, indptr, row, target, weight, num_rows, mean: grad.new_empty(
+            num_rows, grad.shape[1]
+        ),
+        "dot_rows": lambda grad, x, indptr, row, target, heads, mean: x.new_empty(
+            target.numel(), heads, dtype=_work_dtype(x.dtype)
+        ),
+        "extreme_rows": lambda x, indptr, row, num_targets, largest, max_degree: (
+            x.new_empty(num_targets, x.shape[1]),
+            x.new_empty(num_targets, x.shape[1], dtype=torch.int32),
+        ),
+        "spread_extremes": lambda grad, x, best, winner, indptr, row, to_edges: x.new_empty(
+            row.numel() if to_edges and row is not None else x.shape[0], x.shape[1]
+        ),
+    }
+    for schema, work in zip(_SCHEMAS, (sum_rows, spread_rows, dot_rows, extreme_rows, spread_extremes), strict=True):
+        _library.define(schema)
+        for key in ("CPU", "CUDA"):
+            _library.impl(work.__name__, work, key)
+        torch.library.register_fake(f"pyg_direct::{work.__name__}", shapes[work.__name__], lib=_library)
+
+
+_register()
