@@ -119,9 +119,12 @@ def _check(x: Tensor, indptr: Tensor, row: Tensor | None, reduce: str, weight: T
     if not 0 <= num_targets < indptr.numel():
         raise ArgumentError(f"num_targets must lie in [0, {indptr.numel() - 1}], got {num_targets}")
     check_same_device("indptr", indptr, "x", x)
+    on_host = not (runs_on_gpu(x) or torch.compiler.is_compiling())
+    if on_host and num_edges > int(indptr[num_targets]):
+        raise ArgumentError(f"indptr must give every one of the {num_edges} edges a target below {num_targets=}")
     if row is not None:
         check_same_device("row", row, "x", x)
-        row = check_ids("row", row, None if runs_on_gpu(row) or torch.compiler.is_compiling() else x.shape[0])
+        row = check_ids("row", row, x.shape[0] if on_host else None)
     if weight is not None:
         check_same_device("weight", weight, "x", x)
         if reduce not in ("sum", "mean"):

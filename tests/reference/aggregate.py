@@ -36,12 +36,13 @@ def gradient(grad: np.ndarray, x: np.ndarray, indptr: Sequence[int], row: Sequen
     best = aggregate(x, indptr, row, reduce) if reduce in ("max", "min") else None
     for t in range(len(grad)):
         edges = edges_of(indptr, t, len(row))
+        if best is not None:
+            equals = np.sum([x[row[e]] == best[t] for e in edges], axis=0) + (best[t] == 0)
         for e in edges:
             share = np.ones(x.shape[1]) if weight is None else spread(weight[e], x.shape[1])
             if reduce == "mean":
                 share = share / len(edges)
             if best is not None:
-                equals = np.sum([x[row[other]] == best[t] for other in edges], axis=0) + (best[t] == 0)
                 share = (x[row[e]] == best[t]) / equals
             out[row[e]] += grad[t] * share
     return out
