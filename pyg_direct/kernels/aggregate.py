@@ -100,10 +100,10 @@ def sum_rows_gpu(x, indptr, row, weight, num_edges, num_targets, width, channels
         item += step
 
 
-@gpu_kernel("u8 I[] u8 u8 i8 i8 i4 i4 i4 i4 i4 i4 i4[] i4[] u8 u8", I=("i4", "i8"), sources=("aggregate",))
-def sum_wide_rows_gpu(x, indptr, row, weight, num_edges, num_targets, pieces, heads, lane_bits, mean, kind, out_kind,
-                      slices, counts, partials, out):  # fmt: skip
-    """Rows of `pieces` times 16 bytes, aligned; `x`, `row`, `weight` (fp32), `partials` (fp32) and `out` are addresses.
+@gpu_kernel("u8 I[] u8 i4 u8 i8 i8 i4 i4 i4 i4 i4 i4 i4[] i4[] u8 u8", I=("i4", "i8"), sources=("aggregate",))
+def sum_wide_rows_gpu(x, indptr, row, index_bytes, weight, num_edges, num_targets, pieces, heads, lane_bits, mean, kind,
+                      out_kind, slices, counts, partials, out):  # fmt: skip
+    """Rows of `pieces` times 16 bytes, aligned; `x`, `row`, `weight`, `partials` (both fp32) and `out` are addresses.
 
     2**lane_bits threads share up to as many pieces of a row; what is left of a wider row is another group's.
     """
@@ -118,10 +118,10 @@ def sum_wide_rows_gpu(x, indptr, row, weight, num_edges, num_targets, pieces, he
         if place != NOWHERE:
             # A piece of 16 bytes holds four fp32 or eight 16-bit items.
             items = np.int64(4 if kind == 0 else 8)
-            to, to_kind = partials + np.uint64(place * pieces * items * 4), np.int32(0)
             if place == TO_ROW:
                 to, to_kind = out + np.uint64(target * pieces * items * (4 if out_kind == 0 else 2)), out_kind
-            index_bytes = np.int32(indptr.itemsize)
+            else:
+                to, to_kind = partials + np.uint64(place * pieces * items * 4), np.int32(0)
             scale = scale_of(np.float32(degree), mean, np.float32(1))
             sum_span_16(to, x, row, index_bytes, weight, first, last, heads, pieces, piece, scale, kind, to_kind)
 

@@ -123,8 +123,9 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
         lane_bits = _lane_bits(pieces)
         groups = (num_targets + slices.capacity) * -(-pieces // (1 << lane_bits))
         run_gpu(kernels.sum_wide_rows_gpu, _grid(groups, lane_bits), x.data_ptr(), indptr, row.data_ptr(),
-                shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean), _WIDE_KINDS[x.dtype],
-                _WIDE_KINDS[out.dtype], slices.slices, slices.counts, partials.data_ptr(), out.data_ptr())  # fmt: skip
+                row.element_size(), shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean),
+                _WIDE_KINDS[x.dtype], _WIDE_KINDS[out.dtype], slices.slices, slices.counts, partials.data_ptr(),
+                out.data_ptr())  # fmt: skip
     else:
         out = torch.empty(num_targets, width, dtype=work, device=x.device)
         lane_bits = _lane_bits(width)

@@ -1,0 +1,169 @@
+"""Which plain `edge_index` tensors are known to be sorted by target.
+
+A loader tells; a convolution asks. Tensors are known by their memory and by how often it was written to, so that a
+narrowed view, as PyG's `trim_to_layer` takes it, is recognised, and a modified tensor, a copy or one that was given
+the memory of another later is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.aggregate import Transposed, compress
+
+
+class SortedEdges(NamedTuple):
+    """Edges sorted by target, in the words of `ops.aggregate`.
+
+    Attributes:
+        indptr: Offsets of the targets, `[M + 1]` for the M nodes of the batch; those above E count as E.
+        row, target: Source and target of each edge, `[E]`.
+        least_sources, least_targets: No edge has a source or a target beyond.
+        max_degree: Upper bound of the edges of a target, None where it is not known.
+    """
+
+    indptr: Tensor
+    row: Tensor
+    target: Tensor
+    least_sources: int
+    least_targets: int
+    max_degree: int | None
+
+
+class _Batch:
+    """What is known of one `edge_index` and its views; does not keep them alive."""
+
+    def __init__(self, edge_index: Tensor, nodes: list[int], edges: list[int], max_degree: int | None) -> None:
+        # While it is held no other storage gets the address, so that an address tells storages apart.
+        self.storage = StorageWeakRef(edge_index.untyped_storage())
+        self.version, self.stride, self.dtype = edge_index._version, edge_index.stride(), edge_index.dtype
+        self.nodes, self.edges, self.max_degree = nodes, edges, max_degree
+        self._indptr: Tensor | None = None
+        self._indptr_edges = -1
+        self._transposed: dict[tuple[int, int], Transposed] = {}
+        self.looped: dict[tuple[int, int], Tensor] = {}
+        self._has_loops: dict[int, bool] = {}
+
+    def view(self, edge_index: Tensor) -> SortedEdges:
+        """The edges of `edge_index`, which holds the first of the batch."""
+        num_edges = edge_index.shape[1]
+        hop = next(hop for hop, bound in enumerate(self.edges) if num_edges <= bound)
+        row, target = edge_index.unbind(0)
+        return SortedEdges(self._find_offsets(target), row, target, self.nodes[hop],
+                           self.nodes[hop - 1] if hop > 0 else 0, self.max_degree)  # fmt: skip
+
+    def _find_offsets(self, target: Tensor) -> Tensor:
+        if self._indptr is not None and self._indptr_edges >= target.numel():
+            return self._indptr
+        indptr = compress(target, self.nodes[-1])
+        # What a graph is captured with is computed when it is replayed.
+        if not (target.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._indptr, self._indptr_edges = indptr, target.numel()
+        return indptr
+
+    def transpose(self, edges: SortedEdges, num_rows: int) -> Transposed:
+        """The same edges by source; made once for all layers that share them."""
+        key = edges.row.numel(), num_rows
+        if key not in self._transposed:
+            self._transposed[key] = Transposed.of(edges.row, edges.target, num_rows)
+        return self._transposed[key]
+
+    def has_loops(self, edge_index: Tensor) -> bool:
+        """Whether an edge leads from a node to itself; waits for the device, once for all layers that share them."""
+        num_edges = edge_index.shape[1]
+        for known, has_loops in self._has_loops.items():
+            if known == num_edges or (known > num_edges and not has_loops):
+                return has_loops
+        self._has_loops[num_edges] = bool((edge_index[0] == edge_index[1]).any())
+        return self._has_loops[num_edges]
+
+
+_BATCHES: dict[tuple[int, int], _Batch] = {}
+
+
+def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sampled_edges: Sequence[int],
+                    max_degree: int | None = None) -> None:  # fmt: skip
+    """Tell that the edges of a batch are sorted by target, hop after hop, as a loader's are.
+
+    Args:
+        edge_index: Local (source, target), `[2, E]`; it is neither read nor kept alive.
+        num_sampled_nodes: New nodes of each hop, seeds first, as PyG gives them: edges of hop h lead to nodes that
+            were new in hop h - 1, and come from nodes known after hop h.
+        num_sampled_edges: Edges of each hop.
+        max_degree: Upper bound of the edges of a target; the largest fanout, None where one is -1.
+
+    Raises:
+        ArgumentError: the numbers do not fit the tensor.
+    """
+    if len(num_sampled_nodes) != len(num_sampled_edges) + 1 or sum(num_sampled_edges) != edge_index.shape[1]:
+        raise ArgumentError(
+            "num_sampled_nodes must have one item more than num_sampled_edges, whose sum must be the "
+            f"{edge_index.shape[1]} edges of edge_index, got {list(num_sampled_nodes)} and {list(num_sampled_edges)}"
+        )
+    # Writes to such a tensor leave no trace.
+    if edge_index.is_inference() or (edge_index.shape[1] > 0 and edge_index.stride(1) != 1):
+        return
+    for key in [key for key, batch in list(_BATCHES.items()) if batch.storage.expired()]:
+        _BATCHES.pop(key, None)
+    nodes, edges = list(accumulate(num_sampled_nodes)), [0, *accumulate(num_sampled_edges)]
+    _BATCHES[_place_of(edge_index)] = _Batch(edge_index, nodes, edges, max_degree)
+
+
+def _place_of(edge_index: Tensor) -> tuple[int, int]:
+    return edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())
+
+
+def find_batch(edge_index: Tensor) -> _Batch | None:
+    """The batch whose edges, or whose first edges, these are; None unless they are known to be sorted."""
+    if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.is_inference():
+        return None
+    batch = _BATCHES.get(_place_of(edge_index))
+    if (
+        batch is None
+        or edge_index._version != batch.version
+        or edge_index.shape[0] != 2
+        or edge_index.shape[1] > batch.edges[-1]
+        or edge_index.stride() != batch.stride
+        or edge_index.dtype != batch.dtype
+    ):
+        return None
+    return batch
+
+
+def find_sorted(edge_index: Tensor) -> SortedEdges | None:
+    """The offsets of a sorted `edge_index` or of a view of its first edges; None for any other tensor."""
+    batch = find_batch(edge_index)
+    return None if batch is None else batch.view(edge_index)
+
+
+def add_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """A sorted `edge_index` with a loop behind the edges of each of `num_nodes` nodes, sorted too.
+
+    `edge_index` must be known to be sorted; its own loops stay. Made once for the layers that share it.
+    """
+    batch = find_batch(edge_index)
+    assert batch is not None, "edges are not known to be sorted"
+    num_edges = edge_index.shape[1]
+    known = batch.looped.get((num_edges, num_nodes))
+    if known is not None:
+        return known
+    indptr, row, target, *_ = batch.view(edge_index)
+    # Each target before an edge's own has one loop more.
+    nodes = torch.arange(num_nodes, dtype=row.dtype, device=row.device)
+    looped = edge_index.new_empty(2, num_edges + num_nodes)
+    place = torch.arange(num_edges, dtype=row.dtype, device=row.device) + target
+    loop_place = indptr[1 : num_nodes + 1].clamp(max=num_edges) + nodes
+    looped[:, place.long()] = edge_index
+    looped[:, loop_place.long()] = nodes
+    degree = None if batch.max_degree is None else batch.max_degree + 1
+    register_sorted(looped, [num_nodes, 0], [looped.shape[1]], degree)
+    if not (row.is_cuda and torch.cuda.is_current_stream_capturing()):
+        batch.looped[num_edges, num_nodes] = looped
+    return looped

@@ -1,0 +1,119 @@
+"""Which edges are recognised as sorted, and what is known of them."""
+
+import gc
+
+import pytest
+import torch
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.nn import sorted as module
+from pyg_direct.nn.sorted import add_loops, find_batch, find_sorted, register_sorted
+
+# Two seeds, then one new node, then one.
+EDGES = torch.tensor([[1, 2, 2, 0, 3], [0, 0, 1, 2, 2]])
+NODES, COUNTS = [2, 1, 1], [3, 2]
+
+
+def make_edges(device="cpu"):
+    edge_index = EDGES.to(device, copy=True)
+    register_sorted(edge_index, NODES, COUNTS, max_degree=2)
+    return edge_index
+
+
+def test_registered_edges_have_offsets(device):
+    edge_index = make_edges(device)
+
+    edges = find_sorted(edge_index)
+
+    assert edges.indptr.tolist() == [0, 2, 3, 5, 5]
+    assert (edges.row.tolist(), edges.target.tolist()) == (EDGES[0].tolist(), EDGES[1].tolist())
+    assert (edges.least_sources, edges.least_targets, edges.max_degree) == (4, 3, 2)
+
+
+@pytest.mark.parametrize(("num_edges", "sources", "targets"), [(5, 4, 3), (4, 4, 3), (3, 3, 2), (1, 3, 2), (0, 2, 0)])
+@pytest.mark.parametrize("first", [0, 3, 5])
+def test_views_of_the_first_edges_are_recognised(device, num_edges, sources, targets, first):
+    edge_index = make_edges(device)
+    find_sorted(edge_index[:, :first])
+
+    edges = find_sorted(edge_index.narrow(1, 0, num_edges))
+
+    assert edges.indptr.clamp(max=num_edges).tolist() == [min(n, num_edges) for n in [0, 2, 3, 5, 5]]
+    assert edges.row.tolist() == EDGES[0, :num_edges].tolist()
+    assert (edges.least_sources, edges.least_targets) == (sources, targets)
+
+
+@pytest.mark.parametrize("change", [
+    lambda e: e.clone(), lambda e: e.flip(0), lambda e: e[:, 1:], lambda e: e[:, ::2], lambda e: e[0], lambda e: e.t(),
+    lambda e: e[:1], lambda e: e.add_(0), lambda e: e[:, :3].fill_(0), lambda e: e.to(torch.int32),
+    lambda e: e.view(torch.float64), lambda e: torch.nn.Parameter(e, requires_grad=False),
+], ids=["copy", "flip", "last", "strided", "row", "transposed", "one row", "written", "part written", "int32", "floats",
+        "subclass"])  # fmt: skip
+def test_other_tensors_are_not_recognised(device, change):
+    edge_index = make_edges(device)
+
+    assert find_sorted(edge_index) is not None
+    assert find_sorted(change(edge_index)) is None
+
+
+def test_memory_that_is_used_again_is_not_recognised():
+    memory = EDGES.numpy().copy()
+    edge_index = torch.from_numpy(memory)
+    register_sorted(edge_index, NODES, COUNTS)
+    del edge_index
+
+    again = torch.from_numpy(memory)
+
+    assert find_sorted(again) is None
+
+
+def test_batches_are_forgotten_with_their_edges():
+    edge_index = make_edges()
+    view, alive = edge_index[:, :3], len(module._BATCHES)
+    del edge_index
+    gc.collect()
+
+    assert find_sorted(view) is not None
+    del view
+    kept = make_edges()
+    assert len(module._BATCHES) <= alive
+    assert find_sorted(kept) is not None
+
+
+def test_offsets_are_made_once(device):
+    edge_index = make_edges(device)
+
+    first, second = find_sorted(edge_index), find_sorted(edge_index[:, :3])
+
+    assert second.indptr is first.indptr
+
+
+def test_edges_made_in_inference_mode_are_not_recognised():
+    with torch.inference_mode():
+        edge_index = make_edges()
+
+        assert find_sorted(edge_index) is None
+
+
+@pytest.mark.parametrize("num_edges", [5, 3, 0])
+def test_loops_lie_behind_the_edges_of_their_node(device, num_edges):
+    edge_index = make_edges(device)[:, :num_edges]
+    expected = sorted([*edge_index.t().tolist(), *([n, n] for n in range(4))], key=lambda edge: edge[1])
+
+    looped = add_loops(edge_index, 4)
+
+    assert looped.t().tolist() == expected
+    assert find_sorted(looped).max_degree == 3
+
+
+def test_loops_are_made_once(device):
+    edge_index = make_edges(device)
+
+    assert add_loops(edge_index, 4) is add_loops(edge_index, 4)
+    assert find_batch(edge_index).has_loops(edge_index) is False
+
+
+@pytest.mark.parametrize(("nodes", "edges"), [([2, 1], [3, 2]), ([2, 1, 1], [3, 1])])
+def test_numbers_that_do_not_fit_are_refused(nodes, edges):
+    with pytest.raises(ArgumentError, match=r"num_sampled_nodes must have one item more .* the 5 edges"):
+        register_sorted(EDGES.clone(), nodes, edges)
