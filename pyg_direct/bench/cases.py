@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pyg_direct.bench.accuracy import measure_accuracy
+from pyg_direct.bench.aggregate import measure_accelerated_steps, measure_aggregation
 from pyg_direct.bench.beside import (
     measure_loaders,
     measure_samplers_on_cpu,
@@ -31,6 +32,7 @@ from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.bench.startup import measure_startup
 from pyg_direct.datasets import load_folder, synthetic_graph
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.runtime.device import resolve_device
 
 Case = Callable[[float], Iterator[Row]]
@@ -75,6 +77,16 @@ def loader(scale: float) -> Iterator[Row]:
                                   batches=60 if on_gpu else 6, topology_placement=topology)  # fmt: skip
     if on_gpu:
         yield from measure_python_time(graph.to_data(), graph.train_idx, _name(scale))
+
+
+def aggregate(scale: float) -> Iterator[Row]:
+    """Aggregation of a sampled batch, and steps of accelerated models, beside PyG's own."""
+    device = resolve_device(None).type
+    graph = synthetic_graph("products", scale=scale, device=device)
+    batch = next(iter(NeighborLoader(graph.to("cpu").to_data(), [15, 10, 5], input_nodes=graph.train_idx.cpu(),
+                                     batch_size=1024, seed=0)))  # fmt: skip
+    yield from measure_accelerated_steps(batch, graph.num_classes, _name(scale))
+    yield from measure_aggregation(batch, _name(scale))
 
 
 def startup(scale: float) -> Iterator[Row]:
@@ -137,6 +149,7 @@ SHORT_CASES: dict[str, Case] = {
     "sampling": sampling,
     "gather": gather,
     "loader": loader,
+    "aggregate": aggregate,
     "startup": startup,
 }
 # Minutes, up to 100 GB of GPU or host memory, or other packages.

@@ -28,6 +28,7 @@ _REDUCES = {
     aggr.MinAggregation: "min",
 }
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_NARROW = 8
 _HOOKS = ("_propagate_forward_pre_hooks", "_propagate_forward_hooks", "_message_forward_pre_hooks",
           "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks")  # fmt: skip
 
@@ -72,7 +73,7 @@ def accelerate(model: torch.nn.Module) -> Acceleration:
         if kind is None or not _is_untouched(module, kind):
             continue
         module.__dict__["propagate"] = MethodType(propagate, module)
-        if kind in _FORWARDS and type(module).forward is kind.forward:
+        if kind in _FORWARDS and type(module).forward is kind.__dict__["forward"]:
             module.__dict__["forward"] = MethodType(_FORWARDS[kind], module)
             # TorchScript compiles the `forward` of the instance.
             module.__dict__["__prepare_scriptable__"] = functools.partial(_make_plain, module)
@@ -122,7 +123,7 @@ def _is_plain(self: Any, edge_index: Any) -> bool:
     """Whether nothing looks at the messages, and they flow as usual."""
     return (
         not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and torch._C._get_tracing_state() is None
         and isinstance(edge_index, Tensor)
         and type(self.aggr_module) in _REDUCES
         and self.flow == "source_to_target"
@@ -156,17 +157,25 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
     if made is None:
         return None
     rows, weight, of_edges = made
+    tracked = torch.is_grad_enabled() and rows.requires_grad
     if rows.dtype not in _DTYPES or (weight is not None and reduce in ("max", "min")):
+        return None
+    if not runs_on_gpu(rows) and not _wins_on_cpu(rows, reduce, tracked):
         return None
     if of_edges:
         return aggregate(rows, edges.indptr, reduce=reduce, weight=weight, target=edges.target,
                          num_targets=num_targets, max_degree=edges.max_degree)  # fmt: skip
     transposed = None
     sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows)
-    if sorts and rows.requires_grad and torch.is_grad_enabled():
+    if sorts and tracked and reduce in ("sum", "mean"):
         transposed = batch.transpose(edges, num_sources)
     return aggregate(rows, edges.indptr, edges.row, reduce=reduce, weight=weight, target=edges.target,
                      num_targets=num_targets, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip
+
+
+def _wins_on_cpu(rows: Tensor, reduce: str, tracked: bool) -> bool:
+    """Whether the loops of a CPU are faster than torch's: not at narrow rows, nor at extremes without a gradient."""
+    return rows.shape[1:].numel() >= _NARROW and (tracked or reduce in ("sum", "mean"))
 
 
 # What each class sends along an edge: (rows, weights of edges, whether rows belong to edges instead of nodes).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -220,7 +221,7 @@ def spread_extremes(grad: Tensor, x: Tensor, best: Tensor, winner: Tensor, indpt
 
 
 def _register() -> None:
-    shapes = {
+    shapes: dict[str, Callable[..., Any]] = {
         "sum_rows": lambda x, indptr, row, weight, num_targets, mean, max_degree: x.new_empty(num_targets, x.shape[1]),
         "spread_rows": lambda grad, indptr, row, target, weight, num_rows, mean: grad.new_empty(
             num_rows, grad.shape[1]

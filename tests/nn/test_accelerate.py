@@ -21,9 +21,10 @@ from torch_geometric.utils import trim_to_layer
 import pyg_direct.nn.accelerate as module
 from pyg_direct import accelerate
 from pyg_direct.nn.sorted import register_sorted
+from pyg_direct.ops.launch import runs_on_gpu
 
 NODES, EDGES = [4, 9, 12], [16, 30]
-WIDTH, OUT = 8, 6
+WIDTH, OUT = 8, 10
 
 
 def mlp(width=WIDTH):
@@ -107,7 +108,6 @@ def assert_near(got, expected, rtol=1e-4, atol=1e-5):
         torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("loops", [False, True], ids=["no loops", "loops"])
 def test_equals_pyg_with_calls_of_our_operator(device, name, loops, calls):
@@ -122,8 +122,10 @@ def test_equals_pyg_with_calls_of_our_operator(device, name, loops, calls):
 
     assert_near(got, own)
     assert accelerated.convolutions == {"": type(conv).__name__}
-    # Attention drops the loops of nodes first, which leaves edges that nothing is known of.
-    assert (len(calls) > 0) == (not loops or name not in ("gat", "gatv2"))
+    # Attention drops the loops of nodes first, which leaves edges that nothing is known of; torch is faster at narrow
+    # rows on a CPU.
+    left = ["gat", "gatv2"] * loops + ["sage narrow", "sage of 3"] * (not runs_on_gpu(x))
+    assert (len(calls) > 0) == (name not in left)
 
 
 @pytest.mark.slow
@@ -246,6 +248,18 @@ def test_edges_that_do_not_fit_are_refused_by_pyg(calls):
     with pytest.raises(IndexError, match="edge_index"):
         conv(torch.randn(20, WIDTH), batch.edge_index)
 
+    assert calls == []
+
+
+@pytest.mark.parametrize(("width", "aggr"), [(3, "sum"), (8, "max")])
+def test_torch_is_left_what_it_does_faster_on_a_cpu(width, aggr, calls):
+    batch, conv = Batch(), SAGEConv(width, OUT, aggr=aggr)
+    x = torch.randn(batch.num_nodes, width)
+    expected = conv(x, batch.edge_index)
+
+    accelerate(conv)
+
+    assert torch.equal(conv(x, batch.edge_index), expected)
     assert calls == []
 
 
