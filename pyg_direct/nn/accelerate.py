@@ -297,7 +297,7 @@ def _normalise(edge_index: Tensor, num_nodes: int, loops: bool, dtype: torch.dty
     if loops:
         # The loop of a target is the last of its edges.
         weight = (row != target).to(work)
-        weight[indptr[1 : num_nodes + 1].clamp(max=row.numel()).long() - 1] = 1
+        weight.index_fill_(0, indptr[1 : num_nodes + 1].clamp(max=row.numel()).long() - 1, 1)
     degree = aggregate(weight.view(-1, 1), indptr, num_targets=num_nodes, max_degree=batch.max_degree).view(-1)
     scale = degree.pow_(-0.5)
     scale.masked_fill_(scale == float("inf"), 0)

@@ -160,8 +160,8 @@ def add_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     looped = edge_index.new_empty(2, num_edges + num_nodes)
     place = torch.arange(num_edges, dtype=row.dtype, device=row.device) + target
     loop_place = indptr[1 : num_nodes + 1].clamp(max=num_edges) + nodes
-    looped[:, place.long()] = edge_index
-    looped[:, loop_place.long()] = nodes
+    looped.index_copy_(1, place.long(), edge_index)
+    looped.index_copy_(1, loop_place.long(), nodes.expand(2, -1))
     degree = None if batch.max_degree is None else batch.max_degree + 1
     register_sorted(looped, [num_nodes, 0], [looped.shape[1]], degree)
     if not (row.is_cuda and torch.cuda.is_current_stream_capturing()):

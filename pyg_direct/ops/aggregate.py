@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops import aggregate_kernels
@@ -148,20 +147,20 @@ class _Sum(torch.autograd.Function):
         return _kernels.sum_rows(x, indptr, row, weight, num_targets, mean, max_degree)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, indptr, row, target, *by_source = ctx.saved_tensors
-        num_rows, width = ctx.shape
+        num_rows = ctx.shape[0]
         grad = grad.contiguous()
         num_edges = num_rows if row is None else row.numel()
         if target is None:
             target = expand(indptr[: ctx.num_targets + 1], num_edges)
         grad_x = grad_weight = None
+        if torch.is_grad_enabled():
+            return *_differentiate(grad, x, weight, indptr, row, target, ctx), *(None,) * 8
         if ctx.needs_input_grad[0] and row is None:
-            share = _shares(indptr, target, weight, ctx.mean, num_edges, grad.dtype)
-            grad_x = grad.index_select(0, target)
-            if share is not None:
-                grad_x = (grad_x.view(num_edges, share.shape[1], -1) * share.unsqueeze(-1)).view(num_edges, width)
+            grad_x = _weigh(
+                grad.index_select(0, target), _shares(indptr, target, weight, ctx.mean, num_edges, grad.dtype)
+            )
         elif ctx.needs_input_grad[0]:
             if by_source[0] is None and (ctx.deterministic or not runs_on_gpu(grad)):
                 by_source = Transposed.of(row, target, num_rows)
@@ -175,6 +174,28 @@ class _Sum(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_weight = _kernels.dot_rows(grad, x, indptr, row, target, weight.shape[1], ctx.mean).to(weight.dtype)
         return grad_x, grad_weight, None, None, None, None, None, None, None, None
+
+
+def _weigh(rows: Tensor, share: Tensor | None) -> Tensor:
+    """Rows of edges `[E, F]` times their weights `[E, H]`, in the dtype of the rows."""
+    if share is None:
+        return rows
+    return (rows.view(*share.shape, -1) * share.unsqueeze(-1)).view_as(rows).to(rows.dtype)
+
+
+def _differentiate(grad: Tensor, x: Tensor | None, weight: Tensor | None, indptr: Tensor, row: Tensor | None,
+                   target: Tensor, ctx: Any) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """The gradients of a sum in what torch can differentiate once more, for those who ask for a graph of them."""
+    num_edges, (num_rows, width) = target.numel(), ctx.shape
+    lifted, grad_x, grad_weight = grad.index_select(0, target), None, None
+    if ctx.needs_input_grad[0]:
+        grad_x = _weigh(lifted, _shares(indptr, target, weight, ctx.mean, num_edges, grad.dtype))
+        grad_x = grad_x if row is None else grad.new_zeros(num_rows, width).index_add(0, row, grad_x)
+    if x is not None and weight is not None:
+        lifted = _weigh(lifted, _shares(indptr, target, None, ctx.mean, num_edges, grad.dtype))
+        rows = x if row is None else x.index_select(0, row)
+        grad_weight = (lifted * rows).view(*weight.shape, -1).sum(-1).to(weight.dtype)
+    return grad_x, grad_weight
 
 
 def _shares(indptr: Tensor, target: Tensor, weight: Tensor | None, mean: bool, num_edges: int,
@@ -201,9 +222,10 @@ class _Extreme(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, out, winner, indptr, row, *by_source = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _differentiate_extreme(grad, x, out, indptr, row), *(None,) * 7
         grad = grad.contiguous()
         if ctx.deterministic and row is not None and runs_on_gpu(grad):
             # A row for each edge first, where no two targets meet, then sums by source.
@@ -214,3 +236,14 @@ class _Extreme(torch.autograd.Function):
         else:
             grad_x = _kernels.spread_extremes(grad, x, out, winner, indptr, row, False)
         return grad_x, None, None, None, None, None, None, None
+
+
+def _differentiate_extreme(grad: Tensor, x: Tensor, out: Tensor, indptr: Tensor, row: Tensor | None) -> Tensor:
+    """The gradient of a maximum in what torch can differentiate once more."""
+    num_edges = x.shape[0] if row is None else row.numel()
+    target = expand(indptr[: out.shape[0] + 1], num_edges)
+    rows, best = (x if row is None else x.index_select(0, row)).detach(), out.detach()
+    brings = (rows == best.index_select(0, target)).to(x.dtype)
+    equals = (best == 0).to(x.dtype).index_add(0, target, brings)
+    shares = grad.index_select(0, target) * brings / equals.clamp(min=1).index_select(0, target)
+    return shares if row is None else x.new_zeros(x.shape).index_add(0, row, shares)

@@ -19,7 +19,8 @@ from torch_geometric.nn import (
 from torch_geometric.utils import trim_to_layer
 
 import pyg_direct.nn.accelerate as module
-from pyg_direct import accelerate
+from pyg_direct import NeighborLoader, accelerate
+from pyg_direct.datasets import synthetic_graph
 from pyg_direct.nn.sorted import register_sorted
 from pyg_direct.ops.launch import runs_on_gpu
 
@@ -203,6 +204,27 @@ def test_pyg_models_are_accelerated(calls):
     assert_near(got, own)
     assert repr(accelerated) == "Acceleration(convs.0: SAGEConv, convs.1: SAGEConv)"
     assert calls == ["mean", "mean"]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_batches_of_the_loader_are_sorted_and_equal_pyg(device, replace, calls):
+    data = synthetic_graph("products", scale=0.002, device="cpu").to_data()
+    loader = NeighborLoader(data, [5, 3, -1], input_nodes=torch.arange(50), batch_size=50, replace=replace,
+                            device=device, seed=0)  # fmt: skip
+    batch, model = next(iter(loader)), GraphSAGE(data.num_features, 16, 3, OUT).to(device)
+    counts = {
+        "num_sampled_nodes_per_hop": batch.num_sampled_nodes,
+        "num_sampled_edges_per_hop": batch.num_sampled_edges,
+    }
+    own = run(model, batch.x, batch.edge_index, **counts)
+
+    register_sorted(batch.edge_index, nodes, edges)
+    accelerate(model)
+    got = run(model, batch.x, batch.edge_index, **counts)
+
+    assert bool((batch.edge_index[1].diff() >= 0).all())
+    assert_near(got, own, 1e-3, 1e-4)
+    assert calls == ["mean"] * 3
 
 
 def test_bipartite_layers_equal_pyg(calls):

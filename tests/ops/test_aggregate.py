@@ -217,7 +217,11 @@ def test_gradcheck(reduce):
     # Neither equals, where a maximum has no derivative, nor zero, which torch counts twice.
     x = (1 + torch.randperm(NUM_ROWS * 4)).view(NUM_ROWS, 4).double().requires_grad_()
 
-    assert torch.autograd.gradcheck(lambda t: aggregate(t, graph.indptr, graph.row, reduce=reduce), (x,))
+    def compute(t):
+        return aggregate(t, graph.indptr, graph.row, reduce=reduce)
+
+    assert torch.autograd.gradcheck(compute, (x,))
+    assert torch.autograd.gradgradcheck(lambda t: compute(t).square(), (x,))
 
 
 @pytest.mark.parametrize("row", ["sources", "edges"])
@@ -232,6 +236,21 @@ def test_gradcheck_of_weights(reduce, row):
         return aggregate(t, graph.indptr, row, reduce=reduce, weight=w)
 
     assert torch.autograd.gradcheck(compute, (x, weight))
+    assert torch.autograd.gradgradcheck(compute, (x, weight))
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("row", ["sources", "edges"])
+def test_gradients_with_a_graph_are_those_without(device, reduce, row):
+    graph = Graph(device)
+    x = make_rows(8, device=device, num_rows=NUM_ROWS if row == "sources" else 40).requires_grad_()
+    out = aggregate(x, graph.indptr, graph.row if row == "sources" else None, reduce=reduce)
+    grad = torch.rand_like(out)
+
+    (expected,) = torch.autograd.grad(out, x, grad, retain_graph=True)
+    (got,) = torch.autograd.grad(out, x, grad, create_graph=True)
+
+    torch.testing.assert_close(got, expected)
 
 
 def test_nothing_is_computed_for_inputs_without_gradient(device):
