@@ -212,10 +212,8 @@ def test_batches_of_the_loader_are_sorted_and_equal_pyg(device, replace, calls):
     loader = NeighborLoader(data, [5, 3, -1], input_nodes=torch.arange(50), batch_size=50, replace=replace,
                             device=device, seed=0)  # fmt: skip
     batch, model = next(iter(loader)), GraphSAGE(data.num_features, 16, 3, OUT).to(device)
-    counts = {
-        "num_sampled_nodes_per_hop": batch.num_sampled_nodes,
-        "num_sampled_edges_per_hop": batch.num_sampled_edges,
-    }
+    nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
+    counts = {"num_sampled_nodes_per_hop": nodes, "num_sampled_edges_per_hop": edges}
     own = run(model, batch.x, batch.edge_index, **counts)
 
     register_sorted(batch.edge_index, nodes, edges)
