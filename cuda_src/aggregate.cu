@@ -68,30 +68,31 @@ __device__ __forceinline__ void store_fp32(u64 to, int piece, const float *value
         at[i] = make_float4(value[4 * i], value[4 * i + 1], value[4 * i + 2], value[4 * i + 3]);
 }
 
-// One piece of the sum over edges [first, last); IN_FLIGHT rows are asked for before the first is added.
+// One piece of the sum over `count` edges; IN_FLIGHT rows are asked for before the first is added. Counters are 32 bits
+// wide, which leaves more registers to rows.
 template <class Kind, class Index>
-__device__ __forceinline__ void add_rows(const uint4 *x, const Index *row, const float *weight, long long first,
-                                         long long last, int heads, int head, int pieces, int piece, float *total)
+__device__ __forceinline__ void add_rows(const uint4 *x, const Index *row, unsigned first, const float *weight,
+                                         int count, int heads, unsigned pieces, float *total)
 {
     const int IN_FLIGHT = 4;
 #pragma unroll
     for (int i = 0; i < Kind::items; ++i) total[i] = 0.0f;
-    for (long long e = first; e < last; e += IN_FLIGHT) {
-        long long source[IN_FLIGHT];
+    for (int e = 0; e < count; e += IN_FLIGHT) {
+        unsigned source[IN_FLIGHT];
         uint4 raw[IN_FLIGHT];
 #pragma unroll
         for (int u = 0; u < IN_FLIGHT; ++u)
-            if (e + u < last) source[u] = row == nullptr ? e + u : (long long)row[e + u];
+            if (e + u < count) source[u] = row == nullptr ? first + e + u : (unsigned)row[e + u];
 #pragma unroll
         for (int u = 0; u < IN_FLIGHT; ++u) {
             raw[u] = make_uint4(0, 0, 0, 0);
-            if (e + u < last) raw[u] = x[source[u] * pieces + piece];
+            if (e + u < count) raw[u] = x[(u64)source[u] * pieces];
         }
 #pragma unroll
         for (int u = 0; u < IN_FLIGHT; ++u) {
             float value[Kind::items];
             unpack(Kind(), raw[u], value);
-            const float share = weight != nullptr && e + u < last ? weight[(e + u) * heads + head] : 1.0f;
+            const float share = weight != nullptr && e + u < count ? weight[(long long)(e + u) * heads] : 1.0f;
 #pragma unroll
             for (int i = 0; i < Kind::items; ++i) total[i] += share * value[i];
         }
@@ -103,16 +104,17 @@ __device__ __forceinline__ void sum_span(u64 to, u64 x, u64 row, int index_bytes
                                          long long last, int heads, int pieces, int piece, float scale, bool to_fp32)
 {
     float total[Kind::items];
-    const uint4 *table = reinterpret_cast<const uint4 *>(x);
-    const float *shares = reinterpret_cast<const float *>(weight);
+    const uint4 *table = reinterpret_cast<const uint4 *>(x) + piece;
+    const int count = (int)(last - first);
     // A piece never spans two heads.
     const int head = heads == 1 ? 0 : piece / (pieces / heads);
+    const float *shares = weight == 0 ? nullptr : reinterpret_cast<const float *>(weight) + first * heads + head;
+    const u64 ids = row == 0 ? 0 : row + first * index_bytes;
     if (index_bytes == 8)
-        add_rows<Kind>(table, reinterpret_cast<const long long *>(row), shares, first, last, heads, head, pieces,
-                       piece, total);
-    else
-        add_rows<Kind>(table, reinterpret_cast<const int *>(row), shares, first, last, heads, head, pieces, piece,
+        add_rows<Kind>(table, reinterpret_cast<const long long *>(ids), (unsigned)first, shares, count, heads, pieces,
                        total);
+    else
+        add_rows<Kind>(table, reinterpret_cast<const int *>(ids), (unsigned)first, shares, count, heads, pieces, total);
 #pragma unroll
     for (int i = 0; i < Kind::items; ++i) total[i] *= scale;
     if constexpr (Kind::items == 4) {
@@ -124,7 +126,7 @@ __device__ __forceinline__ void sum_span(u64 to, u64 x, u64 row, int index_bytes
 }
 
 // Piece `piece` of the weighted sum of rows row[e] of `x` over edges [first, last), times `scale`; kind 0 is fp32, 1
-// fp16, 2 bfloat16. A null `row` stands for row[e] = e, a null `weight` for ones.
+// fp16, 2 bfloat16. A null `row` stands for row[e] = e, a null `weight` for ones. Rows and edges are fewer than 2^31.
 extern "C" __device__ int sum_span_16(int *, u64 to, u64 x, u64 row, int index_bytes, u64 weight, long long first,
                                       long long last, int heads, int pieces, int piece, float scale, int kind,
                                       int to_kind)

@@ -16,6 +16,7 @@ from pyg_direct.ops.launch import full_grid, grid_for, run_cpu, run_gpu, runs_on
 # As `cuda_src/aggregate.cu` numbers them.
 _WIDE_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _PIECE = 16
+_MOST = 2**31
 
 _SCHEMAS = (
     "sum_rows(Tensor x, Tensor indptr, Tensor? row, Tensor? weight, SymInt num_targets, bool mean, int max_degree)"
@@ -117,7 +118,8 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
     shares = _plain(weight, x, work)
     partials = torch.empty(slices.capacity * width, dtype=work, device=x.device)
     channel_bytes = width // heads * x.element_size()
-    if x.dtype in _WIDE_KINDS and channel_bytes % _PIECE == 0 and x.data_ptr() % _PIECE == 0 and not SIMULATED:
+    is_aligned = channel_bytes % _PIECE == 0 and x.data_ptr() % _PIECE == 0
+    if x.dtype in _WIDE_KINDS and is_aligned and max(x.shape[0], num_edges) < _MOST and not SIMULATED:
         # Sums of slices are fp32, and so is then the output for a while.
         out = torch.empty(num_targets, width, dtype=work if slices.capacity else x.dtype, device=x.device)
         pieces = heads * channel_bytes // _PIECE
