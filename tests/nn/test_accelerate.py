@@ -109,6 +109,8 @@ def assert_near(got, expected, rtol=1e-4, atol=1e-5):
         torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
 
 
+# PyG asks for torch_scatter where a GPU takes maxima.
+@pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("loops", [False, True], ids=["no loops", "loops"])
 def test_equals_pyg_with_calls_of_our_operator(device, name, loops, calls):
@@ -206,6 +208,7 @@ def test_pyg_models_are_accelerated(calls):
     assert calls == ["mean", "mean"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replace", [False, True])
 def test_batches_of_the_loader_are_sorted_and_equal_pyg(device, replace, calls):
     data = synthetic_graph("products", scale=0.002, device="cpu").to_data()
@@ -345,6 +348,21 @@ def test_models_are_scripted_as_before(name, calls):
     scripted = torch.jit.script(conv)
 
     assert_near([scripted(x, batch.edge_index)], [expected])
+    assert calls == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["sage", "gcn"])
+def test_compiled_models_take_the_code_of_pyg(name, calls):
+    batch, conv = Batch(), CONVOLUTIONS[name]()
+    x = torch.randn(batch.num_nodes, WIDTH)
+    expected = run(conv, x, batch.edge_index)
+    accelerate(conv)
+
+    got = run(torch.compile(conv, backend="aot_eager"), x, batch.edge_index)
+
+    assert_near(got, expected)
     assert calls == []
 
 
