@@ -18,7 +18,7 @@ from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_
 # Items a block of a small hop takes, so that all multiprocessors have some.
 _ITEMS_PER_BLOCK = 8
 # Edges above which waiting for their number is cheaper than memory for the worst case.
-_LARGE_BOUND = 1 << 26
+_LARGE_BOUND = 1 << 24
 
 
 class Rows(NamedTuple):

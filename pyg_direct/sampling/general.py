@@ -31,10 +31,12 @@ from pyg_direct.kernels.worklist import (
 )
 from pyg_direct.ops.check import check_key
 from pyg_direct.ops.general import Frontier, Picked, Rules, move_segments, pick_edges
-from pyg_direct.sampling.numbering import HashNumbering, Scratch, Space, TableNumbering, fits_table
+from pyg_direct.sampling.hashed import SMALLEST_TABLE, HashNumbering
+from pyg_direct.sampling.numbering import Space
 from pyg_direct.sampling.options import GeneralRecipe
 from pyg_direct.sampling.seeds import Seeds, read_seeds
 from pyg_direct.sampling.subgraph import GeneralSample
+from pyg_direct.sampling.tabled import Scratch, TableNumbering, fits_table
 
 
 class _Hop(NamedTuple):
@@ -76,7 +78,7 @@ class GeneralPlan:
         self._rows = topology.with_running_weights() if recipe.replace and weighted.any() else topology.rows
         self._has_table = not self.disjoint and fits_table(int(topo.type_starts[-1]), topology.device)
         # Size of the hash table; the largest that a batch needed so far.
-        self._num_slots = 1 << 10
+        self._num_slots = SMALLEST_TABLE
         if not weighted.any():
             self._rows = self._rows._replace(edge_weight=self._rows.edge_weight[:0])
 

@@ -13,7 +13,7 @@ from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.relation import LINKS, NODES
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.ops import general as ops
-from pyg_direct.sampling import general, numbering
+from pyg_direct.sampling import general, hashed, numbering, tabled
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.options import GeneralRecipe
@@ -158,7 +158,7 @@ def test_more_types_than_a_block_has_threads_match_reference(device, disjoint):
 
 def test_the_number_of_kernels_does_not_grow_with_the_relations(device, monkeypatch):
     launched = []
-    for module in (ops, numbering):
+    for module in (ops, numbering, hashed, tabled):
         for launch in ("run_cpu", "run_gpu"):
             real = getattr(module, launch)
             monkeypatch.setattr(
