@@ -17,26 +17,18 @@ from pyg_direct.kernels.worklist import (
     EDGES,
     FANOUT,
     FIRST,
-    FLAGS,
     LOCAL,
     RELATION,
     SOURCE_BASE,
     SOURCE_START,
-    WEIGHTED,
     find_entry,
     frontier_place,
     identity,
+    is_weighted,
     next_entry,
     row_key,
     tree_of,
 )
-
-
-@body
-def is_weighted(work, entry, size, replace):
-    """Whether an item chooses by weight; one that takes all it has does not."""
-    fanout = work[entry + FANOUT]
-    return (work[entry + FLAGS] & WEIGHTED) != 0 and fanout >= 0 and (replace != 0 or fanout < size)
 
 
 @body
@@ -112,22 +104,6 @@ def count_items_gpu(work, indptr, indices, node_time, edge_time, edge_weight, ro
         start, size, count = restrict_row(item, entry, work, start, end, indices, node_time, edge_time, edge_weight,
                                           trees, seed_times, replace, last, strict, window)  # fmt: skip
         starts[item], sizes[item], counts[item] = start, size, count
-        item += np.int64(cuda.gridDim.x) * THREADS
-
-
-@gpu_kernel("u8 i8 i8 i8[] f4[] f8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]")
-def pick_weighted_gpu(key, hop, replace, work, edge_weight, weight_before, rows, trees, starts, sizes, offsets, scores,
-                      draws):  # fmt: skip
-    """The places of items that choose by weight; a thread reads a row."""
-    item = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    while item < starts.shape[0]:
-        entry = find_entry(work, item)
-        count = offsets[item + 1] - offsets[item]
-        if count > 0 and is_weighted(work, entry, sizes[item], replace):
-            place = frontier_place(work, entry, item)
-            own_key = row_key(key, hop, work[entry + RELATION], trees, place)
-            pick_weighted_row(own_key, rows[place], starts[item], sizes[item], count, replace, edge_weight,
-                              weight_before, np.int64(0), scores, draws, offsets[item])  # fmt: skip
         item += np.int64(cuda.gridDim.x) * THREADS
 
 

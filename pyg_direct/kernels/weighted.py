@@ -15,6 +15,7 @@ from pyg_direct.kernels.draw import draw
 from pyg_direct.kernels.jit import body, cpu_kernel, prange
 
 _TO_UNIT = 2.0**-52
+_FRACTION = 2.0**53
 
 
 @body
@@ -67,23 +68,41 @@ def sift_up(scores, picks, at, hole, score, pick):
 
 
 @body
+def sort_heap(scores, picks, at, count):
+    """Sort a heap, smallest first: the largest goes last, and the rest is a heap again."""
+    for size in range(count - 1, 0, -1):
+        score, pick = scores[at + size], picks[at + size]
+        scores[at + size], picks[at + size] = scores[at], picks[at]
+        sift_down(scores, picks, at, size, score, pick)
+
+
+@body
+def score_of(key, row, place, weight):
+    """-log(uniform) / weight; the edges with the smallest are picked."""
+    return -math.log(draw_unit(key, row, place)) / np.float64(weight)
+
+
+@body
+def order_of(score):
+    """A positive integer below 2**62 that orders scores of float32 weights as they are: exponent, then fraction."""
+    fraction, exponent = math.frexp(score)
+    return ((np.int64(exponent) + 256) << np.int64(52)) + np.int64((fraction - 0.5) * _FRACTION)
+
+
+@body
 def pick_lightest(key, row, start, size, count, edge_weight, base, scores, picks, at):
     """Write base + place of the `count` edges with the smallest scores to picks[at:], smallest first."""
     filled = 0
     for place in range(size):
         weight = np.float64(edge_weight[start + place])
         if weight > 0:
-            score = -math.log(draw_unit(key, row, place)) / weight
+            score = score_of(key, row, place, weight)
             if filled < count:
                 sift_up(scores, picks, at, filled, score, base + place)
                 filled += 1
             elif score < scores[at]:
                 sift_down(scores, picks, at, count, score, base + place)
-    # The rest of a heap sort: the largest goes last.
-    for size_left in range(count - 1, 0, -1):
-        score, pick = scores[at + size_left], picks[at + size_left]
-        scores[at + size_left], picks[at + size_left] = scores[at], picks[at]
-        sift_down(scores, picks, at, size_left, score, pick)
+    sort_heap(scores, picks, at, count)
 
 
 @body

@@ -49,6 +49,13 @@ def frontier_place(work, entry, item):
 
 
 @body
+def is_weighted(work, entry, size, replace):
+    """Whether an item chooses by weight; one that takes all it has does not."""
+    fanout = work[entry + FANOUT]
+    return (work[entry + FLAGS] & WEIGHTED) != 0 and fanout >= 0 and (replace != 0 or fanout < size)
+
+
+@body
 def tree_of(trees, place):
     """The tree that a node of the frontier belongs to; 0 where trees are not told apart."""
     if trees.shape[0] == 0:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels import general as kernels, segment
+from pyg_direct.kernels import general as kernels, segment, selected
 from pyg_direct.kernels.jit import THREADS
 from pyg_direct.kernels.weighted import sum_weights_cpu
 from pyg_direct.kernels.worklist import COLUMNS, FANOUT, FIRST
@@ -120,8 +120,11 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
                 offsets, cpu_chunks(), scores, draws, sources, ids, targets)  # fmt: skip
         return Picked(sources, ids, targets, ends)
     if is_weighted:
-        run_gpu(kernels.pick_weighted_gpu, grid_for(num_items, starts), key, hop, replace, entries, rows.edge_weight,
+        run_gpu(selected.pick_weighted_gpu, grid_for(num_items, starts), key, hop, replace, entries, rows.edge_weight,
                 rows.weight_before, frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
+        if not rules.replace:
+            run_gpu(selected.pick_long_rows_gpu, min(full_grid(starts), num_items), key, hop, entries, rows.edge_weight,
+                    frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
     repeats = torch.empty(capacity, dtype=torch.uint8, device=device)
     grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
     run_gpu(kernels.pick_items_gpu, grid, key, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,

@@ -7,8 +7,11 @@ import torch
 
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.relation import LINKS
+from pyg_direct.kernels.weighted import order_of
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.options import GeneralRecipe
+from tests.hetero_graphs import make_topo
+from tests.reference.general import Parts, sample
 
 # What a fair draw gives: neither too uneven nor too even, either by a chance of one in a thousand.
 FAIR = pytest.approx(0.5, abs=0.499)
@@ -106,3 +109,27 @@ def test_edges_without_weight_come_only_where_all_are_taken(device):
     assert all_taken[0].tolist() == [0, 1, 2]
     assert 2 not in some
     assert none.numel() == 0
+
+
+@pytest.mark.parametrize("fanout", [1, 5, 40])
+def test_a_long_row_picks_as_the_reference(device, fanout):
+    num_edges = 3000 if device.type == "cuda" else 150
+    pairs = [(edge % 7, 1) for edge in range(num_edges)] + [(1, 0), (2, 0)]
+    weights = [(edge * 37 % 101) / 8 for edge in range(num_edges)] + [1.0, 0.0]
+    graph = Parts({"a": 7}, {("a", "to", "a"): pairs}, edge_weight={("a", "to", "a"): weights})
+    seeds, fanouts = {"a": [1, 0]}, {("a", "to", "a"): [fanout]}
+    expected = sample(graph, seeds, fanouts, 5)
+
+    plan = GeneralPlan(make_topo(graph).place("auto", device), GeneralRecipe([fanout]))
+    got = plan.sample({"a": torch.tensor([1, 0], device=device)}, 5)
+
+    assert got.edge["a", "to", "a"].tolist() == expected.edge["a", "to", "a"]
+    assert got.node["a"].tolist() == expected.node["a"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1e-20, 2e-20), (0.49, 0.51), (1.0, 1.0 + 2**-52), (36.0, 1e46), (1e-55, 1e-54)]
+)
+def test_order_of_scores_is_kept(low, high):
+    assert 0 < order_of(low) < order_of(high) < 2**62
+    assert order_of(low) >> 56 <= order_of(high) >> 56
