@@ -1,0 +1,85 @@
+"""Local ids of the nodes of a batch: within each type, seeds first, then hop after hop, ascending within a hop.
+
+Nodes come as identities (`kernels/worklist.py`). A hop enters its sources, learns how many are new of each type, and
+then settles them. Two ways to find the new ones stand in `hashed.py` and `tabled.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.kernels import identity as kernels
+from pyg_direct.kernels.state import FAR
+from pyg_direct.ops.launch import grid_for, run_cpu, run_gpu, runs_on_gpu
+
+
+class Space(NamedTuple):
+    """The identities of a batch: type, tree and node in bits of their own; or ids, where trees are not told apart.
+
+    Attributes:
+        bases: Where each type begins, and the end of the last, int64 `[T + 1]`.
+        tree_shift: Place of the tree among the bits of an identity.
+        tree_bits: Bits of a tree; 0 where trees are not told apart.
+    """
+
+    bases: Tensor
+    tree_shift: int
+    tree_bits: int
+
+
+class Settled(NamedTuple):
+    """New nodes of a hop, type after type, and local ids of all its sources.
+
+    Attributes:
+        rows, trees: Ids within the types, and trees (empty where not told apart), int64 `[M]`.
+        locals: Local ids of the sources, int64 `[E']`.
+    """
+
+    rows: Tensor
+    trees: Tensor
+    locals: Tensor
+
+
+class Numbering:
+    """What both ways of numbering share: slots that hold local ids."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._known = np.zeros(space.bases.numel() - 1, np.int64)
+        self._table = space.bases[:0]
+        self._region = 0
+        self._slots, self._new = self._table, self._table
+        self._local_of_slot: Tensor
+
+    def _start(self, seeds: Tensor, slots: Tensor, counts: np.ndarray) -> None:
+        """Local ids of seeds: places among those of their type; of a repeated one, the first."""
+        places = [torch.arange(count, dtype=torch.int32, device=seeds.device) for count in counts.tolist()]
+        if places:
+            self._local_of_slot[slots] = FAR
+            self._local_of_slot.scatter_reduce_(0, slots, torch.cat(places), "amin")
+        self._known = counts.copy()
+
+    def settle(self, num_sources: int, counts: np.ndarray) -> Settled:
+        """Give the new nodes their local ids, `counts` of each type."""
+        new = self._sort_new(int(counts.sum()))
+        begins = np.cumsum(counts) - counts
+        table = torch.from_numpy(np.concatenate([begins, self._known])).to(new.device)
+        rows = torch.empty_like(new)
+        trees = torch.empty_like(new) if self._space.tree_bits > 0 else new[:0]
+        if new.numel() > 0:
+            arguments = (new, table[: len(counts)], table[len(counts) :], *self._space, self._table, self._region, rows,
+                         trees, self._local_of_slot)  # fmt: skip
+            if runs_on_gpu(new):
+                run_gpu(kernels.settle_gpu, grid_for(new.numel(), new), *arguments)
+            else:
+                run_cpu(kernels.settle_cpu, *arguments)
+        self._known = self._known + counts
+        return Settled(rows, trees, self._local_of_slot[self._slots[:num_sources]].long())
+
+    def _sort_new(self, count: int) -> Tensor:
+        """The new identities of this hop, ascending."""
+        raise NotImplementedError
