@@ -118,7 +118,9 @@ class HeteroTopo:
         self.timed = np.array([r.is_timed for r in relations], dtype=bool)
         self.weighted = np.array([r.weight is not None for r in relations], dtype=bool)
         index = {kind: number for number, kind in enumerate(self.node_types)}
-        ends = [(index[t[2]], index[t[0]]) if direction == "in" else (index[t[0]], index[t[2]]) for t in self.edge_types]
+        ends = [
+            (index[t[2]], index[t[0]]) if direction == "in" else (index[t[0]], index[t[2]]) for t in self.edge_types
+        ]
         # Numbers of the types that each relation expands, and of those it leads to, int64 `[R]`.
         self.expanded, self.reached = np.array(ends, dtype=np.int64).reshape(-1, 2).T
         self._join(relations, times)

@@ -89,7 +89,9 @@ class Relation:
 
     def list_ids(self) -> Tensor:
         """Edge ids by position."""
-        return torch.arange(self.indices.numel(), device=self.indices.device) if self.edge_ids is None else self.edge_ids
+        return (
+            torch.arange(self.indices.numel(), device=self.indices.device) if self.edge_ids is None else self.edge_ids
+        )
 
     def list_times(self) -> Tensor:
         """Times by position; zeros where the relation has none."""

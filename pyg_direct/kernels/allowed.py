@@ -16,10 +16,7 @@ def first_after(indices, node_time, edge_time, start, end, time):
     low, high = start, end
     while low < high:
         middle = (low + high) >> 1
-        if edge_time.shape[0] > 0:
-            found = edge_time[middle]
-        else:
-            found = node_time[indices[middle]]
+        found = edge_time[middle] if edge_time.shape[0] > 0 else node_time[indices[middle]]
         if found > time:
             high = middle
         else:

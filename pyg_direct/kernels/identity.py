@@ -12,11 +12,12 @@ import numpy as np
 from pyg_direct.kernels.bitmap import bit_of
 from pyg_direct.kernels.block import SCAN_WORDS, own_range, scan_block
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
-from pyg_direct.kernels.neighbor import find_row
+from pyg_direct.kernels.neighbor import LOW_WORD, find_row
 from pyg_direct.kernels.state import NODES
 
-# The fractional part of the golden ratio: multiples of it spread evenly (Knuth, TAOCP 3, section 6.4).
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+# Odd multipliers spread the halves of an identity over 64 bits (Knuth, TAOCP 3, section 6.4).
+_LOW_SPREAD, _HIGH_SPREAD = np.uint64(0x9E3779B1), np.uint64(0x85EBCA77)
+_HALF = np.uint64(32)
 _FREE = -1
 # Tries near the other nodes of a tree before a search goes on elsewhere: trees differ in size.
 _NEAR = 8
@@ -30,7 +31,9 @@ def slot_at(table, region, tree_shift, tree_bits, item, attempt):
     Each tree has a block of the table to begin in, so that nodes of a tree, which come together, lie together.
     """
     size, region, attempt = np.int64(table.shape[0]), np.int64(region), np.int64(attempt)
-    mixed = np.int64(np.uint64(np.uint64(item) * _SPREAD) >> np.uint64(20))
+    word = np.uint64(item)
+    spread = np.uint64((word & LOW_WORD) * _LOW_SPREAD) ^ np.uint64((word >> _HALF) * _HIGH_SPREAD)
+    mixed = np.int64(np.uint64(spread ^ (spread >> _HALF)) >> np.uint64(8))
     block = size >> np.int64(tree_bits)
     home = np.int64(0)
     if block < _SMALLEST_BLOCK:
@@ -69,7 +72,7 @@ def settle_node(i, item, begins, known, bases, tree_shift):
 
 @cpu_kernel
 def insert_cpu(items, tree_shift, tree_bits, table, region, slots, new, new_counts):
-    """Enter identities and note their slots; region r lists its new ones in row r of `new`, -1 of them if it is full."""
+    """Enter identities and note their slots; region r lists its new ones in new[r], -1 of them if it is full."""
     for r in prange(new_counts.shape[0]):
         low, count = r * region, 0
         for e in range(items.shape[0]):
@@ -132,7 +135,7 @@ def insert_gpu(ends, items, bases, tree_shift, tree_bits, table, slots, new, new
                 found = cuda.atomic.cas(table, slot, _FREE, item)
                 if found == _FREE:
                     is_new = np.int64(1)
-                if found == _FREE or found == item:
+                if is_new != 0 or found == item:
                     slots[tile + tid] = slot
                     break
                 attempt += 1

@@ -138,7 +138,9 @@ def _bound_edges(work: np.ndarray) -> int | None:
     return most if fanouts.size and fanouts.min() >= 0 and most <= _LARGE_BOUND else None
 
 
-def move_segments(begins: Sequence[int], shifts: Sequence[int], arrays: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+def move_segments(
+    begins: Sequence[int], shifts: Sequence[int], arrays: Sequence[Tensor], out: Sequence[Tensor]
+) -> None:
     """Copy segments of up to three int64 arrays of one length into `out`, segment s moved by shifts[s].
 
     Args:

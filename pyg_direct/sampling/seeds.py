@@ -69,8 +69,10 @@ def read_seeds(topology: PlacedHetero, seeds: Tensor | Mapping[str, Tensor],
             if disjoint:
                 trees.append(torch.arange(first_tree[kind], first_tree[kind] + own.numel(), device=device))
                 identities[-1] += trees[-1] << tree_shift
-    joined = [torch.cat(parts) if parts else none for parts in (rows, trees, identities)]
-    return Seeds(*joined, none if times is None else times, counts, bases, tree_shift, tree_bits)
+    joined = (torch.cat(parts) if parts else none for parts in (rows, trees, identities))
+    own_rows, own_trees, own_identities = joined
+    return Seeds(own_rows, own_trees, own_identities, none if times is None else times, counts, bases, tree_shift,
+                 tree_bits)  # fmt: skip
 
 
 def _by_type(topo: HeteroTopo, name: str, values: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """`HeteroTopo`: one id space, rows of all relations, sorted by time; what cannot be sampled is refused."""
 
 import pickle
+from itertools import pairwise
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def read_rows(topo, edge_type):
     indptr = topo.indptr[first_row : end_row + 1].tolist()
     start = int(topo.type_starts[topo.reached[number]])
     return [([int(n) - start for n in topo.indices[a:b]], topo.edge_ids[a:b].tolist())
-            for a, b in zip(indptr, indptr[1:], strict=False)]  # fmt: skip
+            for a, b in pairwise(indptr)]  # fmt: skip
 
 
 def test_types_and_relations_share_one_space():

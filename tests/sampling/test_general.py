@@ -5,7 +5,6 @@ from dataclasses import asdict
 import pytest
 import torch
 from hypothesis import given, strategies as st
-
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, LoaderWarning
@@ -117,7 +116,7 @@ def test_one_relation_draws_as_the_plans_for_it(device, name, recipe):
 def test_large_batch_matches_reference(device, fanouts, disjoint):
     graph = make_parts()
     seeds, options = {"paper": list(range(40)), "author": list(range(25))}, Options(disjoint=disjoint)
-    by_relation = dict.fromkeys(graph.edges, list(fanouts))
+    by_relation = {edge_type: list(fanouts) for edge_type in graph.edges}
 
     got = make_plan(graph, device, list(fanouts), options).sample(as_tensors(seeds, device), KEY)
 
@@ -127,7 +126,7 @@ def test_large_batch_matches_reference(device, fanouts, disjoint):
 @pytest.mark.parametrize("limit", ["table", "bound", "times"])
 def test_batch_does_not_depend_on_the_way_it_is_made(device, monkeypatch, limit):
     graph = make_parts(times="node" if limit == "times" else "")
-    fanouts = dict.fromkeys(graph.edges, [4, 3])
+    fanouts = {edge_type: [4, 3] for edge_type in graph.edges}
     if limit == "table":
         monkeypatch.setattr(general, "fits_table", lambda *_: False)
     elif limit == "bound":
@@ -151,12 +150,12 @@ def test_more_types_than_a_block_has_threads_match_reference(device, disjoint):
 
     got = make_plan(graph, device, [2, 2], options).sample(as_tensors(seeds, device), KEY)
 
-    assert_equal(got, sample(graph, seeds, dict.fromkeys(edges, [2, 2]), KEY, options))
+    assert_equal(got, sample(graph, seeds, {edge_type: [2, 2] for edge_type in edges}, KEY, options))
 
 
 def test_a_plan_serves_one_batch_after_the_other(device):
     graph = make_parts()
-    fanouts = dict.fromkeys(graph.edges, [3, 3])
+    fanouts = {edge_type: [3, 3] for edge_type in graph.edges}
     plan = make_plan(graph, device, fanouts, Options())
 
     batches = [plan.sample(as_tensors({"paper": [n]}, device), n) for n in range(4)]
@@ -167,7 +166,7 @@ def test_a_plan_serves_one_batch_after_the_other(device):
 
 def test_seeds_have_their_own_times(device):
     graph = make_parts(times="node")
-    fanouts = dict.fromkeys(graph.edges, [4, 4])
+    fanouts = {edge_type: [4, 4] for edge_type in graph.edges}
 
     got = make_plan(graph, device, fanouts, Options()).sample(as_tensors({"paper": [5, 6]}, device), KEY)
 

@@ -1,0 +1,108 @@
+"""Weighted draws follow the weights. All keys are fixed, so a test that passes once passes always."""
+
+import itertools
+
+import pytest
+import torch
+
+from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.graph.relation import LINKS
+from pyg_direct.sampling.general import GeneralPlan
+from pyg_direct.sampling.options import GeneralRecipe
+
+# What a fair draw gives: neither too uneven nor too even, either by a chance of one in a thousand.
+FAIR = pytest.approx(0.5, abs=0.499)
+NUM_ROWS = 20_000
+WEIGHTS = [0.5, 3.0, 0.0, 1.0, 2.5]
+
+
+def pick_places(device, weights, fanout, *, replace=False, times=None, seed_time=0, window=None):
+    """Places of edges that many equal rows pick, int64 `[NUM_ROWS, picks]`."""
+    degree = len(weights)
+    indptr = torch.arange(NUM_ROWS + 1) * degree
+    sources = torch.zeros(NUM_ROWS * degree, dtype=torch.int64)
+    edge_time = None if times is None else torch.tensor(times).repeat(NUM_ROWS)
+    topo = HeteroTopo(NUM_ROWS, (indptr, sources, None), edge_time=edge_time,
+                      edge_weight=torch.tensor(weights).repeat(NUM_ROWS))  # fmt: skip
+    plan = GeneralPlan(topo.place("auto", device), GeneralRecipe([fanout], replace, time_window=window))
+    seed_times = None if times is None else torch.full((NUM_ROWS,), seed_time)
+    batch = plan.sample(torch.arange(NUM_ROWS, device=device), 5, seed_time=seed_times)
+    return (batch.edge[LINKS] % degree).view(NUM_ROWS, -1).cpu()
+
+
+def chi_square(cells, chances):
+    """Chance that draws with these chances spread at least as unevenly as `cells`."""
+    expected = torch.tensor(chances, dtype=torch.float64) * len(cells)
+    counts = torch.bincount(cells, minlength=len(chances)).double()
+    assert (counts[expected == 0] == 0).all()
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    assert expected.min() >= 5
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2, dtype=torch.float64), statistic / 2))
+
+
+def chances_of_orders(weights, count):
+    """{order of picks: its chance} of draws one after the other, each in proportion to the weights left."""
+    orders = {}
+    for order in itertools.permutations(range(len(weights)), count):
+        chance, left = 1.0, sum(weights)
+        for place in order:
+            chance *= weights[place] / left if left > 1e-9 else 0.0
+            left -= weights[place]
+        orders[order] = chance
+    return orders
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fanout", [1, 2, 3])
+def test_picks_without_replacement_follow_the_weights(device, fanout):
+    orders = chances_of_orders(WEIGHTS, fanout)
+    number = {order: index for index, order in enumerate(orders)}
+
+    picks = pick_places(device, WEIGHTS, fanout)
+
+    cells = torch.tensor([number[tuple(row)] for row in picks.tolist()])
+    assert chi_square(cells, list(orders.values())) == FAIR
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fanout", [1, 3, 7])
+def test_picks_with_replacement_follow_the_weights_and_are_independent(device, fanout):
+    chances = [weight / sum(WEIGHTS) for weight in WEIGHTS]
+
+    picks = pick_places(device, WEIGHTS, fanout, replace=True)
+
+    first, last = picks[:, 0], picks[:, -1]
+    assert chi_square(last, chances) == FAIR
+    if fanout > 1:
+        joint = [a * b for a in chances for b in chances]
+        assert chi_square(first * len(WEIGHTS) + last, joint) == FAIR
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replace", [False, True])
+def test_weights_hold_among_the_edges_that_time_allows(device, replace):
+    times = [1, 2, 3, 4, 5]
+    allowed = [0.0, 3.0, 0.0, 1.0, 0.0]
+
+    picks = pick_places(device, WEIGHTS, 1, replace=replace, times=times, seed_time=4, window=3)
+
+    assert chi_square(picks[:, 0], [weight / 4 for weight in allowed]) == FAIR
+
+
+@pytest.mark.slow
+def test_a_measure_finds_ignored_weights(device):
+    picks = pick_places(device, [1.0, 1.0, 0.0, 1.0, 1.0], 1)
+
+    chances = [weight / sum(WEIGHTS) for weight in WEIGHTS]
+
+    assert chi_square(picks[:, 0], chances) < 1e-6
+
+
+@pytest.mark.slow
+def test_edges_without_weight_come_only_where_all_are_taken(device):
+    all_taken, some, none = (pick_places(device, weights, 3) for weights in ([0.0, 1.0, 0.0], WEIGHTS, [0.0] * 4))
+
+    assert all_taken[0].tolist() == [0, 1, 2]
+    assert 2 not in some
+    assert none.numel() == 0
