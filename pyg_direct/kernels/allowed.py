@@ -41,15 +41,19 @@ def allowed_range(indices, node_time, edge_time, start, end, seed_time, strict, 
 
 
 @body
-def open_item(item, entry, work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, replace,
-              last, strict, window):  # fmt: skip
-    """(first position, number of positions to pick from, number of picks) of an item."""
-    place = frontier_place(work, entry, item)
-    segment = work[entry + ROWS] + rows[place]
-    start, end = indptr[segment], indptr[segment + 1]
+def row_of(item, entry, work, indptr, rows):
+    """[start, end) of the row of an item."""
+    segment = work[entry + ROWS] + rows[frontier_place(work, entry, item)]
+    return indptr[segment], indptr[segment + 1]
+
+
+@body
+def restrict_row(item, entry, work, start, end, indices, node_time, edge_time, edge_weight, trees, seed_times, replace,
+                 last, strict, window):  # fmt: skip
+    """(first position, number of positions to pick from, number of picks) of the item whose row is [start, end)."""
     fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
     if flags & TIMED:
-        time = seed_times[trees[place]]
+        time = seed_times[trees[frontier_place(work, entry, item)]]
         start, end = allowed_range(indices, node_time, edge_time, start, end, time, strict, window)
         if last and fanout >= 0:
             start = max(start, end - fanout)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.kernels.allowed import open_item
+from pyg_direct.kernels.allowed import restrict_row, row_of
 from pyg_direct.kernels.block import own_range
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.neighbor import draw_pick, find_row, pick_row_in_order, resolve_pick
@@ -26,6 +26,7 @@ from pyg_direct.kernels.worklist import (
     find_entry,
     frontier_place,
     identity,
+    next_entry,
     row_key,
     tree_of,
 )
@@ -50,12 +51,23 @@ def read_source(indices, edge_ids, work, entry, position, tree, tree_shift):
 
 @cpu_kernel
 def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, replace, last,
-                    strict, window, starts, sizes, counts):  # fmt: skip
-    for item in prange(starts.shape[0]):
-        entry = find_entry(work, item)
-        start, size, count = open_item(item, entry, work, indptr, indices, node_time, edge_time, edge_weight, rows,
-                                       trees, seed_times, replace, last, strict, window)  # fmt: skip
-        starts[item], sizes[item], counts[item] = start, size, count
+                    strict, window, chunks, starts, sizes, counts):  # fmt: skip
+    share = (starts.shape[0] + chunks - 1) // chunks
+    for c in prange(chunks):
+        begin, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
+        # A loop of its own, without branches on what it reads: many cache misses in flight.
+        entry = find_entry(work, begin)
+        for item in range(begin, end):
+            entry = next_entry(work, entry, item)
+            start, stop = row_of(item, entry, work, indptr, rows)
+            starts[item], sizes[item] = start, stop - start
+        entry = find_entry(work, begin)
+        for item in range(begin, end):
+            entry = next_entry(work, entry, item)
+            start, size, count = restrict_row(
+                item, entry, work, starts[item], starts[item] + sizes[item], indices, node_time,
+                edge_time, edge_weight, trees, seed_times, replace, last, strict, window)  # fmt: skip
+            starts[item], sizes[item], counts[item] = start, size, count
 
 
 @cpu_kernel
@@ -64,10 +76,11 @@ def pick_items_cpu(key, hop, replace, tree_shift, work, indices, edge_ids, edge_
     share = (starts.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
         begin, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
+        entry = find_entry(work, begin)
         for item in range(begin, end):
             at, count = offsets[item], offsets[item + 1] - offsets[item]
             if count > 0:
-                entry = find_entry(work, item)
+                entry = next_entry(work, entry, item)
                 place = frontier_place(work, entry, item)
                 own_key = row_key(key, hop, work[entry + RELATION], trees, place)
                 if is_weighted(work, entry, sizes[item], replace):
@@ -80,9 +93,10 @@ def pick_items_cpu(key, hop, replace, tree_shift, work, indices, edge_ids, edge_
                 for e in range(at, at + count):
                     targets[e] = target
         # A loop of its own: many cache misses in flight instead of one behind each draw.
+        entry = find_entry(work, begin)
         for item in range(begin, end):
             if offsets[item] < offsets[item + 1]:
-                entry = find_entry(work, item)
+                entry = next_entry(work, entry, item)
                 tree = tree_of(trees, frontier_place(work, entry, item))
                 for e in range(offsets[item], offsets[item + 1]):
                     sources[e], ids[e] = read_source(indices, edge_ids, work, entry, positions[e], tree, tree_shift)
@@ -94,8 +108,9 @@ def count_items_gpu(work, indptr, indices, node_time, edge_time, edge_weight, ro
     item = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while item < starts.shape[0]:
         entry = find_entry(work, item)
-        start, size, count = open_item(item, entry, work, indptr, indices, node_time, edge_time, edge_weight, rows,
-                                       trees, seed_times, replace, last, strict, window)  # fmt: skip
+        start, end = row_of(item, entry, work, indptr, rows)
+        start, size, count = restrict_row(item, entry, work, start, end, indices, node_time, edge_time, edge_weight,
+                                          trees, seed_times, replace, last, strict, window)  # fmt: skip
         starts[item], sizes[item], counts[item] = start, size, count
         item += np.int64(cuda.gridDim.x) * THREADS
 

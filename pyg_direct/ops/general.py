@@ -99,12 +99,11 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     starts, sizes, counts = torch.empty(3, num_items, dtype=torch.int64, device=device).unbind()
     replace, last, strict = int(rules.replace), int(rules.last), int(rules.strict)
     arguments = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time, rows.edge_weight, frontier.rows,
-                 frontier.trees, frontier.seed_times, replace, last, strict, rules.window, starts, sizes,
-                 counts)  # fmt: skip
+                 frontier.trees, frontier.seed_times, replace, last, strict, rules.window)  # fmt: skip
     if on_gpu:
-        run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *arguments)
+        run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *arguments, starts, sizes, counts)
     else:
-        run_cpu(kernels.count_items_cpu, *arguments)
+        run_cpu(kernels.count_items_cpu, *arguments, cpu_chunks(), starts, sizes, counts)
     offsets = torch.zeros(num_items + 1, dtype=torch.int64, device=device)
     torch.cumsum(counts, 0, out=offsets[1:])
     ends = offsets[entries[::COLUMNS]]

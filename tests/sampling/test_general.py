@@ -13,7 +13,7 @@ from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.relation import LINKS, NODES
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.ops import general as ops
-from pyg_direct.sampling import general
+from pyg_direct.sampling import general, numbering
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.options import GeneralRecipe
@@ -60,10 +60,13 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("direction", ["in", "out"])
+@pytest.mark.parametrize("direction", ["in", pytest.param("out", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("weighted", [False, True], ids=["uniform", "weighted"])
 @pytest.mark.parametrize("times", ["", "node", "edge"], ids=["no times", "node times", "edge times"])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow if name in ("replace", "before", "window", "induced") else ())
+    for name in OPTIONS
+])  # fmt: skip
 def test_batch_matches_reference(device, name, times, weighted, direction):
     graph = make_parts(times=times, weighted=weighted, direction=direction)
     fanouts = {edge_type: [4 - number, 2, -1 if number == 2 else 3] for number, edge_type in enumerate(graph.edges)}
@@ -151,6 +154,26 @@ def test_more_types_than_a_block_has_threads_match_reference(device, disjoint):
     got = make_plan(graph, device, [2, 2], options).sample(as_tensors(seeds, device), KEY)
 
     assert_equal(got, sample(graph, seeds, {edge_type: [2, 2] for edge_type in edges}, KEY, options))
+
+
+def test_the_number_of_kernels_does_not_grow_with_the_relations(device, monkeypatch):
+    launched = []
+    for module in (ops, numbering):
+        for launch in ("run_cpu", "run_gpu"):
+            real = getattr(module, launch)
+            monkeypatch.setattr(
+                module, launch, lambda kernel, *args, real=real: (launched.append(1), real(kernel, *args))
+            )
+
+    def count_kernels(num_relations):
+        pairs = [(node, (node * 7) % 20) for node in range(20)]
+        graph = Parts({"a": 20, "b": 20}, {("a", f"r{n}", "ab"[n % 2]): pairs for n in range(num_relations)})
+        plan = make_plan(graph, device, [2, 2], Options())
+        launched.clear()
+        plan.sample(as_tensors({"a": [1, 2], "b": [3]}, device), KEY)
+        return len(launched)
+
+    assert count_kernels(40) == count_kernels(3) > 0
 
 
 def test_a_plan_serves_one_batch_after_the_other(device):
