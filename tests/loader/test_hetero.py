@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import HeteroData
@@ -190,6 +191,30 @@ def test_a_sparse_adjacency_gives_one(real_device):
     ends = batch["author"].n_id[col].tolist(), batch["paper"].n_id[row].tolist()
     assert sorted(zip(*ends, strict=True)) == name_edges(expected)[writes]
     assert sorted(value.tolist()) == sorted(expected[writes].e_id.tolist())
+
+
+def test_memory_mapped_features_are_read_from_their_file(real_device, tmp_path):
+    data = make_hetero()
+    np.save(tmp_path / "x.npy", data["paper"].x.numpy())
+    expected, data["paper"].x = data["paper"].x, np.load(tmp_path / "x.npy", mmap_mode="r")
+
+    (batch,) = NeighborLoader(data, [3], SEEDS, batch_size=4, device=real_device)
+
+    assert torch.equal(batch["paper"].x.cpu(), expected[batch["paper"].n_id.cpu()])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("placement", ["cuda", "unified", "pinned", "auto"])
+def test_batches_on_the_gpu_are_those_of_the_cpu(placement):
+    options = {"input_nodes": "paper", "batch_size": 8, "shuffle": True, "seed": 3, "disjoint": True}
+
+    batches = list(NeighborLoader(make_hetero(), [3, 2], **options, placement=placement, prefetch=2))
+
+    for batch, other in zip(batches, NeighborLoader(make_hetero(), [3, 2], **options, device="cpu"), strict=True):
+        for part, expected in zip(batch.stores, other.stores, strict=True):
+            for key, value in expected.items():
+                same = torch.equal(part[key].cpu(), value) if isinstance(value, torch.Tensor) else part[key] == value
+                assert same, key
 
 
 def test_transforms_are_called(real_device):
