@@ -18,6 +18,7 @@ from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.stores import StoreAttributes
 from pyg_direct.loader.superbatch import SharedRows
+from pyg_direct.ops.check import check_ids
 from pyg_direct.sampling.key import batch_key
 from pyg_direct.sampling.sample import Sample
 
@@ -95,7 +96,8 @@ class GeneralLoader(EpochLoader):
         positions = torch.as_tensor(index).cpu().reshape(-1)
         if positions.dtype == torch.bool or positions.numel() == 0:
             positions = positions.nonzero().view(-1)
-        batch = self._build(self._ask(positions.long(), None))
+        positions = check_ids("index", positions, len(self.dataset)).long()  # type: ignore[attr-defined]
+        batch = self._build(self._ask(positions, None))
         return batch if self.transform is None else self.transform(batch)
 
     def filter_fn(self, out: Output) -> Any:

@@ -81,6 +81,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         if edge_label is not None and edge_label.numel() == 0:
             # PyG asks for the least of them.
             edge_label = None
+        check_times("edge_label_time", edge_label_time, count)
         kwargs = settle_workers(kwargs, self.device, may_start=False, stacklevel=4)
         if count == 0:
             # torch refuses to shuffle nothing.

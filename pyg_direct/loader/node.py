@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NodeLoader as PygNodeLoader
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
 from pyg_direct.loader.epochs import settle_workers
 from pyg_direct.loader.general import GeneralLoader, Output
+from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.ops.check import check_ids
 from pyg_direct.typing import Device
@@ -58,11 +59,14 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         """Check the inputs and hand them to PyG's loader."""
         check_store_dtype(store_dtype)
         self.store_dtype, self._sampler = store_dtype, node_sampler
-        _check_input_nodes(data, input_nodes)
+        input_nodes, num_seeds = _read_seeds(data, input_nodes)
+        check_times("input_time", input_time, num_seeds)
         kwargs = settle_workers(kwargs, self.device, may_start=False, stacklevel=4)
-        _drop_shuffle_of_nothing(data, input_nodes, kwargs)
-        PygNodeLoader.__init__(self, data, node_sampler, _as_seeds(input_nodes), input_time, transform,
-                               transform_sampler_output, False, custom_cls, input_id, **kwargs)  # fmt: skip
+        if num_seeds == 0:
+            # torch refuses to shuffle nothing.
+            kwargs.pop("shuffle", None)
+        PygNodeLoader.__init__(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
+                               False, custom_cls, input_id, **kwargs)  # fmt: skip
         size = None
         if isinstance(node_sampler, NeighborSampler):
             sizes = node_sampler.num_nodes
@@ -84,8 +88,8 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         part.seed_time = time if time is None else time.to(self.device)
 
 
-def check_times(name: str, times: Any, count: int) -> None:
-    """Times of seeds: integers, one for each.
+def check_times(name: str, times: Any, count: int | None) -> None:
+    """Times of seeds: integers, one for each, where their number is known.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -94,36 +98,37 @@ def check_times(name: str, times: Any, count: int) -> None:
         return
     if not isinstance(times, Tensor) or times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
         raise ArgumentTypeError(f"{name} must be a tensor of integers, got {getattr(times, 'dtype', type(times))}")
-    if times.shape != (count,):
+    if count is not None and times.shape != (count,):
         raise ArgumentError(f"{name} must have shape ({count},), one for each seed, got {tuple(times.shape)}")
 
 
-def _check_input_nodes(data: Any, input_nodes: Any) -> None:
-    if not isinstance(data, HeteroData):
-        return
-    kind = input_nodes[0] if isinstance(input_nodes, (list, tuple)) and len(input_nodes) == 2 else input_nodes
-    if not isinstance(kind, str):
+def _read_seeds(data: Any, input_nodes: Any) -> tuple[Any, int | None]:
+    """(input nodes as PyG's loader takes them, with tensors; their number, None where a store must tell)."""
+    if isinstance(data, Data):
+        nodes = read_input_nodes(input_nodes)
+        return nodes, _count_seeds(nodes, int(data.num_nodes))
+    has_type = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)
+    kind = input_nodes[0] if has_type else input_nodes
+    is_typed = isinstance(data, HeteroData)
+    if not isinstance(kind, str) and (is_typed or input_nodes is None):
         raise ArgumentTypeError(
-            "input_nodes must be a node type or (node type, nodes) for a HeteroData, got "
+            "input_nodes must be a node type or (node type, nodes) for a graph with types, got "
             f"{'None' if input_nodes is None else type(input_nodes).__name__}"
         )
-    if kind not in data.node_types:
+    if is_typed and kind not in data.node_types:
         raise ArgumentError(f"input_nodes must name a known node type, got {kind!r} of {data.node_types}")
-    nodes = input_nodes[1] if not isinstance(input_nodes, str) else None
-    if isinstance(nodes, Tensor) and nodes.dtype == torch.bool and nodes.numel() != data[kind].num_nodes:
-        raise ArgumentError(f"input_nodes must have shape [{data[kind].num_nodes}] as a mask, got {list(nodes.shape)}")
+    nodes = read_input_nodes(input_nodes[1]) if has_type else None if isinstance(kind, str) else read_input_nodes(kind)
+    count = _count_seeds(nodes, data[kind].num_nodes if is_typed else None)
+    # PyG's loader does not find the size of a type in stores for (type, None).
+    return nodes if not isinstance(kind, str) else kind if nodes is None else (kind, nodes), count
 
 
-def _as_seeds(input_nodes: Any) -> Any:
-    """Seeds as PyG's loader reads them right: sequences and arrays as tensors."""
-    if isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
-        nodes = input_nodes[1]
-        return input_nodes[0], nodes if nodes is None or isinstance(nodes, Tensor) else torch.as_tensor(nodes)
-    return input_nodes
-
-
-def _drop_shuffle_of_nothing(data: Any, input_nodes: Any, kwargs: dict[str, Any]) -> None:
-    """torch refuses to shuffle nothing."""
-    nodes = input_nodes[1] if isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 else input_nodes
-    if isinstance(nodes, Tensor) and (int(nodes.sum()) if nodes.dtype == torch.bool else nodes.numel()) == 0:
-        kwargs.pop("shuffle", None)
+def _count_seeds(nodes: Tensor | None, num_nodes: int | None) -> int | None:
+    """The number of seeds; a mask must be one of all nodes."""
+    if nodes is None:
+        return num_nodes
+    if nodes.dtype != torch.bool:
+        return nodes.numel()
+    if num_nodes is not None and nodes.numel() != num_nodes:
+        raise ArgumentError(f"input_nodes must have shape [{num_nodes}] as a mask, got [{nodes.numel()}]")
+    return int(nodes.sum())

@@ -67,7 +67,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         directed: Deprecated in PyG; False means `subgraph_type="induced"`.
         sample_direction: `forward` follows edges back to their sources; `backward` to their targets.
         device: Where to sample; None is the current GPU if there is one, else the CPU.
-        placement: Where the topology lives; see `NeighborLoader`.
+        placement, topology_cache: Where the topology lives; see `NeighborLoader`.
         seed: Seed of all draws; None takes torch's initial seed.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.

@@ -236,6 +236,29 @@ def test_transforms_are_called(real_device):
     assert batch["author", "writes", "paper"].edge_attr.numel() == 0
 
 
+@pytest.mark.parametrize("form", [lambda mask: mask, lambda mask: mask.numpy(), lambda mask: mask.tolist()])
+def test_a_mask_chooses_seeds_whatever_it_is_made_of(real_device, form):
+    mask = torch.arange(40) % 7 == 3
+
+    batches = list(NeighborLoader(make_hetero(), [1], ("paper", form(mask)), batch_size=4, device=real_device))
+
+    assert torch.cat([batch["paper"].input_id for batch in batches]).tolist() == mask.nonzero().view(-1).tolist()
+
+
+def test_no_seeds_are_an_empty_epoch(real_device):
+    none = torch.empty(0, dtype=torch.int64)
+
+    assert list(NeighborLoader(make_hetero(), [2], ("paper", none), shuffle=True, device=real_device)) == []
+
+
+@pytest.mark.parametrize("index", [[40], [-1]])
+def test_bad_positions_are_named(real_device, index):
+    loader = NeighborLoader(make_hetero(), [2], "paper", device=real_device)
+
+    with pytest.raises(ArgumentError, match=r"index must lie in \[0, 40\)"):
+        loader(index)
+
+
 def test_a_call_gives_the_batch_around_positions(real_device):
     loader = NeighborLoader(make_hetero(), [2], ("paper", [5, 9]), device=real_device)
 

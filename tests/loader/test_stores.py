@@ -191,6 +191,18 @@ def test_weights_of_stores_are_refused_as_in_pyg():
         NeighborLoader(store_graph(make_hetero()), [2], "paper", weight_attr="weight", device="cpu")
 
 
+@pytest.mark.parametrize("seeds", ["paper", ("paper", None)])
+def test_all_nodes_of_a_type_may_be_seeds(seeds):
+    loader = NeighborLoader(store_graph(make_hetero()), [2], seeds, batch_size=40, device="cpu")
+
+    assert next(iter(loader))["paper"].batch_size == 40
+
+
+def test_a_graph_in_stores_needs_seeds():
+    with pytest.raises(ArgumentTypeError, match="input_nodes must be a node type or .* got None"):
+        NeighborLoader(store_graph(make_hetero()), [2], device="cpu")
+
+
 def test_a_graph_of_edges_alone_needs_no_features(real_device):
     data, graph = Data(edge_index=torch.tensor([[1, 2], [0, 1]])), MyGraphStore()
     graph.put_edge_index(tuple(data.edge_index), edge_type=None, layout="coo", size=(3, 3))
