@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch_geometric.data import HeteroData
 
 from pyg_direct.loader.pipeline import Pipeline, hold_for
 from pyg_direct.sampling.sample import empty_sample
@@ -129,6 +130,26 @@ def test_sparse_batches_are_held_too():
     sparse = torch.eye(3, device="cuda").to_sparse_csr()
 
     hold_for(sparse, torch.cuda.Stream())
+
+
+class Held(torch.Tensor):
+    """Notes the streams that it is held for."""
+
+    @property
+    def is_cuda(self):
+        return True
+
+    def record_stream(self, stream):
+        self.streams = [*getattr(self, "streams", []), stream]
+
+
+def test_every_part_of_a_batch_with_types_is_held():
+    batch = HeteroData()
+    batch["paper"].x, batch["paper", "cites", "paper"].edge_index = Held(torch.ones(2)), Held(torch.ones(2, 1))
+
+    hold_for(batch, "stream")
+
+    assert batch["paper"].x.streams == batch["paper", "cites", "paper"].edge_index.streams == ["stream"]
 
 
 @pytest.mark.gpu

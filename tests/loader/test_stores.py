@@ -1,0 +1,213 @@
+"""Graphs behind PyG's stores: equal batches, rows of edges by edge id, `Feature` as a store."""
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
+from torch_geometric.testing import MyFeatureStore, MyGraphStore
+from torch_geometric.utils import sort_edge_index
+
+from pyg_direct import Feature, FeatureStore, LinkNeighborLoader, NeighborLoader
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from tests.batches import make_data
+from tests.hetero_data import check_rows, make_hetero, name_edges
+
+WRITES = ("author", "writes", "paper")
+
+
+def store_graph(data, features=None):
+    """The stores of a `HeteroData`."""
+    features, graph = MyFeatureStore() if features is None else features, MyGraphStore()
+    for kind, part in data.node_items():
+        if "x" in part:
+            features.put_tensor(part.x, group_name=kind, attr_name="x", index=None)
+    for kind, part in data.edge_items():
+        features.put_tensor(part.edge_attr, group_name=kind, attr_name="edge_attr", index=None)
+        size = data[kind[0]].num_nodes, data[kind[2]].num_nodes
+        graph.put_edge_index(tuple(part.edge_index), edge_type=kind, layout="coo", size=size)
+    return features, graph
+
+
+def put_in_layout(graph, kind, edge_index, size, layout):
+    """Put edges that are sorted as the layout has them."""
+    rows = edge_index[0 if layout == "csr" else 1]
+    pointer = torch.cat([torch.zeros(1).long(), torch.bincount(rows, minlength=size[layout == "csc"]).cumsum(0)])
+    pair = (pointer, edge_index[1]) if layout == "csr" else (edge_index[0], pointer)
+    graph.put_edge_index(pair, edge_type=kind, layout=layout, size=size)
+
+
+@pytest.mark.parametrize("own_store", [False, True])
+def test_batches_are_those_of_the_graph_itself(real_device, own_store):
+    data = make_hetero()
+    del data["nobody"]
+    stores = store_graph(data, FeatureStore(real_device) if own_store else None)
+    options = {"input_nodes": "paper", "batch_size": 16, "seed": 1, "device": real_device}
+
+    batches = list(NeighborLoader(stores, [3, 2], **options))
+
+    for batch, other in zip(batches, NeighborLoader(data, [3, 2], **options), strict=True):
+        check_rows(data, batch)
+        assert name_edges(batch) == name_edges(other)
+        assert batch["paper"].x.device.type == real_device.type
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc"])
+def test_edge_ids_are_positions_in_the_layout_kept(real_device, layout):
+    data, (features, graph) = make_hetero(), (MyFeatureStore(), MyGraphStore())
+    edge_index = sort_edge_index(data[WRITES].edge_index, sort_by_row=layout == "csr")
+    put_in_layout(graph, WRITES, edge_index, (25, 40), layout)
+    features.put_tensor(torch.arange(150) * 10, group_name=WRITES, attr_name="number", index=None)
+
+    (batch,) = NeighborLoader((features, graph), [-1], ("paper", [3, 9]), batch_size=2, device=real_device)
+
+    part = batch[WRITES]
+    ends = torch.stack([batch["author"].n_id[part.edge_index[0]], batch["paper"].n_id[part.edge_index[1]]]).cpu()
+    assert torch.equal(ends, edge_index[:, part.e_id.cpu()])
+    assert torch.equal(part.number, part.e_id * 10)
+    assert sorted(ends[1].unique().tolist()) == [n for n in (3, 9) if bool((edge_index[1] == n).any())]
+
+
+@pytest.mark.parametrize("name", ["edge_attr", "strength"])
+def test_a_graph_without_types_has_rows_of_edges_too(real_device, name):
+    data, (features, graph) = make_data(), (MyFeatureStore(), MyGraphStore())
+    features.put_tensor(data.x, group_name=None, attr_name="x", index=None)
+    features.put_tensor(data.edge_attr, group_name=None, attr_name=name, index=None)
+    graph.put_edge_index(tuple(data.edge_index), edge_type=None, layout="coo", size=(70, 70))
+
+    for batch in NeighborLoader((features, graph), [3, 2], torch.arange(70), batch_size=16, device=real_device):
+        assert torch.equal(batch[name].cpu(), data.edge_attr[batch.e_id.cpu()])
+        assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+        ends = batch.n_id[batch.edge_index].cpu()
+        assert torch.equal(ends, data.edge_index[:, batch.e_id.cpu()])
+
+
+def test_times_come_from_the_store(real_device):
+    data = make_hetero()
+    features, graph = store_graph(data)
+    for kind in ("paper", "author", "venue"):
+        features.put_tensor(torch.arange(data[kind].num_nodes), group_name=kind, attr_name="time", index=None)
+
+    (batch,) = NeighborLoader((features, graph), [-1, -1], ("paper", [20, 30]), time_attr="time",
+                              input_time=torch.tensor([5, 11]), batch_size=2, device=real_device)  # fmt: skip
+
+    for kind in ("author", "venue"):
+        assert bool((batch[kind].time <= torch.tensor([5, 11], device=real_device)[batch[kind].batch]).all())
+    assert batch["author"].num_nodes > 0
+
+
+def test_links_of_a_relation_come_from_the_store(real_device):
+    data = make_hetero()
+
+    batches = list(LinkNeighborLoader(store_graph(data), [2], WRITES, neg_sampling_ratio=1.0, batch_size=50,
+                                      device=real_device))  # fmt: skip
+
+    for batch in batches:
+        local = batch[WRITES].edge_label_index[:, :50]
+        ends = [batch[kind].n_id[end].tolist() for kind, end in zip(("author", "paper"), local, strict=True)]
+        assert ends == data[WRITES].edge_index[:, batch[WRITES].input_id].tolist()
+
+
+def test_batches_may_have_a_class_of_their_own(real_device):
+    class Bundle(HeteroData):
+        pass
+
+    (batch,) = NeighborLoader(store_graph(make_hetero()), [2], ("paper", [3]), custom_cls=Bundle, device=real_device)
+
+    assert type(batch) is Bundle
+
+
+class TestFeatureStore:
+    """`Feature` behind PyG's interface, for our loaders and for PyG's."""
+
+    @pytest.fixture
+    def store(self, real_device):
+        """A store with rows of 70 nodes."""
+        store = FeatureStore(real_device)
+        store.put_tensor(make_data().x, group_name=None, attr_name="x", index=None)
+        return store
+
+    def test_rows_are_read_by_id_or_slice_or_whole(self, store, real_device):
+        x = make_data().x
+
+        rows = store.get_tensor(group_name=None, attr_name="x", index=torch.tensor([5, 5, 0]))
+        part = store.get_tensor(group_name=None, attr_name="x", index=slice(3, 9, 2))
+        whole = store.get_tensor(group_name=None, attr_name="x", index=None)
+
+        assert torch.equal(rows.cpu(), x[[5, 5, 0]])
+        assert torch.equal(part.cpu(), x[3:9:2])
+        assert torch.equal(whole.cpu(), x)
+        assert rows.device.type == real_device.type
+
+    def test_arrays_files_and_features_are_tables(self, store, real_device, tmp_path):
+        np.save(tmp_path / "rows.npy", np.arange(20.0, dtype=np.float32).reshape(10, 2))
+        mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+        feature = Feature(device=real_device).from_cpu_tensor(torch.arange(6).view(3, 2))
+
+        store.put_tensor(mapped, group_name="a", attr_name="x", index=None)
+        store.put_tensor(feature, group_name="b", attr_name="x", index=None)
+
+        assert store.get_tensor("a", "x", index=torch.tensor([9])).tolist() == [[18.0, 19.0]]
+        assert store.get_tensor("b", "x", index=torch.tensor([1])).tolist() == [[2, 3]]
+        assert store.get_tensor_size(group_name="a", attr_name="x", index=None) == (10, 2)
+        assert len(store.get_all_tensor_attrs()) == 3
+
+    def test_tables_are_taken_away(self, store):
+        assert store.remove_tensor(group_name=None, attr_name="x", index=None)
+        assert store.get_all_tensor_attrs() == []
+
+    def test_a_loader_of_pyg_reads_it(self, store):
+        data, graph = make_data(), MyGraphStore()
+        graph.put_edge_index(tuple(data.edge_index), edge_type=None, layout="coo", size=(70, 70))
+
+        batch = next(iter(PygNeighborLoader((store, graph), [2], torch.arange(9), batch_size=9)))
+
+        assert torch.equal(batch.x.cpu(), data.x[batch.n_id])
+
+    def test_narrow_rows_come_back_wide(self, real_device):
+        store = FeatureStore(real_device, store_dtype=torch.float16)
+        x = torch.rand(9, 8)
+
+        store.put_tensor(x, group_name=None, attr_name="x", index=None)
+        store.put_tensor(torch.arange(9), group_name=None, attr_name="y", index=None)
+
+        assert torch.equal(store.get_tensor(None, "x", index=torch.arange(9)).cpu(), x.half().float())
+        assert store.get_tensor(None, "y", index=torch.arange(9)).tolist() == list(range(9))
+
+    def test_what_is_no_table_is_refused(self, store):
+        with pytest.raises(ArgumentTypeError, match="tensor must be a tensor, an array or a Feature, got list"):
+            store.put_tensor([1, 2], group_name=None, attr_name="y", index=None)
+        with pytest.raises(NotImplementedError, match="a table is put whole"):
+            store.put_tensor(torch.ones(2), group_name=None, attr_name="y", index=torch.arange(2))
+
+
+def test_times_that_are_not_there_are_named():
+    with pytest.raises(ArgumentError, match="time_attr must name an attribute of the feature store, got 'when'"):
+        NeighborLoader(store_graph(make_hetero()), [2], "paper", time_attr="when", device="cpu")
+
+
+def test_weights_of_stores_are_refused_as_in_pyg():
+    with pytest.raises(NotImplementedError, match="weight_attr='weight'"):
+        NeighborLoader(store_graph(make_hetero()), [2], "paper", weight_attr="weight", device="cpu")
+
+
+@pytest.mark.parametrize("seeds", ["paper", ("paper", None)])
+def test_all_nodes_of_a_type_may_be_seeds(seeds):
+    loader = NeighborLoader(store_graph(make_hetero()), [2], seeds, batch_size=40, device="cpu")
+
+    assert next(iter(loader))["paper"].batch_size == 40
+
+
+def test_a_graph_in_stores_needs_seeds():
+    with pytest.raises(ArgumentTypeError, match="input_nodes must be a node type or .* got None"):
+        NeighborLoader(store_graph(make_hetero()), [2], device="cpu")
+
+
+def test_a_graph_of_edges_alone_needs_no_features(real_device):
+    data, graph = Data(edge_index=torch.tensor([[1, 2], [0, 1]])), MyGraphStore()
+    graph.put_edge_index(tuple(data.edge_index), edge_type=None, layout="coo", size=(3, 3))
+
+    (batch,) = NeighborLoader((MyFeatureStore(), graph), [-1, -1], torch.tensor([0]), device=real_device)
+
+    assert batch.n_id.tolist() == [0, 1, 2]
+    assert batch.num_nodes == 3
