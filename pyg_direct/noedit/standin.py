@@ -78,7 +78,7 @@ def _make(cls: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     options = dict(cls.options)
     if options.get("device") == "data":
         data = next(iter(arguments.values()))
-        options["device"] = "cuda" if getattr(data, "is_cuda", bool)() else "cpu"
+        options["device"] = "cuda" if getattr(data, "is_cuda", False) else "cpu"
     if "transform" in inspect.signature(cls.ours).parameters:
         arguments["transform"] = partial(_transform, arguments.get("transform"))
     with warnings.catch_warnings():
