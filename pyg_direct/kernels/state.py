@@ -27,3 +27,6 @@ FAR = 2**31 - 1
 # Purposes of a draw, so that equal (key, node, slot) of different purposes never meet.
 NEIGHBOR_DRAW = 1
 SHUFFLE_DRAW = 2
+# Slots that no neighbor of a row takes, for the keys of relations and of disjoint trees.
+RELATION_DRAW = 2**62
+TREE_DRAW = 2**62 + 1
