@@ -31,3 +31,5 @@ LABOR_DRAW = 3
 # Slots that no neighbor of a row takes, for the keys of relations and of disjoint trees.
 RELATION_DRAW = 2**62
 TREE_DRAW = 2**62 + 1
+# In the place of an item, for the ends of negative links.
+NEGATIVE_DRAW = 2**62 + 2

@@ -1,1 +1,8 @@
 """Mini-batches, sampled and fetched ahead while the model trains on the last one."""
+
+from pyg_direct.loader.layers import NeighborSampler
+from pyg_direct.loader.link import LinkLoader, LinkNeighborLoader
+from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.loader.node import NodeLoader
+
+__all__ = ["LinkLoader", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler", "NodeLoader"]
