@@ -6,6 +6,7 @@ from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.link import LinkLoader, LinkNeighborLoader
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.loader.node import NodeLoader
+from pyg_direct.loader.rows import FeatureStore
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
 
 __version__ = "0.1.0"
@@ -14,6 +15,7 @@ __all__ = [
     "Adj",
     "CSRTopo",
     "Feature",
+    "FeatureStore",
     "GraphSageSampler",
     "LinkLoader",
     "LinkNeighborLoader",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, EpochLoader
-from pyg_direct.loader.hetero import HeteroAttributes
+from pyg_direct.loader.hetero import HeteroAttributes, TypeRanking
 from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.stores import StoreAttributes
@@ -21,7 +21,7 @@ from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.sampling.key import batch_key
 from pyg_direct.sampling.sample import Sample
 
-Output = SamplerOutput | HeteroSamplerOutput
+Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 
 
 class Drawn:
@@ -55,7 +55,7 @@ class GeneralLoader(EpochLoader):
 
     def _prepare(self) -> Any:
         ours = isinstance(self._sampler, NeighborSampler)
-        if ours and self._general is not None:
+        if ours:
             self._sampler.refresh()
         topology = self._sampler._open_topology() if ours else None
         options = self.device, self.placement, self.feature_cache, self.store_dtype
@@ -63,10 +63,12 @@ class GeneralLoader(EpochLoader):
             ranking = topology if isinstance(topology, HeteroTopo) else None
             self._general = HeteroAttributes(self.data, ranking, *options)
         elif isinstance(self.data, Data):
-            # Lists over one id space rank no rows of a table.
-            self._general = Attributes(self.data, None if isinstance(topology, HeteroTopo) else topology, *options)
+            if isinstance(topology, HeteroTopo):
+                topology = TypeRanking(topology, topology.node_types[0])
+            self._general = Attributes(self.data, topology, *options)
         else:
-            self._general = StoreAttributes(*self.data, self.device, self.custom_cls)
+            features, graph = self.data
+            self._general = StoreAttributes(features, graph, self.device, self.custom_cls)
         return self._general
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
@@ -130,9 +132,8 @@ class GeneralLoader(EpochLoader):
             node, row, col = ({k: v.to(device) for k, v in part.items()} for part in (out.node, out.row, out.col))
             edge = {k: _permute(v, None if perm is None else perm.get(k), device) for k, v in (out.edge or {}).items()}
             batch = None if out.batch is None else {k: v.to(device) for k, v in out.batch.items()}
-            made: Output = HeteroSamplerOutput(node, row, col, edge, batch, out.num_sampled_nodes,
-                                               out.num_sampled_edges, out.orig_row, out.orig_col, out.metadata)  # fmt: skip
-            return made
+            return HeteroSamplerOutput(node, row, col, edge, batch, out.num_sampled_nodes, out.num_sampled_edges,
+                                       out.orig_row, out.orig_col, out.metadata)  # fmt: skip
         batch = None if out.batch is None else out.batch.to(device)
         return SamplerOutput(out.node.to(device), out.row.to(device), out.col.to(device),
                              _permute(out.edge, perm, device), batch, out.num_sampled_nodes, out.num_sampled_edges,
@@ -145,8 +146,9 @@ class GeneralLoader(EpochLoader):
         if out.edge is None:
             # Edges that were merged have no attributes any more.
             data = data.__copy__()
-            for key in [key for key in data.keys() if data.is_edge_attr(key) and key not in ("edge_index", "adj_t")]:
-                del data[key]
+            store = data._store
+            for key in [key for key in store if store.is_edge_attr(key) and key not in ("edge_index", "adj_t")]:
+                del store[key]
         batch = self._general.build(data, sample, none, checked=is_ours)
         for key in ("num_sampled_nodes", "num_sampled_edges", "input_id", "batch_size"):
             del batch._store[key]

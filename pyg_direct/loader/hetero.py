@@ -1,4 +1,4 @@
-"""The door to PyG's `HeteroData`: the attributes of all its types placed once, and batches put together on the device."""
+"""The door to PyG's `HeteroData`: attributes of all types placed once, and batches put together on the device."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ class TypeRanking:
     def indices(self) -> Tensor:
         """Ids within the type, list after list."""
         start, indices = int(self._topology.type_starts[self._number]), self._topology.indices
+        if start == 0 and len(self._parts) == 1:
+            return indices[self._parts[0]]
         return torch.cat([indices[part] - start for part in self._parts] or [indices[:0]])
 
 

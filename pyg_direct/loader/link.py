@@ -79,8 +79,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         if neg_sampling is not None and neg_sampling.is_triplet() and edge_label is not None:
             raise ArgumentError("edge_label must be None with triplets, whose index fields say what is negative")
         if edge_label is not None and edge_label.numel() == 0:
-            # PyG asks for its least label.
-            neg_sampling_ratio, edge_label = neg_sampling_ratio, None
+            # PyG asks for the least of them.
+            edge_label = None
         kwargs = settle_workers(kwargs, self.device, may_start=False, stacklevel=4)
         if count == 0:
             # torch refuses to shuffle nothing.
@@ -91,12 +91,9 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         self._check_links()
 
     def _check_links(self) -> None:
-        given, sizes = self.input_data, [None, None]
-        if isinstance(self._sampler, NeighborSampler):
-            nodes = self._sampler.num_nodes
-            sizes = (
-                [nodes, nodes] if not isinstance(nodes, dict) else [nodes.get(given.input_type[end]) for end in (0, 2)]
-            )
+        given = self.input_data
+        nodes: Any = self._sampler.num_nodes if isinstance(self._sampler, NeighborSampler) else None
+        sizes = [nodes[given.input_type[end]] for end in (0, 2)] if isinstance(nodes, dict) else [nodes, nodes]
         given.row = check_ids("edge_label_index", given.row, sizes[0]).long()
         given.col = check_ids("edge_label_index", given.col, sizes[1]).long()
         count = given.row.numel()

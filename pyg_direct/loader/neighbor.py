@@ -48,8 +48,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     Args:
         data: A `Data` or `HeteroData` with `edge_index` or `adj_t`, or (`FeatureStore`, `GraphStore`). Edits before
             an epoch take effect in it. Attributes of edges in a store go by edge id.
-        num_neighbors: Fanout of each hop, -1 for all neighbors; or these for each relation, in a dict or `NumNeighbors`.
-        input_nodes: Seeds: ids, a mask bool `[N]`, or None for all nodes; (type, seeds) or a type where there are types.
+        num_neighbors: Fanout of each hop, -1 for all neighbors; or these for each relation (dict, `NumNeighbors`).
+        input_nodes: Seeds: ids, a mask bool `[N]`, or None for all nodes; with types, a type or (type, seeds).
         input_time: A time for each seed, integers; by default the times that `time_attr` gives the seeds.
         replace: Draw with replacement.
         subgraph_type: `directional`: the edges sampled; `bidirectional`: these in both directions; `induced`: all edges
@@ -140,7 +140,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                                      ("super_batch", super_batch, 1)):  # fmt: skip
             if value != default:
                 raise ArgumentError(f"{name}={value!r} needs a Data that is sampled uniformly, without other options")
-        self._recipe = None
+        self._recipe: Recipe | None = None
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(
                 data, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
@@ -266,6 +266,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         return {} if self._attributes is None else self._attributes.on_host()
 
     def _work_with_workers(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
+        assert self._recipe is not None
         worker = WorkerSampler(self._plan_topology.to_cpu(), self._recipe, self.seed, self.input_data.node)
         pool: Any = torch.utils.data.DataLoader(
             Positions(len(self.dataset)), collate_fn=worker, num_workers=self.num_workers,

@@ -272,6 +272,7 @@ class Attributes(PlacedRows):
 
 
 def as_tensor(value: Any) -> Tensor:
+    """A tensor or an array, which may be a memory map, as a tensor over the same bytes."""
     if isinstance(value, Tensor):
         return value
     with warnings.catch_warnings():

@@ -86,7 +86,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
                  directed: bool = True, sample_direction: str = "forward", *, device: Device = None,
                  placement: str = "auto", seed: int | None = None, time_comparison: str = "<=",
                  time_window: int | None = None, strict_negatives: bool = False,
-                 exclude_target_edges: bool | str = False, topology_cache: int | str | None = None) -> None:  # fmt: skip
+                 exclude_target_edges: bool | str = False, topology_cache: int | str | None = None
+                 ) -> None:  # fmt: skip
         if not directed:
             subgraph_type = SubgraphType.induced
             warnings.warn("directed=False is deprecated in PyG; use subgraph_type='induced'", DeprecationWarning,
@@ -177,7 +178,9 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         return None
 
     def refresh(self) -> None:
-        """Read the graph anew, so that edits of `data` take effect."""
+        """Read the graph anew, so that edits of a `Data` or `HeteroData` take effect."""
+        if isinstance(self.data, tuple):
+            return
         parts = read_parts(self.data, self.time_attr, self.weight_attr)
         if self._is_plain():
             topology: Any = read_topology(self.data, self.device)
@@ -220,9 +223,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         key = self._next_key() if key is None else key
         links = Links(index, self._opened.parts, self.device)
         if neg_sampling is not None:
-            links.add_negatives(
-                NegativeSampling.cast(neg_sampling), self._negatives(neg_sampling, index.input_type), key
-            )
+            neg_sampling = NegativeSampling.cast(neg_sampling)
+            links.add_negatives(neg_sampling, self._negatives(neg_sampling, index.input_type), key)
         seeds, times = links.seeds(self.disjoint)
         out = self._sample(seeds, times, key=key)
         if self.exclude_target_edges:
@@ -233,12 +235,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
     def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
         """What negative links of a relation are drawn from; made once."""
         weights = neg_sampling.src_weight, neg_sampling.dst_weight
-        key = (
-            "negatives",
-            edge_type,
-            self.strict_negatives,
-            *(None if w is None else (id(w), w._version) for w in weights),
-        )
+        versions = [None if weight is None else (id(weight), weight._version) for weight in weights]
+        key = "negatives", edge_type, self.strict_negatives, *versions
         made = self._opened.plans.get(key)
         if made is None:
             made = NegativeSource(self._opened.parts, edge_type, weights, self.strict_negatives, self.device)
@@ -294,9 +292,9 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
 
     def _is_plain(self) -> bool:
         """Whether the captured plan of a homogeneous graph does what is asked."""
-        is_directional = self._subgraph_type == SubgraphType.directional
+        is_directional = self._subgraph_type == SubgraphType.directional and self.sample_direction == "forward"
         return (isinstance(self.data, Data) and not self.disjoint and is_directional and self.weight_attr is None
-                and self.sample_direction == "forward" and ("edge_index" in self.data or "adj_t" in self.data))  # fmt: skip
+                and ("edge_index" in self.data or "adj_t" in self.data))  # fmt: skip
 
     def _open_plan(self) -> Any:
         recipe, is_plain = self._read_recipe(), self._is_plain()
@@ -309,7 +307,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             topology = self._open_topology()
             if is_plain:
                 placed = topology.place(self.placement, self.device, topology_cache=self.topology_cache)
-                plan = open_plan(placed, Recipe(tuple(fanouts), recipe.replace))
+                plan = open_plan(placed, Recipe(tuple(fanouts), recipe.replace))  # type: ignore[arg-type]
             else:
                 plan = GeneralPlan(topology.place(self.placement, self.device), recipe)
             self._opened.plans[key] = plan
