@@ -28,3 +28,6 @@ FAR = 2**31 - 1
 NEIGHBOR_DRAW = 1
 SHUFFLE_DRAW = 2
 LABOR_DRAW = 3
+# Slots that no neighbor of a row takes, for the keys of relations and of disjoint trees.
+RELATION_DRAW = 2**62
+TREE_DRAW = 2**62 + 1
