@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels import identity as kernels, relabel
+from pyg_direct.kernels import fresh, identity as kernels
 from pyg_direct.kernels.jit import THREADS
 from pyg_direct.kernels.state import FAR, NODES
 from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
@@ -246,7 +246,7 @@ class TableNumbering(_Numbering):
                 end = torch.tensor([seeds.numel()], device=seeds.device)
                 run_gpu(kernels.mark_identities_gpu, grid_for(seeds.numel(), seeds), end, seeds, self._scratch.seen)
         else:
-            run_cpu(relabel.mark_fresh_cpu, seeds, self._scratch.fresh, self._scratch.seen, cpu_chunks())
+            run_cpu(fresh.mark_fresh_cpu, seeds, self._scratch.fresh, self._scratch.seen, cpu_chunks())
         self._start(seeds, seeds, counts)
 
     def enter(self, sources: Tensor, ends: Tensor) -> Tensor:
@@ -256,9 +256,9 @@ class TableNumbering(_Numbering):
         most = min(sources.numel(), scratch.local_of_id.numel())
         if not runs_on_gpu(sources):
             sums = np.zeros(cpu_chunks(), np.int64)
-            run_cpu(relabel.mark_fresh_cpu, sources, scratch.seen, scratch.fresh, len(sums))
+            run_cpu(fresh.mark_fresh_cpu, sources, scratch.seen, scratch.fresh, len(sums))
             new = np.empty(most, np.int64)
-            run_cpu(relabel.emit_fresh_cpu, scratch.fresh, scratch.seen, sums, new, 0)
+            run_cpu(fresh.emit_fresh_cpu, scratch.fresh, scratch.seen, sums, new, 0)
             found = new[: sums.sum()]
             self._new = torch.from_numpy(found)
             bounds = np.searchsorted(found, type_ends.numpy())
@@ -270,8 +270,8 @@ class TableNumbering(_Numbering):
         grid = max(1, min(full_grid(sources), -(-scratch.fresh.numel() // THREADS)))
         block_sums = torch.empty(grid, dtype=torch.int64, device=sources.device)
         run_gpu(kernels.mark_identities_gpu, grid_for(sources.numel(), sources), ends, sources, scratch.fresh)
-        run_gpu(relabel.count_fresh_gpu, grid, scratch.fresh, scratch.seen, no_flags, block_sums)
-        run_gpu(relabel.emit_fresh_gpu, grid, state, 0, 0, scratch.fresh, scratch.seen, no_flags, block_sums, no_table,
+        run_gpu(fresh.count_fresh_gpu, grid, scratch.fresh, scratch.seen, no_flags, block_sums)
+        run_gpu(fresh.emit_fresh_gpu, grid, state, 0, 0, scratch.fresh, scratch.seen, no_flags, block_sums, no_table,
                 self._new)  # fmt: skip
         run_gpu(kernels.count_types_gpu, 1, state, self._new, type_ends, new_counts)
         return new_counts
