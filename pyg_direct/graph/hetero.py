@@ -26,13 +26,17 @@ _GPU_SHARE = 0.5
 
 @dataclass(eq=False)
 class PlacedHetero:
-    """A `HeteroTopo` on the way to a sampler: its arrays, readable by `device`."""
+    """A `HeteroTopo` on the way to a sampler: its arrays, readable by `device`.
+
+    `scratch` keeps what samplers need by the number of nodes, while no batch uses it.
+    """
 
     topo: HeteroTopo
     rows: Rows
     device: torch.device
     placement: str
     blocks: list[Block] = field(default_factory=list)
+    scratch: list[Any] = field(default_factory=list)
 
     def check_process(self) -> None:
         """Refuse use in a forked child of the process that placed the arrays."""

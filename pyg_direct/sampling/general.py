@@ -75,9 +75,7 @@ class GeneralPlan:
         self._flags = TIMED * topo.timed.astype(np.int64) + WEIGHTED * weighted.astype(np.int64)
         self._rows = topology.with_running_weights() if recipe.replace and weighted.any() else topology.rows
         self._type_starts = torch.from_numpy(topo.type_starts).to(topology.device)
-        num_ids = int(topo.type_starts[-1])
-        has_table = not self.disjoint and fits_table(num_ids, topology.device)
-        self._scratch = Scratch(num_ids, topology.device) if has_table else None
+        self._has_table = not self.disjoint and fits_table(int(topo.type_starts[-1]), topology.device)
         # Size of the hash table; the largest that a batch needed so far.
         self._num_slots = 1 << 10
         if not weighted.any():
@@ -99,17 +97,22 @@ class GeneralPlan:
         check_key("key", key)
         self.topology.check_process()
         start = read_seeds(self.topology, seeds, seed_time, self.disjoint)
-        numbering = self._open_numbering(start.num_trees)
+        space = Space(self._type_starts, start.num_trees, self.disjoint)
+        if not self._has_table:
+            numbering = HashNumbering(space, self._num_slots)
+            sample = self._sample(start, key, numbering)
+            self._num_slots = max(self._num_slots, numbering.num_slots)
+            return sample
         try:
-            return self._sample(start, key, numbering)
-        finally:
-            numbering.close()
-
-    def _open_numbering(self, num_trees: int) -> Numbering:
-        space = Space(self._type_starts, num_trees, self.disjoint)
-        if self._scratch is not None:
-            return TableNumbering(space, self._scratch)
-        return HashNumbering(space, self._num_slots)
+            scratch = self.topology.scratch.pop()
+        except IndexError:
+            scratch = Scratch(int(self.topology.topo.type_starts[-1]), self.topology.device)
+        table = TableNumbering(space, scratch)
+        sample = self._sample(start, key, table)
+        # After an error it is not empty, and goes.
+        table.close()
+        self.topology.scratch.append(scratch)
+        return sample
 
     def _sample(self, start: Seeds, key: int, numbering: Numbering) -> GeneralSample:
         hops, edges = [_Hop(start.rows, start.trees, start.counts)], []
@@ -129,8 +132,6 @@ class GeneralPlan:
             edges.append(_Edges(sources, picked.targets[:total], picked.ids[:total],
                                 self._by_relation(relations, np.diff(ends))))  # fmt: skip
             hops.append(_Hop(rows, trees, of_type))
-        if isinstance(numbering, HashNumbering):
-            self._num_slots = max(self._num_slots, numbering.num_slots)
         sample = self._collect(hops, edges)
         if self.recipe.subgraph_type == "bidirectional":
             return sample.to_bidirectional(keep_ids=self.topology.topo.is_homogeneous)

@@ -6,7 +6,6 @@ then settles them.
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -198,9 +197,6 @@ class HashNumbering(_Numbering):
                 run_cpu(kernels.find_slots_cpu, *arguments)
         return torch.where(slots >= 0, self._local_of_slot[slots.clamp_(min=0)].long(), -1)
 
-    def close(self) -> None:
-        """Nothing outlives the batch."""
-
 
 class Scratch:
     """Memory by the number of nodes, empty between batches: bitmaps, uint32 `[W]`, and local ids, int32 `[N]`."""
@@ -210,22 +206,19 @@ class Scratch:
         self.seen = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
         self.fresh = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
         self.local_of_id = torch.full((num_ids,), -1, dtype=torch.int32, device=device)
-        self.lock = threading.Lock()
         self._last: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
 
-    def acquire(self) -> None:
-        """Wait for the batch before, of another thread or stream."""
-        self.lock.acquire()
+    def wait(self) -> None:
+        """Come after the batch before, which may be of another stream."""
         if self._last is not None and self._last[0] != torch.cuda.current_stream(self.seen.device):
             self._last[1].wait()
 
-    def release(self) -> None:
-        """Let the next batch have it."""
+    def note(self) -> None:
+        """Remember the batch that was enqueued."""
         if self.seen.is_cuda:
             event = torch.cuda.Event() if self._last is None else self._last[1]
             event.record()
             self._last = torch.cuda.current_stream(self.seen.device), event
-        self.lock.release()
 
 
 class TableNumbering(_Numbering):
@@ -233,7 +226,7 @@ class TableNumbering(_Numbering):
 
     def __init__(self, space: Space, scratch: Scratch) -> None:
         super().__init__(space)
-        scratch.acquire()
+        scratch.wait()
         self._scratch = scratch
         self._local_of_slot = scratch.local_of_id
         self._entered: list[Tensor] = []
@@ -294,7 +287,7 @@ class TableNumbering(_Numbering):
             else:
                 scratch.seen.numpy()[items.numpy() >> 5] = 0
                 scratch.local_of_id[items] = -1
-        scratch.release()
+        scratch.note()
 
 
 def fits_table(num_ids: int, device: torch.device) -> bool:
