@@ -49,14 +49,14 @@ class Frontier(NamedTuple):
     Attributes:
         rows: Ids within their types, int64 `[F]`.
         trees: Trees they belong to, int64 `[F]`; empty where trees are not told apart.
-        seed_times: Time of each tree, int64 `[num_trees]`; empty without times.
-        num_trees: Number of trees; 1 where they are not told apart.
+        seed_times: Time of each tree, int64; empty without times.
+        tree_shift: Place of the tree among the bits of an identity.
     """
 
     rows: Tensor
     trees: Tensor
     seed_times: Tensor
-    num_trees: int
+    tree_shift: int
 
 
 class Rules(NamedTuple):
@@ -116,7 +116,7 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     is_weighted = rows.edge_weight.numel() > 0
     scores = torch.empty(capacity if is_weighted else 0, dtype=torch.float64, device=device)
     if not on_gpu:
-        run_cpu(kernels.pick_items_cpu, np.uint64(key), hop, replace, frontier.num_trees, entries, rows.indices,
+        run_cpu(kernels.pick_items_cpu, np.uint64(key), hop, replace, frontier.tree_shift, entries, rows.indices,
                 rows.edge_ids, rows.edge_weight, rows.weight_before, frontier.rows, frontier.trees, starts, sizes,
                 offsets, cpu_chunks(), scores, draws, sources, ids, targets)  # fmt: skip
         return Picked(sources, ids, targets, ends)
@@ -125,7 +125,7 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
                 rows.weight_before, frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
     repeats = torch.empty(capacity, dtype=torch.uint8, device=device)
     grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
-    run_gpu(kernels.pick_items_gpu, grid, key, hop, replace, frontier.num_trees, entries, rows.indices, rows.edge_ids,
+    run_gpu(kernels.pick_items_gpu, grid, key, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
             frontier.rows, frontier.trees, starts, sizes, offsets, draws, repeats, sources, ids, targets)  # fmt: skip
     return Picked(sources, ids, targets, ends)
 

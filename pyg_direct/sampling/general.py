@@ -24,7 +24,7 @@ from pyg_direct.kernels.worklist import (
     LOCAL,
     RELATION,
     ROWS,
-    SOURCE_SIZE,
+    SOURCE_BASE,
     SOURCE_START,
     TIMED,
     WEIGHTED,
@@ -74,7 +74,6 @@ class GeneralPlan:
         weighted = topo.weighted & recipe.weighted
         self._flags = TIMED * topo.timed.astype(np.int64) + WEIGHTED * weighted.astype(np.int64)
         self._rows = topology.with_running_weights() if recipe.replace and weighted.any() else topology.rows
-        self._type_starts = torch.from_numpy(topo.type_starts).to(topology.device)
         self._has_table = not self.disjoint and fits_table(int(topo.type_starts[-1]), topology.device)
         # Size of the hash table; the largest that a batch needed so far.
         self._num_slots = 1 << 10
@@ -97,7 +96,7 @@ class GeneralPlan:
         check_key("key", key)
         self.topology.check_process()
         start = read_seeds(self.topology, seeds, seed_time, self.disjoint)
-        space = Space(self._type_starts, start.num_trees, self.disjoint)
+        space = Space(torch.from_numpy(start.bases).to(self.topology.device), start.tree_shift, start.tree_bits)
         if not self._has_table:
             numbering = HashNumbering(space, self._num_slots)
             sample = self._sample(start, key, numbering)
@@ -120,7 +119,7 @@ class GeneralPlan:
         known = np.zeros_like(start.counts)
         for hop in range(len(self._fanouts)):
             front = hops[-1]
-            relations, work = self._list_work(self._fanouts[hop], front.counts, known)
+            relations, work = self._list_work(self._fanouts[hop], front.counts, known, start.bases)
             known = known + front.counts
             picked = self._pick(work, front, start, key, hop)
             new_counts = numbering.enter(picked.sources, picked.ends)
@@ -139,7 +138,8 @@ class GeneralPlan:
             return self._induce(sample, start, numbering)
         return sample
 
-    def _list_work(self, fanouts: np.ndarray, counts: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _list_work(self, fanouts: np.ndarray, counts: np.ndarray, known: np.ndarray, bases: np.ndarray
+                   ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """(relations with items, the work list) for `counts` nodes of each type, whose local ids follow `known`."""
         topo = self.topology.topo
         items = counts[topo.expanded] * (fanouts != 0)
@@ -153,14 +153,14 @@ class GeneralPlan:
         entries[:, FRONT], entries[:, LOCAL] = begins[expanded], known[expanded]
         entries[:, FLAGS] = self._flags[relations]
         entries[:, SOURCE_START] = topo.type_starts[reached]
-        entries[:, SOURCE_SIZE] = topo.type_starts[reached + 1] - topo.type_starts[reached]
+        entries[:, SOURCE_BASE] = bases[reached]
         return relations, work.reshape(-1)
 
     def _pick(self, work: np.ndarray, front: _Hop, start: Seeds, key: int, hop: int) -> Picked:
         if work[-COLUMNS] == 0:
             none = front.rows[:0]
             return Picked(none, none, none, none.new_zeros(1))
-        frontier = Frontier(front.rows, front.trees, start.times, start.num_trees)
+        frontier = Frontier(front.rows, front.trees, start.times, start.tree_shift)
         return pick_edges(self._rows, work, frontier, self._rules, key=key, hop=hop)
 
     def _by_relation(self, relations: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -197,7 +197,7 @@ class GeneralPlan:
         rows = torch.cat(list(sample.node.values())) if topo.node_types else start.rows
         trees = torch.cat(list(sample.batch.values())) if sample.batch else rows[:0]
         all_neighbors = np.full(len(topo.edge_types), -1)
-        relations, work = self._list_work(all_neighbors, counts, np.zeros_like(counts))
+        relations, work = self._list_work(all_neighbors, counts, np.zeros_like(counts), start.bases)
         picked = self._pick(work, _Hop(rows, trees, counts), start, 0, 0)
         sources = numbering.find(picked.sources)
         is_inside = sources >= 0

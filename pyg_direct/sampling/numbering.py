@@ -27,22 +27,17 @@ _SMALL_REGION = 1 << 9
 
 
 class Space(NamedTuple):
-    """The identities of a batch.
+    """The identities of a batch: type, tree and node in bits of their own; or ids, where trees are not told apart.
 
     Attributes:
-        type_starts: Where each type begins in the id space, and the end of the last, int64 `[T + 1]`.
-        num_trees: Copies of the id space; type t's begin at num_trees * type_starts[t].
-        is_disjoint: Whether nodes are told apart by tree.
+        bases: Where each type begins, and the end of the last, int64 `[T + 1]`.
+        tree_shift: Place of the tree among the bits of an identity.
+        tree_bits: Bits of a tree; 0 where trees are not told apart.
     """
 
-    type_starts: Tensor
-    num_trees: int
-    is_disjoint: bool
-
-    @property
-    def type_ends(self) -> Tensor:
-        """Where each type begins among the identities, and the end of the last."""
-        return self.type_starts * self.num_trees if self.num_trees > 1 else self.type_starts
+    bases: Tensor
+    tree_shift: int
+    tree_bits: int
 
 
 class Settled(NamedTuple):
@@ -63,8 +58,8 @@ class _Numbering:
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self._known = np.zeros(space.type_starts.numel() - 1, np.int64)
-        self._table = space.type_starts[:0]
+        self._known = np.zeros(space.bases.numel() - 1, np.int64)
+        self._table = space.bases[:0]
         self._region = 0
         self._slots, self._new = self._table, self._table
         self._local_of_slot: Tensor
@@ -83,11 +78,10 @@ class _Numbering:
         begins = np.cumsum(counts) - counts
         table = torch.from_numpy(np.concatenate([begins, self._known])).to(new.device)
         rows = torch.empty_like(new)
-        trees = torch.empty_like(new) if self._space.is_disjoint else new[:0]
+        trees = torch.empty_like(new) if self._space.tree_bits > 0 else new[:0]
         if new.numel() > 0:
-            arguments = (new, table[: len(counts)], table[len(counts) :], self._space.type_starts,
-                         self._space.num_trees, self._table, self._region, rows, trees,
-                         self._local_of_slot)  # fmt: skip
+            arguments = (new, table[: len(counts)], table[len(counts) :], *self._space, self._table, self._region, rows,
+                         trees, self._local_of_slot)  # fmt: skip
             if runs_on_gpu(new):
                 run_gpu(kernels.settle_gpu, grid_for(new.numel(), new), *arguments)
             else:
@@ -105,7 +99,7 @@ class HashNumbering(_Numbering):
 
     def __init__(self, space: Space, num_slots: int = _SMALLEST_TABLE) -> None:
         super().__init__(space)
-        self._most_regions = 1 if runs_on_gpu(space.type_starts) else 1 << (cpu_chunks() - 1).bit_length()
+        self._most_regions = 1 if runs_on_gpu(space.bases) else 1 << (cpu_chunks() - 1).bit_length()
         self._num_entries = 0
         self._allocate(num_slots)
 
@@ -115,7 +109,7 @@ class HashNumbering(_Numbering):
         return self._table.numel()
 
     def _allocate(self, size: int) -> None:
-        device = self._space.type_starts.device
+        device = self._space.bases.device
         self._table = torch.full((size,), -1, dtype=torch.int64, device=device)
         self._local_of_slot = torch.full((size,), FAR, dtype=torch.int32, device=device)
         self._region = size // self._most_regions if size >= _SMALL_REGION * self._most_regions else size
@@ -141,20 +135,20 @@ class HashNumbering(_Numbering):
         return self._enter_on_gpu(sources, ends) if runs_on_gpu(sources) else self._enter_on_cpu(sources)
 
     def _enter_on_gpu(self, sources: Tensor, ends: Tensor) -> Tensor:
-        type_ends = self._space.type_ends
+        bases = self._space.bases
         self._new = torch.empty_like(sources)
-        new_counts = torch.zeros(type_ends.numel(), dtype=torch.int64, device=sources.device)
-        run_gpu(kernels.insert_gpu, grid_for(sources.numel(), sources), ends, sources, type_ends, self._table,
-                self._slots, self._new, new_counts)  # fmt: skip
-        if type_ends.numel() - 1 > THREADS:
-            found = torch.searchsorted(self._sort_new(int(new_counts[0])), type_ends)
+        new_counts = torch.zeros(bases.numel(), dtype=torch.int64, device=sources.device)
+        run_gpu(kernels.insert_gpu, grid_for(sources.numel(), sources), ends, sources, *self._space,
+                self._table, self._slots, self._new, new_counts)  # fmt: skip
+        if bases.numel() - 1 > THREADS:
+            found = torch.searchsorted(self._sort_new(int(new_counts[0])), bases)
             new_counts[1:] = found.diff()
         return new_counts
 
     def _enter_on_cpu(self, sources: Tensor) -> Tensor:
         regions = self._table.numel() // self._region
         new, counts = np.empty((regions, sources.numel()), np.int64), np.empty(regions, np.int64)
-        run_cpu(kernels.insert_cpu, sources, self._table, self._region, self._slots, new, counts)
+        run_cpu(kernels.insert_cpu, sources, *self._space[1:], self._table, self._region, self._slots, new, counts)
         if counts.min() < 0:
             # Too many identities begin their search in one region: one region holds them all.
             self._most_regions = 1
@@ -163,7 +157,7 @@ class HashNumbering(_Numbering):
         found = np.concatenate([row[:count] for row, count in zip(new, counts, strict=True)])
         found.sort()
         self._new = torch.from_numpy(found)
-        bounds = np.searchsorted(found, self._space.type_ends.numpy())
+        bounds = np.searchsorted(found, self._space.bases.numpy())
         return torch.from_numpy(np.concatenate([[len(found)], np.diff(bounds)]).astype(np.int64))
 
     def _sort_new(self, count: int) -> Tensor:
@@ -190,7 +184,7 @@ class HashNumbering(_Numbering):
         """Local id of every source, -1 for one that is not in the batch."""
         slots = torch.empty_like(sources)
         if sources.numel() > 0:
-            arguments = sources, self._table, self._region, slots
+            arguments = sources, *self._space[1:], self._table, self._region, slots
             if runs_on_gpu(sources):
                 run_gpu(kernels.find_slots_gpu, grid_for(sources.numel(), sources), *arguments)
             else:
@@ -245,7 +239,7 @@ class TableNumbering(_Numbering):
     def enter(self, sources: Tensor, ends: Tensor) -> Tensor:
         """As `HashNumbering.enter`."""
         self._slots = sources
-        scratch, type_ends = self._scratch, self._space.type_ends
+        scratch, bases = self._scratch, self._space.bases
         most = min(sources.numel(), scratch.local_of_id.numel())
         if not runs_on_gpu(sources):
             sums = np.zeros(cpu_chunks(), np.int64)
@@ -254,9 +248,9 @@ class TableNumbering(_Numbering):
             run_cpu(fresh.emit_fresh_cpu, scratch.fresh, scratch.seen, sums, new, 0)
             found = new[: sums.sum()]
             self._new = torch.from_numpy(found)
-            bounds = np.searchsorted(found, type_ends.numpy())
+            bounds = np.searchsorted(found, bases.numpy())
             return torch.from_numpy(np.concatenate([[len(found)], np.diff(bounds)]).astype(np.int64))
-        new_counts = torch.empty(type_ends.numel(), dtype=torch.int64, device=sources.device)
+        new_counts = torch.empty(bases.numel(), dtype=torch.int64, device=sources.device)
         state = torch.zeros(NODES + 2, dtype=torch.int64, device=sources.device)
         self._new = torch.empty(most, dtype=torch.int64, device=sources.device)
         no_flags, no_table = sources[:0].to(torch.uint8), scratch.local_of_id[:0]
@@ -266,7 +260,7 @@ class TableNumbering(_Numbering):
         run_gpu(fresh.count_fresh_gpu, grid, scratch.fresh, scratch.seen, no_flags, block_sums)
         run_gpu(fresh.emit_fresh_gpu, grid, state, 0, 0, scratch.fresh, scratch.seen, no_flags, block_sums, no_table,
                 self._new)  # fmt: skip
-        run_gpu(kernels.count_types_gpu, 1, state, self._new, type_ends, new_counts)
+        run_gpu(kernels.count_types_gpu, 1, state, self._new, bases, new_counts)
         return new_counts
 
     def _sort_new(self, count: int) -> Tensor:
