@@ -53,7 +53,7 @@ def read_seeds(topology: PlacedHetero, seeds: Tensor | Mapping[str, Tensor],
     total = int(counts.sum())
     bases, tree_shift, tree_bits = topo.type_starts, _IDENTITY_BITS, 0
     if disjoint:
-        tree_shift, tree_bits = max(topo.num_nodes.values(), default=0).bit_length(), max(total.bit_length(), 1)
+        tree_shift, tree_bits = max(topo.num_nodes.values(), default=0).bit_length(), max((total - 1).bit_length(), 1)
         if tree_shift + tree_bits + len(bases).bit_length() > _IDENTITY_BITS:
             raise ArgumentError(f"seeds must be fewer for disjoint trees over so many nodes, got {total}")
         bases = np.arange(len(bases), dtype=np.int64) << (tree_shift + tree_bits)
