@@ -6,10 +6,15 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, LoaderWarning
+from pyg_direct.graph import hetero
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.relation import LINKS, NODES
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.ops import general as ops
+from pyg_direct.sampling import general
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.options import GeneralRecipe
@@ -17,7 +22,7 @@ from pyg_direct.sampling.sample import Recipe
 from tests.graphs import GRAPHS, make_random_graph
 from tests.hetero_graphs import make_parts, make_topo, odd_parts, odd_requests
 from tests.poison import poisoned_memory
-from tests.reference.general import Options, sample
+from tests.reference.general import Options, Parts, sample
 
 KEY = 2**63 + 11
 
