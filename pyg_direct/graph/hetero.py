@@ -22,17 +22,23 @@ from pyg_direct.typing import Device
 # Ids of a type start at a multiple of this, so that no word or group of a bitmap holds two types.
 _ALIGNMENT = 1024
 _GPU_SHARE = 0.5
+# Edges up to which each holds the time of its neighbor, in 8 bytes.
+_MOST_COPIED_TIMES = 1 << 28
 
 
 @dataclass(eq=False)
 class PlacedHetero:
-    """A `HeteroTopo` on the way to a sampler: its arrays, readable by `device`."""
+    """A `HeteroTopo` on the way to a sampler: its arrays, readable by `device`.
+
+    `scratch` keeps what samplers need by the number of nodes, while no batch uses it.
+    """
 
     topo: HeteroTopo
     rows: Rows
     device: torch.device
     placement: str
     blocks: list[Block] = field(default_factory=list)
+    scratch: list[Any] = field(default_factory=list)
 
     def check_process(self) -> None:
         """Refuse use in a forked child of the process that placed the arrays."""
@@ -157,6 +163,11 @@ class HeteroTopo:
         # Types whose nodes have times.
         self.timed_types = frozenset(times)
         has_edge_time = any(r.time is not None for r in relations)
+        if times and self.edge_starts[-1] <= _MOST_COPIED_TIMES:
+            # One access a step of a search instead of two that wait for each other.
+            for relation, start in zip(relations, self.type_starts[self.reached].tolist(), strict=True):
+                relation.time = self.node_time.to(relation.indices.device)[relation.indices.long() + start]
+            has_edge_time = True
         self.edge_time = _concatenate([r.list_times() for r in relations] if has_edge_time else [], torch.int64)
         self.edge_weight = _concatenate([r.list_weights() for r in relations] if self.weighted.any() else [],
                                         torch.float32)  # fmt: skip

@@ -20,7 +20,7 @@ from pyg_direct.kernels.worklist import (
     FLAGS,
     LOCAL,
     RELATION,
-    SOURCE_SIZE,
+    SOURCE_BASE,
     SOURCE_START,
     WEIGHTED,
     find_entry,
@@ -39,10 +39,10 @@ def is_weighted(work, entry, size, replace):
 
 
 @body
-def read_source(indices, edge_ids, work, entry, position, tree, num_trees):
+def read_source(indices, edge_ids, work, entry, position, tree, tree_shift):
     """(identity of the neighbor, edge id) at a position."""
     start = work[entry + SOURCE_START]
-    source = identity(np.int64(indices[position]), tree, num_trees, start, work[entry + SOURCE_SIZE])
+    source = identity(np.int64(indices[position]), tree, tree_shift, start, work[entry + SOURCE_BASE])
     if edge_ids.shape[0] > 0:
         return source, np.int64(edge_ids[position])
     return source, np.int64(position - work[entry + EDGES])
@@ -59,7 +59,7 @@ def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, ro
 
 
 @cpu_kernel
-def pick_items_cpu(key, hop, replace, num_trees, work, indices, edge_ids, edge_weight, weight_before, rows, trees,
+def pick_items_cpu(key, hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, rows, trees,
                    starts, sizes, offsets, chunks, scores, positions, sources, ids, targets):  # fmt: skip
     share = (starts.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
@@ -85,7 +85,7 @@ def pick_items_cpu(key, hop, replace, num_trees, work, indices, edge_ids, edge_w
                 entry = find_entry(work, item)
                 tree = tree_of(trees, frontier_place(work, entry, item))
                 for e in range(offsets[item], offsets[item + 1]):
-                    sources[e], ids[e] = read_source(indices, edge_ids, work, entry, positions[e], tree, num_trees)
+                    sources[e], ids[e] = read_source(indices, edge_ids, work, entry, positions[e], tree, tree_shift)
 
 
 @gpu_kernel("i8[] i8[] I[] i8[] i8[] f4[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[]", I=("i4", "i8"))
@@ -118,7 +118,7 @@ def pick_weighted_gpu(key, hop, replace, work, edge_weight, weight_before, rows,
 
 @gpu_kernel("u8 i8 i8 i8 i8[] I[] P[] i8[] i8[] i8[] i8[] i8[] i8[] u1[] i8[] i8[] i8[]", I=("i4", "i8"),
             P=("i4", "i8"))  # fmt: skip
-def pick_items_gpu(key, hop, replace, num_trees, work, indices, edge_ids, rows, trees, starts, sizes, offsets, draws,
+def pick_items_gpu(key, hop, replace, tree_shift, work, indices, edge_ids, rows, trees, starts, sizes, offsets, draws,
                    repeats, sources, ids, targets):  # fmt: skip
     """A block takes a tile of items at a time, and has a thread for each of their edges.
 
@@ -172,7 +172,7 @@ def pick_items_gpu(key, hop, replace, num_trees, work, indices, edge_ids, rows, 
             if replace == 0 and fanout >= 0 and fanout < size and not is_weighted(work, entry, size, replace):
                 pick = resolve_pick(draws, repeats, item_offsets[at], e - item_offsets[at], size - fanout)
             tree = tree_of(trees, frontier_place(work, entry, item))
-            source, own_id = read_source(indices, edge_ids, work, entry, starts[item] + pick, tree, num_trees)
+            source, own_id = read_source(indices, edge_ids, work, entry, starts[item] + pick, tree, tree_shift)
             sources[e], ids[e] = source, own_id
             targets[e] = work[entry + LOCAL] + item - work[entry + FIRST]
             e += THREADS

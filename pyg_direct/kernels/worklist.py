@@ -6,6 +6,8 @@ whose first item is the number of items. So one kernel serves any number of rela
 
 from __future__ import annotations
 
+import numpy as np
+
 from pyg_direct.kernels.draw import draw
 from pyg_direct.kernels.jit import body
 from pyg_direct.kernels.neighbor import hop_key
@@ -13,8 +15,8 @@ from pyg_direct.kernels.state import RELATION_DRAW, TREE_DRAW
 
 # Columns of an entry. First item of the relation; number of the relation; its fanout; where its rows begin in the
 # offsets; where its nodes begin in the frontier; the local id of the first of them; TIMED + WEIGHTED; where its edges
-# begin; where the type of its neighbors begins in the id space, and how far that type reaches.
-FIRST, RELATION, FANOUT, ROWS, FRONT, LOCAL, FLAGS, EDGES, SOURCE_START, SOURCE_SIZE = range(10)
+# begin; where the type of its neighbors begins in the id space, and where among the identities.
+FIRST, RELATION, FANOUT, ROWS, FRONT, LOCAL, FLAGS, EDGES, SOURCE_START, SOURCE_BASE = range(10)
 COLUMNS = 10
 TIMED, WEIGHTED = 1, 2
 
@@ -58,6 +60,9 @@ def row_key(key, hop, relation, trees, place):
 
 
 @body
-def identity(node, tree, num_trees, type_start, type_size):
-    """A node of a tree as one number: types, then trees, then nodes ascending. With one tree: the node itself."""
-    return num_trees * type_start + tree * type_size + node - type_start
+def identity(node, tree, tree_shift, type_start, type_base):
+    """A node of a tree as one number: types, then trees, then nodes ascending.
+
+    The parts take bits of their own; where trees are not told apart, the identity is the id of the node.
+    """
+    return type_base + (np.int64(tree) << np.int64(tree_shift)) + node - type_start

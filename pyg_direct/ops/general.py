@@ -12,11 +12,13 @@ from torch import Tensor
 from pyg_direct.kernels import general as kernels, segment
 from pyg_direct.kernels.jit import THREADS
 from pyg_direct.kernels.weighted import sum_weights_cpu
-from pyg_direct.kernels.worklist import COLUMNS
+from pyg_direct.kernels.worklist import COLUMNS, FANOUT, FIRST
 from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
 
 # Items a block of a small hop takes, so that all multiprocessors have some.
 _ITEMS_PER_BLOCK = 8
+# Edges above which waiting for their number is cheaper than memory for the worst case.
+_LARGE_BOUND = 1 << 26
 
 
 class Rows(NamedTuple):
@@ -47,14 +49,14 @@ class Frontier(NamedTuple):
     Attributes:
         rows: Ids within their types, int64 `[F]`.
         trees: Trees they belong to, int64 `[F]`; empty where trees are not told apart.
-        seed_times: Time of each tree, int64 `[num_trees]`; empty without times.
-        num_trees: Number of trees; 1 where they are not told apart.
+        seed_times: Time of each tree, int64; empty without times.
+        tree_shift: Place of the tree among the bits of an identity.
     """
 
     rows: Tensor
     trees: Tensor
     seed_times: Tensor
-    num_trees: int
+    tree_shift: int
 
 
 class Rules(NamedTuple):
@@ -67,64 +69,73 @@ class Rules(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """Edges in the order of the work list.
+    """Edges in the order of the work list; only the first ends[-1] items of the arrays are edges.
 
     Attributes:
-        sources: Neighbors as identities (`kernels/worklist.py`), int64 `[E']`.
-        ids: Edge ids within the relation, int64 `[E']`.
-        targets: Local ids of the nodes expanded, int64 `[E']`.
-        counts: Edges of each entry of the work list.
+        sources: Neighbors as identities (`kernels/worklist.py`), int64 `[at least E']`.
+        ids: Edge ids within the relation, int64 `[at least E']`.
+        targets: Local ids of the nodes expanded, int64 `[at least E']`.
+        ends: Where the edges of each entry of the work list begin, and the end of the last, int64 `[A + 1]`.
     """
 
     sources: Tensor
     ids: Tensor
     targets: Tensor
-    counts: list[int]
+    ends: Tensor
 
 
 def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *, key: int, hop: int) -> Picked:
     """Pick edges of every item of a work list; equal keys give equal picks on any device.
+
+    Waits for the GPU only where the number of edges has no bound, or a large one.
 
     Args:
         work: The work list, int64 `[(A + 1) * COLUMNS]`, on the host.
         key: Unsigned 64-bit key of the batch.
         hop: Number of the hop; hops of one key draw independently.
     """
-    device, num_items = frontier.rows.device, int(work[-COLUMNS])
+    device, num_items, on_gpu = frontier.rows.device, int(work[-COLUMNS]), runs_on_gpu(frontier.rows)
     entries = torch.from_numpy(work).to(device)
     starts, sizes, counts = torch.empty(3, num_items, dtype=torch.int64, device=device).unbind()
     replace, last, strict = int(rules.replace), int(rules.last), int(rules.strict)
     arguments = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time, rows.edge_weight, frontier.rows,
                  frontier.trees, frontier.seed_times, replace, last, strict, rules.window, starts, sizes,
                  counts)  # fmt: skip
-    on_gpu = runs_on_gpu(frontier.rows)
     if on_gpu:
         run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *arguments)
     else:
         run_cpu(kernels.count_items_cpu, *arguments)
     offsets = torch.zeros(num_items + 1, dtype=torch.int64, device=device)
     torch.cumsum(counts, 0, out=offsets[1:])
-    # The one wait of the hop.
-    ends = offsets[entries[::COLUMNS]].tolist()
-    edges = torch.empty(4, ends[-1], dtype=torch.int64, device=device)
-    draws, sources, ids, targets = edges.unbind()
-    scores = torch.empty(ends[-1] if rows.edge_weight.numel() else 0, dtype=torch.float64, device=device)
-    per_entry = [b - a for a, b in zip(ends, ends[1:], strict=False)]
-    if ends[-1] == 0:
-        return Picked(sources, ids, targets, per_entry)
+    ends = offsets[entries[::COLUMNS]]
+    most = _bound_edges(work) if on_gpu else None
+    capacity = int(offsets[-1]) if most is None else most
+    draws, sources, ids, targets = torch.empty(4, capacity, dtype=torch.int64, device=device).unbind()
+    if capacity == 0:
+        return Picked(sources, ids, targets, ends)
+    is_weighted = rows.edge_weight.numel() > 0
+    scores = torch.empty(capacity if is_weighted else 0, dtype=torch.float64, device=device)
     if not on_gpu:
-        run_cpu(kernels.pick_items_cpu, np.uint64(key), hop, replace, frontier.num_trees, entries, rows.indices,
+        run_cpu(kernels.pick_items_cpu, np.uint64(key), hop, replace, frontier.tree_shift, entries, rows.indices,
                 rows.edge_ids, rows.edge_weight, rows.weight_before, frontier.rows, frontier.trees, starts, sizes,
                 offsets, cpu_chunks(), scores, draws, sources, ids, targets)  # fmt: skip
-        return Picked(sources, ids, targets, per_entry)
-    if rows.edge_weight.numel():
+        return Picked(sources, ids, targets, ends)
+    if is_weighted:
         run_gpu(kernels.pick_weighted_gpu, grid_for(num_items, starts), key, hop, replace, entries, rows.edge_weight,
                 rows.weight_before, frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
-    repeats = torch.empty(ends[-1], dtype=torch.uint8, device=device)
+    repeats = torch.empty(capacity, dtype=torch.uint8, device=device)
     grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
-    run_gpu(kernels.pick_items_gpu, grid, key, hop, replace, frontier.num_trees, entries, rows.indices, rows.edge_ids,
+    run_gpu(kernels.pick_items_gpu, grid, key, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
             frontier.rows, frontier.trees, starts, sizes, offsets, draws, repeats, sources, ids, targets)  # fmt: skip
-    return Picked(sources, ids, targets, per_entry)
+    return Picked(sources, ids, targets, ends)
+
+
+def _bound_edges(work: np.ndarray) -> int | None:
+    """The most edges that a work list can give; None where that has no bound, or one not worth its memory."""
+    table = work.reshape(-1, COLUMNS)
+    fanouts = table[:-1, FANOUT]
+    most = int((np.diff(table[:, FIRST]) * fanouts).sum())
+    return most if fanouts.size and fanouts.min() >= 0 and most <= _LARGE_BOUND else None
 
 
 def move_segments(begins: Sequence[int], shifts: Sequence[int], arrays: Sequence[Tensor], out: Sequence[Tensor]) -> None:

@@ -24,14 +24,14 @@ from pyg_direct.kernels.worklist import (
     LOCAL,
     RELATION,
     ROWS,
-    SOURCE_SIZE,
+    SOURCE_BASE,
     SOURCE_START,
     TIMED,
     WEIGHTED,
 )
 from pyg_direct.ops.check import check_key
 from pyg_direct.ops.general import Frontier, Picked, Rules, move_segments, pick_edges
-from pyg_direct.sampling.numbering import SortedNumbering
+from pyg_direct.sampling.numbering import HashNumbering, Scratch, Space, TableNumbering, fits_table
 from pyg_direct.sampling.options import GeneralRecipe
 from pyg_direct.sampling.seeds import Seeds, read_seeds
 from pyg_direct.sampling.subgraph import GeneralSample
@@ -54,6 +54,9 @@ class _Edges(NamedTuple):
     counts: np.ndarray
 
 
+Numbering = HashNumbering | TableNumbering
+
+
 class GeneralPlan:
     """Samples batches from a placed `HeteroTopo`; equal keys give equal batches on any device.
 
@@ -71,6 +74,9 @@ class GeneralPlan:
         weighted = topo.weighted & recipe.weighted
         self._flags = TIMED * topo.timed.astype(np.int64) + WEIGHTED * weighted.astype(np.int64)
         self._rows = topology.with_running_weights() if recipe.replace and weighted.any() else topology.rows
+        self._has_table = not self.disjoint and fits_table(int(topo.type_starts[-1]), topology.device)
+        # Size of the hash table; the largest that a batch needed so far.
+        self._num_slots = 1 << 10
         if not weighted.any():
             self._rows = self._rows._replace(edge_weight=self._rows.edge_weight[:0])
 
@@ -90,20 +96,41 @@ class GeneralPlan:
         check_key("key", key)
         self.topology.check_process()
         start = read_seeds(self.topology, seeds, seed_time, self.disjoint)
-        num_trees = start.num_trees
-        type_ends = torch.from_numpy(self.topology.topo.type_starts * num_trees).to(self.topology.device)
-        numbering = SortedNumbering(type_ends)
+        space = Space(torch.from_numpy(start.bases).to(self.topology.device), start.tree_shift, start.tree_bits)
+        if not self._has_table:
+            numbering = HashNumbering(space, self._num_slots)
+            sample = self._sample(start, key, numbering)
+            self._num_slots = max(self._num_slots, numbering.num_slots)
+            return sample
+        try:
+            scratch = self.topology.scratch.pop()
+        except IndexError:
+            scratch = Scratch(int(self.topology.topo.type_starts[-1]), self.topology.device)
+        table = TableNumbering(space, scratch)
+        sample = self._sample(start, key, table)
+        # After an error it is not empty, and goes.
+        table.close()
+        self.topology.scratch.append(scratch)
+        return sample
+
+    def _sample(self, start: Seeds, key: int, numbering: Numbering) -> GeneralSample:
         hops, edges = [_Hop(start.rows, start.trees, start.counts)], []
-        numbering.start(start.identities, start.counts.tolist())
+        numbering.start(start.identities, start.counts)
         known = np.zeros_like(start.counts)
         for hop in range(len(self._fanouts)):
             front = hops[-1]
-            relations, work = self._list_work(self._fanouts[hop], front.counts, known)
-            picked = self._pick(work, front, start, key, hop)
+            relations, work = self._list_work(self._fanouts[hop], front.counts, known, start.bases)
             known = known + front.counts
-            new, sources, counts = numbering.add(picked.sources)
-            edges.append(_Edges(sources, picked.targets, picked.ids, self._by_relation(relations, picked.counts)))
-            hops.append(self._read_nodes(new, np.array(counts, dtype=np.int64), num_trees))
+            picked = self._pick(work, front, start, key, hop)
+            new_counts = numbering.enter(picked.sources, picked.ends)
+            # The one wait of the hop.
+            words = np.array(torch.cat([picked.ends, new_counts]).tolist(), dtype=np.int64)
+            ends, of_type = words[: len(relations) + 1], words[len(relations) + 2 :]
+            total = int(ends[-1])
+            rows, trees, sources = numbering.settle(total, of_type)
+            edges.append(_Edges(sources, picked.targets[:total], picked.ids[:total],
+                                self._by_relation(relations, np.diff(ends))))  # fmt: skip
+            hops.append(_Hop(rows, trees, of_type))
         sample = self._collect(hops, edges)
         if self.recipe.subgraph_type == "bidirectional":
             return sample.to_bidirectional(keep_ids=self.topology.topo.is_homogeneous)
@@ -111,7 +138,8 @@ class GeneralPlan:
             return self._induce(sample, start, numbering)
         return sample
 
-    def _list_work(self, fanouts: np.ndarray, counts: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _list_work(self, fanouts: np.ndarray, counts: np.ndarray, known: np.ndarray, bases: np.ndarray
+                   ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """(relations with items, the work list) for `counts` nodes of each type, whose local ids follow `known`."""
         topo = self.topology.topo
         items = counts[topo.expanded] * (fanouts != 0)
@@ -125,31 +153,20 @@ class GeneralPlan:
         entries[:, FRONT], entries[:, LOCAL] = begins[expanded], known[expanded]
         entries[:, FLAGS] = self._flags[relations]
         entries[:, SOURCE_START] = topo.type_starts[reached]
-        entries[:, SOURCE_SIZE] = topo.type_starts[reached + 1] - topo.type_starts[reached]
+        entries[:, SOURCE_BASE] = bases[reached]
         return relations, work.reshape(-1)
 
     def _pick(self, work: np.ndarray, front: _Hop, start: Seeds, key: int, hop: int) -> Picked:
         if work[-COLUMNS] == 0:
             none = front.rows[:0]
-            return Picked(none, none, none, [])
-        frontier = Frontier(front.rows, front.trees, start.times, start.num_trees)
+            return Picked(none, none, none, none.new_zeros(1))
+        frontier = Frontier(front.rows, front.trees, start.times, start.tree_shift)
         return pick_edges(self._rows, work, frontier, self._rules, key=key, hop=hop)
 
-    def _by_relation(self, relations: np.ndarray, counts: list[int]) -> np.ndarray:
+    def _by_relation(self, relations: np.ndarray, counts: np.ndarray) -> np.ndarray:
         by_relation = np.zeros(len(self.topology.topo.edge_types), np.int64)
         by_relation[relations] = counts
         return by_relation
-
-    def _read_nodes(self, identities: Tensor, counts: np.ndarray, num_trees: int) -> _Hop:
-        """The nodes that identities, ascending, stand for."""
-        starts = self.topology.topo.type_starts
-        table = torch.from_numpy(np.stack([starts[:-1] * num_trees, np.diff(starts), counts])).to(identities.device)
-        firsts, sizes = table[:2].repeat_interleave(table[2], dim=1, output_size=identities.numel())
-        places = identities - firsts
-        if not self.disjoint:
-            return _Hop(places, places[:0], counts)
-        trees = torch.div(places, sizes, rounding_mode="floor")
-        return _Hop(places - trees * sizes, trees, counts)
 
     def _collect(self, hops: list[_Hop], edges: list[_Edges]) -> GeneralSample:
         topo = self.topology.topo
@@ -173,19 +190,18 @@ class GeneralPlan:
             num_sampled_edges=dict(zip(topo.edge_types, num_edges.T.tolist(), strict=True)),
         )
 
-    def _induce(self, sample: GeneralSample, start: Seeds, numbering: SortedNumbering) -> GeneralSample:
+    def _induce(self, sample: GeneralSample, start: Seeds, numbering: Numbering) -> GeneralSample:
         """All allowed edges among the nodes of a sample."""
         topo = self.topology.topo
         counts = np.array([sample.node[kind].numel() for kind in topo.node_types], dtype=np.int64)
         rows = torch.cat(list(sample.node.values())) if topo.node_types else start.rows
         trees = torch.cat(list(sample.batch.values())) if sample.batch else rows[:0]
         all_neighbors = np.full(len(topo.edge_types), -1)
-        relations, work = self._list_work(all_neighbors, counts, np.zeros_like(counts))
+        relations, work = self._list_work(all_neighbors, counts, np.zeros_like(counts), start.bases)
         picked = self._pick(work, _Hop(rows, trees, counts), start, 0, 0)
         sources = numbering.find(picked.sources)
         is_inside = sources >= 0
-        ends = torch.tensor([0, *picked.counts]).cumsum(0).to(is_inside.device)
-        kept = torch.cat([ends.new_zeros(1), is_inside.cumsum(0)])[ends].diff().tolist()
+        kept = np.array(torch.cat([picked.ends[:1], is_inside.cumsum(0)])[picked.ends].diff().tolist(), dtype=np.int64)
         whole = _Edges(sources[is_inside], picked.targets[is_inside], picked.ids[is_inside],
                        self._by_relation(relations, kept))  # fmt: skip
         induced = self._collect([_Hop(rows, trees, counts)], [whole])

@@ -13,8 +13,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.graph.hetero import HeteroTopo, PlacedHetero
 from pyg_direct.ops.check import check_ids
 
-# Identities of nodes in trees are 63-bit integers.
-_MAX_IDENTITY = 2**62
+_IDENTITY_BITS = 62
 
 
 class Seeds(NamedTuple):
@@ -24,9 +23,11 @@ class Seeds(NamedTuple):
         rows: Ids within their types, int64 `[B]`.
         trees: Number of each seed in the order given, int64 `[B]`; empty unless disjoint.
         identities: int64 `[B]`, see `kernels/worklist.py`.
-        times: Time of each tree, int64 `[num_trees]`; empty on a graph without times.
+        times: Time of each tree, int64; empty on a graph without times.
         counts: Seeds of each type, int64 `[T]`.
-        num_trees: Number of trees, at least 1; 1 unless disjoint.
+        bases: Where each type begins among the identities, and the end of the last, int64 `[T + 1]`.
+        tree_shift: Place of the tree among the bits of an identity.
+        tree_bits: Bits of a tree; 0 unless disjoint.
     """
 
     rows: Tensor
@@ -34,7 +35,9 @@ class Seeds(NamedTuple):
     identities: Tensor
     times: Tensor
     counts: np.ndarray
-    num_trees: int
+    bases: np.ndarray
+    tree_shift: int
+    tree_bits: int
 
 
 def read_seeds(topology: PlacedHetero, seeds: Tensor | Mapping[str, Tensor],
@@ -48,27 +51,26 @@ def read_seeds(topology: PlacedHetero, seeds: Tensor | Mapping[str, Tensor],
     given = {kind: _check_seeds(topo, kind, ids) for kind, ids in _by_type(topo, "seeds", seeds).items()}
     counts = np.array([given[kind].numel() if kind in given else 0 for kind in topo.node_types], dtype=np.int64)
     total = int(counts.sum())
-    num_trees = max(total, 1) if disjoint else 1
-    if num_trees * int(topo.type_starts[-1]) >= _MAX_IDENTITY:
-        raise ArgumentError(f"seeds must be fewer for disjoint trees over so many nodes, got {total}")
+    bases, tree_shift, tree_bits = topo.type_starts, _IDENTITY_BITS, 0
+    if disjoint:
+        tree_shift, tree_bits = max(topo.num_nodes.values(), default=0).bit_length(), max((total - 1).bit_length(), 1)
+        if tree_shift + tree_bits + len(bases).bit_length() > _IDENTITY_BITS:
+            raise ArgumentError(f"seeds must be fewer for disjoint trees over so many nodes, got {total}")
+        bases = np.arange(len(bases), dtype=np.int64) << (tree_shift + tree_bits)
     times = _read_times(topology, given, seed_time) if topo.is_temporal else None
-    starts = dict(zip(topo.node_types, topo.type_starts.tolist(), strict=False))
     first_tree = dict(zip(given, np.cumsum([0, *(ids.numel() for ids in given.values())]).tolist(), strict=False))
     rows, trees, identities = [], [], []
     none = torch.empty(0, dtype=torch.int64, device=device)
-    for number, kind in enumerate(topo.node_types):
-        if kind not in given:
-            continue
-        own = given[kind].to(device).long()
-        rows.append(own)
-        if disjoint:
-            numbers = torch.arange(first_tree[kind], first_tree[kind] + own.numel(), device=device)
-            trees.append(numbers)
-            size = int(topo.type_starts[number + 1]) - starts[kind]
-            own = own + (numbers * size + (num_trees - 1) * starts[kind])
-        identities.append(own + starts[kind])
+    for kind, base in zip(topo.node_types, bases.tolist(), strict=False):
+        if kind in given:
+            own = given[kind].to(device).long()
+            rows.append(own)
+            identities.append(own + base)
+            if disjoint:
+                trees.append(torch.arange(first_tree[kind], first_tree[kind] + own.numel(), device=device))
+                identities[-1] += trees[-1] << tree_shift
     joined = [torch.cat(parts) if parts else none for parts in (rows, trees, identities)]
-    return Seeds(*joined, none if times is None else times, counts, num_trees)
+    return Seeds(*joined, none if times is None else times, counts, bases, tree_shift, tree_bits)
 
 
 def _by_type(topo: HeteroTopo, name: str, values: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
