@@ -1,10 +1,25 @@
 """GPU neighbor sampling and feature collection for PyTorch Geometric."""
 
+from pyg_direct import loader as loader, sampler as sampler
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.loader.link import LinkLoader, LinkNeighborLoader
 from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.loader.node import NodeLoader
+from pyg_direct.loader.rows import FeatureStore
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
 
 __version__ = "0.1.0"
 
-__all__ = ["Adj", "CSRTopo", "Feature", "GraphSageSampler", "NeighborLoader", "__version__"]
+__all__ = [
+    "Adj",
+    "CSRTopo",
+    "Feature",
+    "FeatureStore",
+    "GraphSageSampler",
+    "LinkLoader",
+    "LinkNeighborLoader",
+    "NeighborLoader",
+    "NodeLoader",
+    "__version__",
+]

@@ -28,3 +28,8 @@ FAR = 2**31 - 1
 NEIGHBOR_DRAW = 1
 SHUFFLE_DRAW = 2
 LABOR_DRAW = 3
+# Slots that no neighbor of a row takes, for the keys of relations and of disjoint trees.
+RELATION_DRAW = 2**62
+TREE_DRAW = 2**62 + 1
+# In the place of an item, for the ends of negative links.
+NEGATIVE_DRAW = 2**62 + 2

@@ -1,1 +1,9 @@
 """Mini-batches, sampled and fetched ahead while the model trains on the last one."""
+
+from pyg_direct.loader.layers import NeighborSampler
+from pyg_direct.loader.link import LinkLoader, LinkNeighborLoader
+from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.loader.node import NodeLoader
+from pyg_direct.loader.rows import FeatureStore
+
+__all__ = ["FeatureStore", "LinkLoader", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler", "NodeLoader"]

@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -210,7 +211,9 @@ def hold_for(batch: Any, stream: Any) -> None:
             hold_for(one, stream)
         return
     store = getattr(batch, "_store", None)
-    for value in (batch,) if store is None else store.values():
+    stores = getattr(batch, "stores", None) if store is None else [store]
+    values = (batch,) if stores is None else chain.from_iterable(part.values() for part in stores)
+    for value in values:
         if type(value) is Tensor and value.layout is torch.strided:
             if value.is_cuda:
                 value.record_stream(stream)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.typing import TensorFrame
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature, Listing
@@ -90,57 +91,22 @@ def summarise(topology: CSRTopo, placed: PlacedTopology) -> Placed:
     return Placed("topology", topology.num_bytes, where)
 
 
-class Attributes:
-    """The node and edge attributes of a `Data`, each placed where batches read it.
+class PlacedRows:
+    """The attributes of a graph with rows, each placed where batches read it.
 
     Args:
-        data: The graph; read anew for every epoch, so that edits take effect.
-        topology: What ranks rows; None takes the first ones for hot.
         device: The device of batches.
         placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`.
         feature_cache: GPU memory for hot rows of attributes on the host: bytes, `"2G"` or `"20%"`. None is what
             `auto` leaves free of its budget (see `budget_of`), else nothing.
+        store_dtype: What float32 rows of more than 16 bytes are kept as; see `Feature`.
     """
 
-    def __init__(self, data: Data, topology: Listing | None, device: torch.device, placement: str,
-                 feature_cache: int | str | None) -> None:  # fmt: skip
-        self._device, self._cache, self._topology = device, feature_cache, topology
-        self._placement = placement
+    def __init__(self, device: torch.device, placement: str, feature_cache: int | str | None,
+                 store_dtype: torch.dtype | None) -> None:  # fmt: skip
+        self._device, self._placement, self._cache, self._store_dtype = device, placement, feature_cache, store_dtype
         self._node: dict[str, Feature] = {}
         self._edge: dict[str, Feature] = {}
-        self._others: dict[str, Callable[[Any, Sample], Any]] = {}
-        kinds = self._sort_out(data)
-        values = {key: data[key] for key in kinds}
-        for key, choice in self._choose(values, kinds).items():
-            (self._node if kinds[key] == "node" else self._edge)[key] = self._place(values[key], kinds[key], choice)
-
-    def _sort_out(self, data: Data) -> dict[str, str]:
-        """`node` or `edge` for each attribute with rows; how to slice what batches take in another way is noted."""
-        store, kinds = data._store, {}
-        for key, value in store.items():
-            if key == "edge_index":
-                self._others[key] = lambda _, sample: sample.edge_index
-                continue
-            if key in ("adj_t", "num_nodes"):
-                self._others[key] = _slice_adjacency if key == "adj_t" else lambda _, sample: sample.n_id.numel()
-                continue
-            kind = "node" if store.is_node_attr(key) else "edge" if store.is_edge_attr(key) else "other"
-            if key in _NODE_KEYS and kind != "node" and isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0:
-                raise ArgumentError(
-                    f"data.{key} must have a row for each of the {data.num_nodes} nodes, got {value.shape[0]}"
-                )
-            if kind == "other":
-                continue
-            if not isinstance(value, (Tensor, np.ndarray)):
-                if kind == "node":
-                    self._others[key] = lambda value, sample: [value[i] for i in sample.n_id.tolist()]
-                continue
-            dim = data.__cat_dim__(key, value, store)
-            if dim in (0, -value.ndim):
-                kinds[key] = kind
-            else:
-                self._others[key] = partial(_slice_along, dim, kind, self._device)
-        return kinds
 
     def _choose(self, values: dict[str, Any], kinds: dict[str, str]) -> dict[str, Choice]:
         """Where each attribute goes; what an earlier epoch put on the GPU is no longer free there, and stays."""
@@ -150,7 +116,7 @@ class Attributes:
             return dict.fromkeys(values, Choice("cuda"))
         is_auto = self._placement == "auto"
         rows = [Rows(key, _count_bytes(value), len(value), kinds[key] == "node") for key, value in values.items()]
-        there = [row.name for row in rows if _as_tensor(values[row.name]).is_cuda
+        there = [row.name for row in rows if as_tensor(values[row.name]).is_cuda
                  or ((is_auto or row.is_narrow) and self._find(values[row.name], "cuda") is not None)]  # fmt: skip
         rows = [row for row in rows if row.name not in there]
         kept = [row for row in rows if self._find(values[row.name], self._placement) is not None]
@@ -159,28 +125,42 @@ class Attributes:
         places |= dict.fromkeys((row.name for row in kept), Choice("host")) | dict.fromkeys(there, Choice("cuda"))
         return {key: places[key] for key in values}
 
-    def _place(self, value: Any, kind: str, choice: Choice) -> Feature:
+    def _place_all(self, values: dict[str, Any], kinds: dict[str, str], rankings: Mapping[str, Listing | None]) -> None:
+        """Place attributes; `kinds` says `node` or `edge` for each, `rankings` what ranks the rows of some."""
+        for key, choice in self._choose(values, kinds).items():
+            (self._node if kinds[key] == "node" else self._edge)[key] = self._place(
+                values[key], kinds[key], choice, rankings.get(key)
+            )
+
+    def _place(self, value: Any, kind: str, choice: Choice, ranking: Listing | None) -> Feature:
         placement = "cuda" if choice.place == "cuda" else self._placement
         known = self._find(value, placement)
         if known is not None:
             return known
-        tensor = _as_tensor(value)
+        tensor = as_tensor(value)
         cache: int | str = choice.hot_bytes if self._cache is None or kind == "edge" else self._cache
         if placement == "cuda":
             cache = tensor.numel() * tensor.element_size()
         host = placement if placement in ("unified", "pinned") else "unified"
         if placement == "auto" and self._device.type == "cuda":
             host = choose_host_memory(self._device.index)
-        feature = Feature(device_cache_size=cache, csr_topo=self._topology if kind == "node" else None,
-                          device=self._device, placement=host)  # fmt: skip
+        feature = Feature(device_cache_size=cache, csr_topo=ranking, device=self._device, placement=host,
+                          **self._narrow(tensor))  # fmt: skip
         feature.from_cpu_tensor(tensor)
         # Moving gave the tensor another address: the key is made afterwards.
         _remember(_FEATURES, self._key(value, placement), value, feature)
         return feature
 
+    def _narrow(self, tensor: Tensor) -> dict[str, Any]:
+        """Labels and other short rows are kept as they are."""
+        is_narrow = Rows("", tensor.numel() * tensor.element_size(), len(tensor), False).is_narrow
+        is_stored = self._store_dtype is not None and tensor.dtype == torch.float32 and not is_narrow
+        return {"store_dtype": self._store_dtype} if is_stored else {}
+
     def _key(self, value: Any, placement: str) -> tuple[Any, ...]:
-        tensor = _as_tensor(value)
-        return id(value), tensor.data_ptr(), tensor._version, tensor.shape, self._device, placement, self._cache
+        tensor = as_tensor(value)
+        return (id(value), tensor.data_ptr(), tensor._version, tensor.shape, self._device, placement, self._cache,
+                self._store_dtype)  # fmt: skip
 
     def _find(self, value: Any, placement: str) -> Feature | None:
         """The feature that holds `value` in this placement already."""
@@ -207,6 +187,55 @@ class Attributes:
                 hot = 0.0 if feature.placement == "cuda" else feature.num_hot_rows / max(1, num_rows)
                 wide.append(Placed(name, num_bytes, where, hot))
         return [*wide, narrow] if narrow.name else wide
+
+
+class Attributes(PlacedRows):
+    """The node and edge attributes of a `Data`, each placed where batches read it.
+
+    Args:
+        data: The graph; read anew for every epoch, so that edits take effect.
+        topology: What ranks rows; None takes the first ones for hot.
+        device, placement, feature_cache, store_dtype: See `PlacedRows`.
+    """
+
+    def __init__(self, data: Data, topology: Listing | None, device: torch.device, placement: str,
+                 feature_cache: int | str | None, store_dtype: torch.dtype | None = None) -> None:  # fmt: skip
+        super().__init__(device, placement, feature_cache, store_dtype)
+        self._others: dict[str, Callable[[Any, Sample], Any]] = {}
+        kinds = self._sort_out(data)
+        is_ranked = [key for key, kind in kinds.items() if kind == "node"]
+        self._place_all({key: data[key] for key in kinds}, kinds, dict.fromkeys(is_ranked, topology))
+
+    def _sort_out(self, data: Data) -> dict[str, str]:
+        """`node` or `edge` for each attribute with rows; how to slice what batches take in another way is noted."""
+        store, kinds = data._store, {}
+        for key, value in store.items():
+            if key == "edge_index":
+                self._others[key] = lambda _, sample: sample.edge_index
+                continue
+            if key in ("adj_t", "num_nodes"):
+                self._others[key] = _slice_adjacency if key == "adj_t" else lambda _, sample: sample.n_id.numel()
+                continue
+            kind = "node" if store.is_node_attr(key) else "edge" if store.is_edge_attr(key) else "other"
+            if key in _NODE_KEYS and kind != "node" and isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0:
+                raise ArgumentError(
+                    f"data.{key} must have a row for each of the {data.num_nodes} nodes, got {value.shape[0]}"
+                )
+            if kind == "other":
+                continue
+            if isinstance(value, TensorFrame):
+                self._others[key] = partial(slice_frame, kind, self._device)
+                continue
+            if not isinstance(value, (Tensor, np.ndarray)):
+                if kind == "node":
+                    self._others[key] = lambda value, sample: [value[i] for i in sample.n_id.tolist()]
+                continue
+            dim = data.__cat_dim__(key, value, store)
+            if dim in (0, -value.ndim):
+                kinds[key] = kind
+            else:
+                self._others[key] = partial(_slice_along, dim, kind, self._device)
+        return kinds
 
     def build(self, data: Data, sample: Sample, input_id: Tensor, *, checked: bool = True,
               shared: Mapping[str, SharedRows] = MappingProxyType({})) -> Data:  # fmt: skip
@@ -242,7 +271,8 @@ class Attributes:
         return out
 
 
-def _as_tensor(value: Any) -> Tensor:
+def as_tensor(value: Any) -> Tensor:
+    """A tensor or an array, which may be a memory map, as a tensor over the same bytes."""
     if isinstance(value, Tensor):
         return value
     with warnings.catch_warnings():
@@ -252,15 +282,21 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def _count_bytes(value: Any) -> int:
-    tensor = _as_tensor(value)
+    tensor = as_tensor(value)
     return tensor.numel() * tensor.element_size()
 
 
 def _slice_along(dim: int, kind: str, device: torch.device, value: Any, sample: Sample) -> Tensor:
     """Part of an attribute whose nodes or edges do not lie along its first dimension."""
-    tensor = _as_tensor(value)
+    tensor = as_tensor(value)
     index = sample.n_id if kind == "node" else sample.e_id
     return tensor.index_select(dim, index.to(tensor.device)).to(device)
+
+
+def slice_frame(kind: str, device: torch.device, value: Any, sample: Any) -> Any:
+    """The rows of a `TensorFrame` that a batch takes, which are no matter of a kernel."""
+    index = sample.n_id if kind == "node" else sample.e_id
+    return value[index.to(value.device)].to(device)
 
 
 def _slice_adjacency(adj_t: Any, sample: Sample) -> Any:

@@ -95,18 +95,19 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     ids = check_ids("ids", ids, num_rows)
     if (cold is None) != (directory is None):
         raise ArgumentError(f"directory must say which ids are hot where cold is given, got {directory}")
-    cold = hot[:0] if cold is None else cold
-    directory = Directory.empty(ids.device) if directory is None else directory
+    stored_dtype, row = hot.dtype, hot.shape[1:]
+    if directory is None or cold is None:
+        # Nothing is read from a second table.
+        cold, directory = hot, Directory.empty(ids.device)
+    elif cold.dtype != stored_dtype or cold.shape[1:] != row:
+        raise ArgumentError(
+            f"cold must have the row {tuple(row)} of {stored_dtype} of hot, got {tuple(cold.shape[1:])} of {cold.dtype}"
+        )
     if not hot.is_contiguous() or not cold.is_contiguous():
         raise ArgumentError("hot and cold must be contiguous, got a strided tensor")
-    if cold.dtype != hot.dtype or cold.shape[1:] != hot.shape[1:]:
-        raise ArgumentError(
-            f"cold must have the row {tuple(hot.shape[1:])} of {hot.dtype} of hot, got {tuple(cold.shape[1:])} of "
-            f"{cold.dtype}"
-        )
-    dtype = hot.dtype if dtype is None else dtype
-    exponents = check_widening(hot, dtype, exponents, num_rows, ids.device)
-    shape = (ids.numel(), *hot.shape[1:])
+    dtype = stored_dtype if dtype is None else dtype
+    exponents = check_widening(stored_dtype, dtype, exponents, num_rows, ids.device)
+    shape = (ids.numel(), *row)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=ids.device)
     elif out.shape != shape or out.dtype != dtype or not out.is_contiguous() or out.device != ids.device:
@@ -120,7 +121,7 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
         if errors is None:
             errors = _unread_errors(ids.device)
         choose_gather(hot, cold, directory, dtype, exponents, errors, max_blocks, out.data_ptr())(ids, out)
-    elif dtype != hot.dtype:
+    elif dtype != stored_dtype:
         unit = _UNIT[hot.dtype.itemsize]
         run_cpu(kernels.widen_rows_cpu, _rows_of(hot, unit), _rows_of(cold, unit), *directory, ids, STORED[hot.dtype],
                 exponents, _rows_of(out, torch.uint32))  # fmt: skip
@@ -131,12 +132,16 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     return out
 
 
-def check_widening(hot: Tensor, dtype: torch.dtype, exponents: Tensor | None, num_rows: int,
+def check_widening(stored_dtype: torch.dtype, dtype: torch.dtype, exponents: Tensor | None, num_rows: int,
                     device: torch.device) -> Tensor:  # fmt: skip
     """The exponents of the rows, empty where there are none."""
-    if dtype != hot.dtype and (dtype != torch.float32 or hot.dtype not in STORED):
-        raise ArgumentError(f"dtype must be float32 over rows of {_names(STORED)}, or {hot.dtype} as hot, got {dtype}")
-    if dtype == hot.dtype or hot.dtype != torch.float8_e4m3fn:
+    if dtype == stored_dtype:
+        return _no_exponents(device)
+    if dtype != torch.float32 or stored_dtype not in STORED:
+        raise ArgumentError(
+            f"dtype must be float32 over rows of {_names(STORED)}, or {stored_dtype} as hot, got {dtype}"
+        )
+    if stored_dtype != torch.float8_e4m3fn:
         return _no_exponents(device)
     if (exponents is None or exponents.shape != (num_rows,) or exponents.dtype != torch.uint8
             or exponents.device != device or not exponents.is_contiguous()):  # fmt: skip
@@ -200,15 +205,16 @@ def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None,
     Nothing is checked, and the tables must stay where they are. `address` is that of the output; 0 stands for any that
     torch allocates.
     """
-    cold = hot[:0] if cold is None else cold
-    directory = Directory.empty(hot.device) if directory is None else directory
+    if directory is None or cold is None:
+        cold, directory = hot, Directory.empty(hot.device)
     exponents = _no_exponents(hot.device) if exponents is None else exponents
-    num_rows = max(hot.shape[0], cold.shape[0])
+    num_rows, stored_dtype = cold.shape[0], hot.dtype
     source_bytes, row_bytes = _row_bytes(hot), math.prod(hot.shape[1:]) * dtype.itemsize
-    alignment = hot.data_ptr() | cold.data_ptr()
-    if dtype != hot.dtype:
-        kind, is_short = STORED[hot.dtype], row_bytes < _SHORTEST_WIDE_ROW
-        is_odd = row_bytes % kernels.PIECE or alignment % (4 * hot.dtype.itemsize)
+    hot_address, cold_address = hot.data_ptr(), cold.data_ptr()
+    alignment = hot_address | cold_address
+    if dtype != stored_dtype:
+        kind, is_short = STORED[stored_dtype], row_bytes < _SHORTEST_WIDE_ROW
+        is_odd = bool(row_bytes % kernels.PIECE or alignment % (4 * stored_dtype.itemsize))
     else:
         alignment |= row_bytes | address
         kind = kernels.BYTES if alignment % 4 else kernels.WORDS if alignment % 16 else kernels.ALIGNED
@@ -218,9 +224,8 @@ def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None,
     if SIMULATED or is_short:
         return _choose_items(hot, cold, directory, dtype, num_rows, exponents, errors, most_blocks, address)
     tables = hot, cold
-    hot_address, cold_address = hot.data_ptr(), cold.data_ptr()
     # A grid with a cap reads the link, as one of two tables mostly does.
-    if max_blocks is not None or cold.numel() > 0 or address % kernels.PIECE != 0:
+    if max_blocks is not None or directory.bits.numel() > 0 or address % kernels.PIECE != 0:
         lane_bits = group_bits(row_bytes)
 
         def read_groups(ids: Tensor, out: Tensor, keep: tuple[Tensor, Tensor] = tables) -> None:

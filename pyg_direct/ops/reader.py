@@ -23,7 +23,7 @@ class RowReader:
         self._shape, self._device = hot.shape[1:], hot.device
         self._dtype = hot.dtype if dtype is None else dtype
         num_rows = hot.shape[0] if cold is None else cold.shape[0]
-        exponents = check_widening(hot, self._dtype, exponents, num_rows, hot.device)
+        exponents = check_widening(hot.dtype, self._dtype, exponents, num_rows, hot.device)
         self._gather = choose_gather(hot, cold, directory, self._dtype, exponents, errors, max_blocks)
 
     def read(self, ids: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, IdError
-from pyg_direct.kernels import bitmap, relabel as kernels
+from pyg_direct.kernels import bitmap, fresh as fresh_nodes, relabel as kernels
 from pyg_direct.kernels.state import BAD_SEED, FAR, NO_POSITION, NODES, NUM_SEEDS, SEEDS_ON_GPU, STATE
 from pyg_direct.ops.check import check_ids, check_same_device
 from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
@@ -88,10 +88,10 @@ def _by_bitmap_on_cpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relab
     seen = torch.zeros(num_words(num_nodes), dtype=torch.uint32)
     fresh, ranks = torch.zeros_like(seen), torch.empty(seen.numel(), dtype=torch.int32)
     sums = np.zeros(chunks, np.int64)
-    run_cpu(kernels.mark_fresh_cpu, seeds, fresh, seen, chunks)
-    run_cpu(kernels.mark_fresh_cpu, neighbors, seen, fresh, chunks)
+    run_cpu(fresh_nodes.mark_fresh_cpu, seeds, fresh, seen, chunks)
+    run_cpu(fresh_nodes.mark_fresh_cpu, neighbors, seen, fresh, chunks)
     nodes = torch.cat([seeds, seeds.new_empty(neighbors.numel())])
-    run_cpu(kernels.emit_fresh_cpu, fresh, seen, sums, nodes, seeds.numel())
+    run_cpu(fresh_nodes.emit_fresh_cpu, fresh, seen, sums, nodes, seeds.numel())
     nodes = nodes[: seeds.numel() + int(sums.sum())]
     run_cpu(bitmap.rank_words_cpu, seen, ranks, sums)
     locals_of_rank = torch.empty(nodes.numel(), dtype=torch.int32)
@@ -114,9 +114,9 @@ def _by_bitmap_on_gpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relab
     nodes = seeds.new_empty(seeds.numel() + neighbors.numel())
     run_gpu(kernels.load_seeds_gpu, grid_for(seeds.numel(), seeds), state, inbox, seeds.long(), seen, no_table, nodes,
             num_nodes)  # fmt: skip
-    run_gpu(kernels.mark_fresh_gpu, grid_for(neighbors.numel(), seeds), neighbors, fresh)
-    run_gpu(kernels.count_fresh_gpu, grid, fresh, seen, no_flags, block_sums)
-    run_gpu(kernels.emit_fresh_gpu, grid, state, 0, 0, fresh, seen, no_flags, block_sums, no_table, nodes)
+    run_gpu(fresh_nodes.mark_fresh_gpu, grid_for(neighbors.numel(), seeds), neighbors, fresh)
+    run_gpu(fresh_nodes.count_fresh_gpu, grid, fresh, seen, no_flags, block_sums)
+    run_gpu(fresh_nodes.emit_fresh_gpu, grid, state, 0, 0, fresh, seen, no_flags, block_sums, no_table, nodes)
     ranks = torch.empty(seen.numel(), dtype=torch.int32, device=device)
     run_gpu(bitmap.sum_words_gpu, grid, seen, block_sums)
     run_gpu(bitmap.rank_words_gpu, grid, seen, block_sums, ranks)

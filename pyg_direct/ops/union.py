@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels import bitmap, relabel, union as kernels
+from pyg_direct.kernels import bitmap, fresh as fresh_nodes, union as kernels
 from pyg_direct.kernels.state import NODES, STATE
 from pyg_direct.ops.gather import Directory
 from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
@@ -59,10 +59,10 @@ def _unite_on_cpu(lists: Sequence[Tensor], num_nodes: int) -> Union:
     seen = torch.zeros(num_words(num_nodes), dtype=torch.uint32)
     fresh, ranks = torch.zeros_like(seen), torch.empty(seen.numel(), dtype=torch.int32)
     for ids in lists:
-        run_cpu(relabel.mark_fresh_cpu, ids, seen, fresh, cpu_chunks())
+        run_cpu(fresh_nodes.mark_fresh_cpu, ids, seen, fresh, cpu_chunks())
     nodes = lists[0].new_empty(min(num_nodes, sum(ids.numel() for ids in lists)))
     sums = np.zeros(cpu_chunks(), np.int64)
-    run_cpu(relabel.emit_fresh_cpu, fresh, seen, sums, nodes, 0)
+    run_cpu(fresh_nodes.emit_fresh_cpu, fresh, seen, sums, nodes, 0)
     count = int(sums.sum())
     run_cpu(bitmap.rank_words_cpu, seen, ranks, sums)
     return Union(nodes[:count], Directory(seen, ranks))
@@ -73,13 +73,13 @@ def _unite_on_gpu(lists: Sequence[Tensor], num_nodes: int) -> Union:
     bits = torch.zeros(2, num_words(num_nodes), dtype=torch.int32, device=device).view(torch.uint32)
     seen, fresh = bits[0], bits[1]
     for ids in lists:
-        run_gpu(relabel.mark_fresh_gpu, grid_for(ids.numel(), ids), ids, fresh)
+        run_gpu(fresh_nodes.mark_fresh_gpu, grid_for(ids.numel(), ids), ids, fresh)
     no_table, no_flags = (torch.empty(0, dtype=d, device=device) for d in (torch.int32, torch.uint8))
     state = torch.zeros(STATE, dtype=torch.int64, device=device)
     block_sums = state.new_empty(grid)
     nodes = state.new_empty(min(num_nodes, sum(ids.numel() for ids in lists)))
-    run_gpu(relabel.count_fresh_gpu, grid, fresh, seen, no_flags, block_sums)
-    run_gpu(relabel.emit_fresh_gpu, grid, state, 0, 0, fresh, seen, no_flags, block_sums, no_table, nodes)
+    run_gpu(fresh_nodes.count_fresh_gpu, grid, fresh, seen, no_flags, block_sums)
+    run_gpu(fresh_nodes.emit_fresh_gpu, grid, state, 0, 0, fresh, seen, no_flags, block_sums, no_table, nodes)
     ranks = torch.empty(seen.numel(), dtype=torch.int32, device=device)
     run_gpu(bitmap.sum_words_gpu, grid, seen, block_sums)
     run_gpu(bitmap.rank_words_gpu, grid, seen, block_sums, ranks)

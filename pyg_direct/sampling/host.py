@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.graph.placed import PlacedTopology
-from pyg_direct.kernels import bitmap, neighbor, relabel
+from pyg_direct.kernels import bitmap, fresh as fresh_nodes, neighbor, relabel
 from pyg_direct.ops.launch import cpu_chunks, run_cpu
 from pyg_direct.ops.neighbor import cpu_picks
 from pyg_direct.ops.relabel import num_words
@@ -54,7 +54,7 @@ class CpuPlan:
         seen, fresh = scratch.seen, scratch.fresh
         pieces = [seeds.numpy().astype(indices.dtype)]
         node_counts, edge_counts, hops = [len(pieces[0])], [0], []
-        run_cpu(relabel.mark_fresh_cpu, pieces[0], fresh, seen, chunks)
+        run_cpu(fresh_nodes.mark_fresh_cpu, pieces[0], fresh, seen, chunks)
         begin = 0
         for hop, fanout in enumerate(recipe.fanouts):
             frontier = np.concatenate(pieces) if recipe.expand_all else pieces[-1]
@@ -66,9 +66,9 @@ class CpuPlan:
             run_cpu(kernel, indptr, indices, frontier, offsets, np.uint64(key), hop, fanout, option, chunks, sources,
                     positions)  # fmt: skip
             hops.append((begin, offsets, sources, positions))
-            run_cpu(relabel.mark_fresh_cpu, sources, seen, fresh, chunks)
+            run_cpu(fresh_nodes.mark_fresh_cpu, sources, seen, fresh, chunks)
             new = np.empty(min(len(sources), num_nodes), indices.dtype)
-            run_cpu(relabel.emit_fresh_cpu, fresh, seen, sums, new, 0)
+            run_cpu(fresh_nodes.emit_fresh_cpu, fresh, seen, sums, new, 0)
             pieces.append(new[: int(sums.sum())])
             begin = 0 if recipe.expand_all else node_counts[-1]
             node_counts.append(node_counts[-1] + len(pieces[-1]))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyg_direct.errors import IdError, MemoryLimitError, PlacementWarning
 from pyg_direct.graph.placed import PlacedTopology
-from pyg_direct.kernels import bitmap, neighbor, relabel
+from pyg_direct.kernels import bitmap, fresh as fresh_nodes, neighbor, relabel
 from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.state import (
     BAD_SEED,
@@ -256,8 +256,8 @@ class GpuPlan:
                     topology.pairs, slot.nodes, s.block_sums, hop, fanout, option, expand_all,
                     slot.num_edges, slot.sources, slot.ids, slot.targets, s.fresh, s.touched,
                     stream=stream)  # fmt: skip
-            run_gpu(relabel.count_fresh_gpu, words_grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
-            run_gpu(relabel.emit_fresh_gpu, words_grid, slot.state, hop, quads, s.fresh, s.seen, s.touched,
+            run_gpu(fresh_nodes.count_fresh_gpu, words_grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
+            run_gpu(fresh_nodes.emit_fresh_gpu, words_grid, slot.state, hop, quads, s.fresh, s.seen, s.touched,
                     s.block_sums, s.local_of_node, slot.nodes, stream=stream)  # fmt: skip
             most_nodes = slot.nodes.numel()
             rows = most_nodes if fanout < 0 else min(most_nodes, rows * (fanout + expand_all))

@@ -20,8 +20,8 @@ import numpy as np
 from pyg_direct.kernels.bitmap import rank_words_cpu as kernel
 ranks = np.full(2, -1, np.int32)
 kernel(np.array([7, 1], np.uint32), ranks, np.zeros(1, np.int64))
-stats = next(iter(kernel._compiled.values())).stats
-print(ranks.tolist(), sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+(loop,) = kernel._compiled.values()
+print(ranks.tolist(), sum(loop.stats.cache_hits.values()), sum(loop.stats.cache_misses.values()))
 """
 # The compiler is replaced by one that takes long and is counted.
 COMPILE_SLOWLY = """

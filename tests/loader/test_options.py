@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import HeteroData
 from torch_geometric.sampler import NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
@@ -17,37 +16,22 @@ WORKER_OPTIONS = {"num_workers": 4, "persistent_workers": True, "prefetch_factor
                   "worker_init_fn": print, "timeout": 30}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("input_time", torch.zeros(70)),
-        ("input_time", np.zeros(70)),
-        ("subgraph_type", "induced"),
-        ("subgraph_type", "bidirectional"),
-        ("subgraph_type", SubgraphType.induced),
-        ("disjoint", True),
-        ("temporal_strategy", "last"),
-        ("time_attr", "time"),
-        ("weight_attr", "weight"),
-        ("neighbor_sampler", object()),
-        ("directed", False),
-    ],
-)
-def test_options_of_later_are_named(name, value):
-    with pytest.raises(NotImplementedError, match=f"^{name}=.* is not supported yet"):
-        NeighborLoader(make_data(), [2], **{name: value})
+def test_fanouts_may_come_as_pyg_keeps_them():
+    data = make_data()
+
+    (batch,) = NeighborLoader(data, NumNeighbors([2, 1]), [5, 9], batch_size=9, seed=1, device="cpu")
+
+    assert_equal_batches(batch, next(iter(NeighborLoader(data, [2, 1], [5, 9], batch_size=9, seed=1, device="cpu"))))
 
 
-@pytest.mark.parametrize("num_neighbors", [{("a", "to", "b"): [2]}, NumNeighbors([2])])
-def test_fanouts_by_type_come_later(num_neighbors):
-    with pytest.raises(NotImplementedError, match=r"^num_neighbors=.* is not supported yet"):
-        NeighborLoader(make_data(), num_neighbors)
+def test_a_deprecated_word_means_induced():
+    data = make_data()
 
+    with pytest.warns(DeprecationWarning, match="subgraph_type='induced'"):
+        loader = NeighborLoader(data, [2], [5, 9], batch_size=9, seed=1, device="cpu", directed=False)
 
-@pytest.mark.parametrize("data", [HeteroData(), (object(), object())])
-def test_other_kinds_of_graphs_come_later(data):
-    with pytest.raises(NotImplementedError, match=r"^data=(HeteroData|tuple) is not supported yet"):
-        NeighborLoader(data, [2])
+    plain = NeighborLoader(data, [2], [5, 9], batch_size=9, seed=1, device="cpu", subgraph_type="induced")
+    assert_equal_batches(next(iter(loader)), next(iter(plain)))
 
 
 def test_the_defaults_of_pyg_may_be_written_out():
@@ -158,7 +142,19 @@ class TestWorkers:
         ({"input_nodes": 3}, ArgumentError, "input_nodes must have one dimension"),
         ({"input_nodes": "paper"}, ArgumentTypeError, "input_nodes must be ids or a mask, got 'paper'"),
         ({"input_nodes": ("paper", [1])}, ArgumentTypeError, "input_nodes must be ids or a mask"),
-        ({"data": None}, ArgumentTypeError, "data must be a torch_geometric.data.Data, got NoneType"),
+        ({"data": None}, ArgumentTypeError, "data must be a Data, a HeteroData or a tuple .* got NoneType"),
+        ({"data": (1, 2)}, ArgumentTypeError, "data must be a Data, a HeteroData or a tuple .* got tuple"),
+        ({"num_neighbors": {("a", "to", "b"): [2]}}, ArgumentError, "num_neighbors must be a list for a graph without"),
+        ({"subgraph_type": "whole"}, ArgumentError, "subgraph_type must be one of directional, bidirectional, induced"),
+        ({"temporal_strategy": "first"}, ArgumentError, "temporal_strategy must be one of uniform, last, got 'first'"),
+        ({"time_comparison": ">"}, ArgumentError, "time_comparison must be one of <=, <, got '>'"),
+        ({"time_window": 5}, ArgumentError, "time_window needs time_attr"),
+        ({"input_time": torch.zeros(70).long()}, ArgumentError, "input_time needs time_attr"),
+        ({"time_attr": "when"}, ArgumentError, "time_attr must name an attribute of data, got 'when'"),
+        ({"weight_attr": "w"}, ArgumentError, "weight_attr must name an attribute of data, got 'w'"),
+        ({"store_dtype": torch.int8}, ArgumentError, "store_dtype must be one of"),
+        ({"topology_cache": "lots"}, ArgumentError, "topology_cache must look like"),
+        ({"disjoint": True, "sampling": "labor"}, ArgumentError, "sampling='labor' needs a Data"),
         ({"device": "tpu"}, ArgumentError, "device must name a torch device"),
         ({"batch_size": 0}, ValueError, "batch_size"),
         ({"batchsize": 3}, TypeError, "batchsize"),

@@ -1,0 +1,134 @@
+"""One relation of a graph: its rows, with times and weights in their order, sorted by time where it has times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.compress import compress
+
+EdgeType = tuple[str, str, str]
+# Names of the one node type and the one relation of a graph that has no names.
+NODES = "nodes"
+LINKS = (NODES, "to", NODES)
+
+
+@dataclass
+class Relation:
+    """Rows of a relation; ids are those within the types.
+
+    Attributes:
+        edge_type: Its name.
+        indptr, indices: int64 `[rows + 1]`, int32 or int64 `[E]`.
+        edge_ids: `[E]`, or None where the position of an edge is its id.
+        weight, time: By position, float32 and int64 `[E]`, or None.
+        is_timed: Whether its rows are sorted by time: that of the edges, or of the neighbors.
+    """
+
+    edge_type: EdgeType
+    indptr: Tensor
+    indices: Tensor
+    edge_ids: Tensor | None
+    weight: Tensor | None = None
+    time: Tensor | None = None
+    is_timed: bool = False
+
+    def attach(self, weight: Tensor | None, edge_time: Tensor | None, source_time: Tensor | None,
+               is_sorted: bool) -> None:  # fmt: skip
+        """Take over times and weights, which come by edge id or by neighbor, and sort rows by time."""
+        if edge_time is not None:
+            time = self._by_position("edge_time", edge_time)
+            if time.is_floating_point() or time.is_complex() or time.dtype == torch.bool:
+                raise ArgumentTypeError(f"edge_time[{self.edge_type}] must hold integers, got {time.dtype}")
+            self.time = time.long()
+        times = self.time
+        if times is None and source_time is not None:
+            times = source_time.to(self.indices.device).long()[self.indices.long()]
+        self.is_timed = times is not None
+        if times is not None:
+            self._sort(times, is_sorted)
+        if weight is not None:
+            self.weight = self._check_weight(self._by_position("edge_weight", weight))
+
+    def _by_position(self, name: str, values: Tensor) -> Tensor:
+        if values.shape != self.indices.shape:
+            raise ArgumentError(
+                f"{name}[{self.edge_type}] must have shape {tuple(self.indices.shape)}, got {tuple(values.shape)}"
+            )
+        values = values.to(self.indices.device)
+        return values if self.edge_ids is None else values[self.edge_ids.long()]
+
+    def _check_weight(self, weight: Tensor) -> Tensor:
+        weight = weight.to(torch.float32)
+        wrong = ~((weight >= 0) & (weight < float("inf")))
+        if bool(wrong.any()):
+            value = float(weight[wrong][0])
+            raise ArgumentError(f"edge_weight[{self.edge_type}] must be finite and not negative, got {value}")
+        return weight
+
+    def _sort(self, times: Tensor, is_sorted: bool) -> None:
+        rows = torch.arange(self.indptr.numel() - 1, device=times.device).repeat_interleave(self.indptr.diff())
+        wrong = (times[1:] < times[:-1]) & (rows[1:] == rows[:-1])
+        if not bool(wrong.any()):
+            return
+        if is_sorted:
+            row = int(rows[1:][wrong][0])
+            raise ArgumentError(f"is_sorted=True needs rows sorted by time, but row {row} of {self.edge_type} is not")
+        # Stable twice: by row, then by time, then in the order given.
+        order = times.sort(stable=True).indices
+        order = order[rows[order].sort(stable=True).indices]
+        self.indices = self.indices[order]
+        self.edge_ids = order if self.edge_ids is None else self.edge_ids[order]
+        self.time = None if self.time is None else self.time[order]
+
+    def list_ids(self) -> Tensor:
+        """Edge ids by position."""
+        return torch.arange(self.indices.numel(), device=self.indices.device) if self.edge_ids is None else self.edge_ids
+
+    def list_times(self) -> Tensor:
+        """Times by position; zeros where the relation has none."""
+        return self.indices.new_zeros(self.indices.numel(), dtype=torch.int64) if self.time is None else self.time
+
+    def list_weights(self) -> Tensor:
+        """Weights by position; ones where the relation has none."""
+        return self.indices.new_ones(self.indices.numel(), dtype=torch.float32) if self.weight is None else self.weight
+
+
+def read_relation(edge_type: EdgeType, edges: Any, num_rows: int, num_columns: int, direction: str) -> Relation:
+    """The rows of what was given for a relation: an edge list, a `CSRTopo`, or (indptr, indices, edge ids)."""
+    name = f"edges[{edge_type}]"
+    if isinstance(edges, Tensor):
+        if edges.dim() != 2 or edges.shape[0] != 2:
+            raise ArgumentError(f"{name} must have shape [2, E], got {tuple(edges.shape)}")
+        rows, columns = (edges[1], edges[0]) if direction == "in" else (edges[0], edges[1])
+        _check_range(name, rows, num_rows)
+        _check_range(name, columns, num_columns)
+        indptr, indices, edge_ids = compress(rows.contiguous(), columns.contiguous(), max(num_rows, num_columns))
+        return Relation(edge_type, indptr[: num_rows + 1], indices, edge_ids)
+    if isinstance(edges, CSRTopo):
+        edges = (edges.indptr, edges.indices, edges.eid)
+    if not isinstance(edges, tuple) or len(edges) != 3:
+        raise ArgumentTypeError(f"{name} must be an edge list, a CSRTopo or (indptr, indices, edge ids), got {edges!r}")
+    indptr, indices, edge_ids = edges
+    if indptr.shape != (num_rows + 1,) or int(indptr[0]) != 0 or int(indptr[-1]) != indices.numel():
+        raise ArgumentError(f"{name} must have {num_rows} rows of together {indices.numel()} edges, got indptr of "
+                            f"shape {tuple(indptr.shape)}")  # fmt: skip
+    if bool((indptr.diff() < 0).any()):
+        raise ArgumentError(f"{name} must have an indptr that does not decrease")
+    _check_range(name, indices, num_columns)
+    return Relation(edge_type, indptr.long(), indices, edge_ids)
+
+
+def _check_range(name: str, ids: Tensor, size: int) -> None:
+    check_ids(name, ids)
+    if ids.numel() > 0:
+        low, high = (int(v) for v in torch.aminmax(ids))
+        if low < 0 or high >= size:
+            # The same words for arrays on a CPU and on a GPU.
+            check_ids(name, torch.tensor([low if low < 0 else high]), size)

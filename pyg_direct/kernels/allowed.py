@@ -1,0 +1,66 @@
+"""Which edges of a row a tree may use: a range, since rows of timed relations are sorted by time."""
+
+from __future__ import annotations
+
+from pyg_direct.kernels.jit import body
+from pyg_direct.kernels.neighbor import num_picks
+from pyg_direct.kernels.weighted import count_positive
+from pyg_direct.kernels.worklist import FANOUT, FLAGS, ROWS, TIMED, WEIGHTED, frontier_place
+
+_EARLIEST = -(2**63)
+
+
+@body
+def first_after(indices, node_time, edge_time, start, end, time):
+    """The first position in [start, end) that is later than `time`; `end` where none is."""
+    low, high = start, end
+    while low < high:
+        middle = (low + high) >> 1
+        if edge_time.shape[0] > 0:
+            found = edge_time[middle]
+        else:
+            found = node_time[indices[middle]]
+        if found > time:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@body
+def allowed_range(indices, node_time, edge_time, start, end, seed_time, strict, window):
+    """[start, end) of the edges up to `seed_time` (before it if `strict`), and after `seed_time - window`.
+
+    A negative window does not limit.
+    """
+    begin = start
+    if window >= 0 and seed_time >= _EARLIEST + window:
+        begin = first_after(indices, node_time, edge_time, start, end, seed_time - window)
+    if strict and seed_time == _EARLIEST:
+        return start, start
+    latest = seed_time - 1 if strict else seed_time
+    stop = first_after(indices, node_time, edge_time, start, end, latest)
+    return begin, max(begin, stop)
+
+
+@body
+def open_item(item, entry, work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, replace,
+              last, strict, window):  # fmt: skip
+    """(first position, number of positions to pick from, number of picks) of an item."""
+    place = frontier_place(work, entry, item)
+    segment = work[entry + ROWS] + rows[place]
+    start, end = indptr[segment], indptr[segment + 1]
+    fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
+    if flags & TIMED:
+        time = seed_times[trees[place]]
+        start, end = allowed_range(indices, node_time, edge_time, start, end, time, strict, window)
+        if last and fanout >= 0:
+            start = max(start, end - fanout)
+    size = end - start
+    count = num_picks(size, fanout, replace)
+    if flags & WEIGHTED and fanout > 0 and (replace or fanout < size):
+        if replace:
+            count = fanout * count_positive(edge_weight, start, end, 1)
+        else:
+            count = count_positive(edge_weight, start, end, fanout)
+    return start, size, count

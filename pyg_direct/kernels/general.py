@@ -1,0 +1,180 @@
+"""A hop over a work list: how many edges each item picks, and which.
+
+The second step takes the offsets that the counts of the first add up to. It leaves edges in the order of the items:
+the identity of each source, the id of the edge in its relation, and the local id of its target.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.kernels.allowed import open_item
+from pyg_direct.kernels.block import own_range
+from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.kernels.neighbor import draw_pick, find_row, pick_row_in_order, resolve_pick
+from pyg_direct.kernels.weighted import pick_weighted_row
+from pyg_direct.kernels.worklist import (
+    EDGES,
+    FANOUT,
+    FIRST,
+    FLAGS,
+    LOCAL,
+    RELATION,
+    SOURCE_BASE,
+    SOURCE_START,
+    WEIGHTED,
+    find_entry,
+    frontier_place,
+    identity,
+    row_key,
+    tree_of,
+)
+
+
+@body
+def is_weighted(work, entry, size, replace):
+    """Whether an item chooses by weight; one that takes all it has does not."""
+    fanout = work[entry + FANOUT]
+    return (work[entry + FLAGS] & WEIGHTED) != 0 and fanout >= 0 and (replace != 0 or fanout < size)
+
+
+@body
+def read_source(indices, edge_ids, work, entry, position, tree, tree_shift):
+    """(identity of the neighbor, edge id) at a position."""
+    start = work[entry + SOURCE_START]
+    source = identity(np.int64(indices[position]), tree, tree_shift, start, work[entry + SOURCE_BASE])
+    if edge_ids.shape[0] > 0:
+        return source, np.int64(edge_ids[position])
+    return source, np.int64(position - work[entry + EDGES])
+
+
+@cpu_kernel
+def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, replace, last,
+                    strict, window, starts, sizes, counts):  # fmt: skip
+    for item in prange(starts.shape[0]):
+        entry = find_entry(work, item)
+        start, size, count = open_item(item, entry, work, indptr, indices, node_time, edge_time, edge_weight, rows,
+                                       trees, seed_times, replace, last, strict, window)  # fmt: skip
+        starts[item], sizes[item], counts[item] = start, size, count
+
+
+@cpu_kernel
+def pick_items_cpu(key, hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, rows, trees,
+                   starts, sizes, offsets, chunks, scores, positions, sources, ids, targets):  # fmt: skip
+    share = (starts.shape[0] + chunks - 1) // chunks
+    for c in prange(chunks):
+        begin, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
+        for item in range(begin, end):
+            at, count = offsets[item], offsets[item + 1] - offsets[item]
+            if count > 0:
+                entry = find_entry(work, item)
+                place = frontier_place(work, entry, item)
+                own_key = row_key(key, hop, work[entry + RELATION], trees, place)
+                if is_weighted(work, entry, sizes[item], replace):
+                    pick_weighted_row(own_key, rows[place], starts[item], sizes[item], count, replace, edge_weight,
+                                      weight_before, starts[item], scores, positions, at)  # fmt: skip
+                else:
+                    pick_row_in_order(own_key, rows[place], starts[item], sizes[item], work[entry + FANOUT], replace,
+                                      positions, at)  # fmt: skip
+                target = work[entry + LOCAL] + item - work[entry + FIRST]
+                for e in range(at, at + count):
+                    targets[e] = target
+        # A loop of its own: many cache misses in flight instead of one behind each draw.
+        for item in range(begin, end):
+            if offsets[item] < offsets[item + 1]:
+                entry = find_entry(work, item)
+                tree = tree_of(trees, frontier_place(work, entry, item))
+                for e in range(offsets[item], offsets[item + 1]):
+                    sources[e], ids[e] = read_source(indices, edge_ids, work, entry, positions[e], tree, tree_shift)
+
+
+@gpu_kernel("i8[] i8[] I[] i8[] i8[] f4[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[]", I=("i4", "i8"))
+def count_items_gpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, replace, last,
+                    strict, window, starts, sizes, counts):  # fmt: skip
+    item = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while item < starts.shape[0]:
+        entry = find_entry(work, item)
+        start, size, count = open_item(item, entry, work, indptr, indices, node_time, edge_time, edge_weight, rows,
+                                       trees, seed_times, replace, last, strict, window)  # fmt: skip
+        starts[item], sizes[item], counts[item] = start, size, count
+        item += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("u8 i8 i8 i8[] f4[] f8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]")
+def pick_weighted_gpu(key, hop, replace, work, edge_weight, weight_before, rows, trees, starts, sizes, offsets, scores,
+                      draws):  # fmt: skip
+    """The places of items that choose by weight; a thread reads a row."""
+    item = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while item < starts.shape[0]:
+        entry = find_entry(work, item)
+        count = offsets[item + 1] - offsets[item]
+        if count > 0 and is_weighted(work, entry, sizes[item], replace):
+            place = frontier_place(work, entry, item)
+            own_key = row_key(key, hop, work[entry + RELATION], trees, place)
+            pick_weighted_row(own_key, rows[place], starts[item], sizes[item], count, replace, edge_weight,
+                              weight_before, np.int64(0), scores, draws, offsets[item])  # fmt: skip
+        item += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("u8 i8 i8 i8 i8[] I[] P[] i8[] i8[] i8[] i8[] i8[] i8[] u1[] i8[] i8[] i8[]", I=("i4", "i8"),
+            P=("i4", "i8"))  # fmt: skip
+def pick_items_gpu(key, hop, replace, tree_shift, work, indices, edge_ids, rows, trees, starts, sizes, offsets, draws,
+                   repeats, sources, ids, targets):  # fmt: skip
+    """A block takes a tile of items at a time, and has a thread for each of their edges.
+
+    `draws` holds the places of weighted items already.
+    """
+    item_offsets = cuda.shared.array(THREADS, np.int64)
+    item_keys = cuda.shared.array(THREADS, np.uint64)
+    entries = cuda.shared.array(THREADS, np.int64)
+    tid = np.int64(cuda.threadIdx.x)
+    own_begin, own_end = own_range(np.int64(starts.shape[0]))
+    tile = own_begin
+    while tile < own_end:
+        num_items = min(np.int64(THREADS), own_end - tile)
+        if tid < num_items:
+            item = tile + tid
+            entry = find_entry(work, item)
+            entries[tid] = entry
+            item_offsets[tid] = offsets[item]
+            item_keys[tid] = row_key(key, hop, work[entry + RELATION], trees, frontier_place(work, entry, item))
+        cuda.syncthreads()
+        first, end = offsets[tile], offsets[tile + num_items]
+        e = first + tid
+        while e < end:
+            at = find_row(item_offsets, num_items, e)
+            item, entry = tile + at, entries[at]
+            if not is_weighted(work, entry, sizes[item], replace):
+                row = rows[frontier_place(work, entry, item)]
+                draws[e] = draw_pick(item_keys[at], row, e - item_offsets[at], sizes[item], work[entry + FANOUT],
+                                     replace)  # fmt: skip
+            e += THREADS
+        cuda.syncthreads()
+        e = first + tid
+        while e < end:
+            at = find_row(item_offsets, num_items, e)
+            fanout = work[entries[at] + FANOUT]
+            taken = 0
+            if replace == 0 and fanout >= 0 and fanout < sizes[tile + at]:
+                for earlier in range(item_offsets[at], e):
+                    if draws[earlier] == draws[e]:
+                        taken = 1
+                        break
+            repeats[e] = taken
+            e += THREADS
+        cuda.syncthreads()
+        e = first + tid
+        while e < end:
+            at = find_row(item_offsets, num_items, e)
+            item, entry = tile + at, entries[at]
+            fanout, size = work[entry + FANOUT], sizes[item]
+            pick = draws[e]
+            if replace == 0 and fanout >= 0 and fanout < size and not is_weighted(work, entry, size, replace):
+                pick = resolve_pick(draws, repeats, item_offsets[at], e - item_offsets[at], size - fanout)
+            tree = tree_of(trees, frontier_place(work, entry, item))
+            source, own_id = read_source(indices, edge_ids, work, entry, starts[item] + pick, tree, tree_shift)
+            sources[e], ids[e] = source, own_id
+            targets[e] = work[entry + LOCAL] + item - work[entry + FIRST]
+            e += THREADS
+        cuda.syncthreads()
+        tile += THREADS

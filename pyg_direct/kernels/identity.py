@@ -1,0 +1,215 @@
+"""Which nodes of a batch are new, by a hash table of identities, and the local ids that new nodes get.
+
+`table` holds identities, -1 where free, int64 `[S]`; a slot is a place in it. It consists of regions, S and their size
+powers of two; a search stays in the region it begins in, so that CPU threads fill regions of their own. Where
+identities index the local ids directly there is no table (`[0]`), and the identity is the slot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.kernels.bitmap import bit_of
+from pyg_direct.kernels.block import SCAN_WORDS, own_range, scan_block
+from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.kernels.neighbor import find_row
+from pyg_direct.kernels.state import NODES
+
+# The fractional part of the golden ratio: multiples of it spread evenly (Knuth, TAOCP 3, section 6.4).
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_FREE = -1
+# Tries near the other nodes of a tree before a search goes on elsewhere: trees differ in size.
+_NEAR = 8
+_SMALLEST_BLOCK = 16
+
+
+@body
+def slot_at(table, region, tree_shift, tree_bits, item, attempt):
+    """The slot that a search for an identity tries as number `attempt`.
+
+    Each tree has a block of the table to begin in, so that nodes of a tree, which come together, lie together.
+    """
+    size, region, attempt = np.int64(table.shape[0]), np.int64(region), np.int64(attempt)
+    mixed = np.int64(np.uint64(np.uint64(item) * _SPREAD) >> np.uint64(20))
+    block = size >> np.int64(tree_bits)
+    home = np.int64(0)
+    if block < _SMALLEST_BLOCK:
+        block = size
+    else:
+        home = ((np.int64(item) >> np.int64(tree_shift)) & ((np.int64(1) << np.int64(tree_bits)) - 1)) * block
+    home += mixed & (block - 1)
+    span = min(block, region)
+    if attempt < _NEAR or span == region:
+        return home - (home & (span - 1)) + ((home + attempt) & (span - 1))
+    return home - (home & (region - 1)) + (((mixed >> np.int64(20)) + attempt) & (region - 1))
+
+
+@body
+def find_slot(table, region, tree_shift, tree_bits, item):
+    """The slot of an identity; -1 for one that is not there."""
+    if table.shape[0] == 0:
+        return np.int64(item)
+    for attempt in range(region + _NEAR):
+        slot = slot_at(table, region, tree_shift, tree_bits, item, attempt)
+        if table[slot] == item:
+            return slot
+        if table[slot] == _FREE:
+            break
+    return np.int64(-1)
+
+
+@body
+def settle_node(i, item, begins, known, bases, tree_shift):
+    """(id within its type, tree, local id) of the new identity `i`; begins[t] is the first of type t."""
+    kind = find_row(begins, known.shape[0], i)
+    place = item - bases[kind]
+    tree = place >> np.int64(tree_shift)
+    return place - (tree << np.int64(tree_shift)), tree, known[kind] + i - begins[kind]
+
+
+@cpu_kernel
+def insert_cpu(items, tree_shift, tree_bits, table, region, slots, new, new_counts):
+    """Enter identities and note their slots; region r lists its new ones in row r of `new`, -1 of them if it is full."""
+    for r in prange(new_counts.shape[0]):
+        low, count = r * region, 0
+        for e in range(items.shape[0]):
+            item = items[e]
+            slot = slot_at(table, region, tree_shift, tree_bits, item, 0)
+            if slot >= low and slot < low + region and count >= 0:
+                attempt = 1
+                while table[slot] != _FREE and table[slot] != item and attempt < region + _NEAR:
+                    slot = slot_at(table, region, tree_shift, tree_bits, item, attempt)
+                    attempt += 1
+                if table[slot] == _FREE:
+                    table[slot] = item
+                    new[r, count] = item
+                    count += 1
+                elif table[slot] != item:
+                    count = -1
+                slots[e] = slot
+        new_counts[r] = count
+
+
+@cpu_kernel
+def settle_cpu(items, begins, known, bases, tree_shift, tree_bits, table, region, rows, trees, local_of_slot):
+    for i in prange(items.shape[0]):
+        row, tree, local = settle_node(i, items[i], begins, known, bases, tree_shift)
+        rows[i] = row
+        if trees.shape[0] > 0:
+            trees[i] = tree
+        local_of_slot[find_slot(table, region, tree_shift, tree_bits, items[i])] = local
+
+
+@cpu_kernel
+def find_slots_cpu(items, tree_shift, tree_bits, table, region, slots):
+    for i in prange(items.shape[0]):
+        slots[i] = find_slot(table, region, tree_shift, tree_bits, items[i])
+
+
+@gpu_kernel("i8[] i8[] i8[] i8 i8 i8[] i8[] i8[] i8[]")
+def insert_gpu(ends, items, bases, tree_shift, tree_bits, table, slots, new, new_counts):
+    """As on the CPU, with one region, for the first items up to the last of `ends`.
+
+    `new` gets the new ones in any order, new_counts[0] of them, new_counts[1 + t] of type t if the types are few.
+    """
+    shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    first = cuda.shared.array(1, np.int64)
+    of_type = cuda.shared.array(THREADS, np.int64)
+    tid = np.int64(cuda.threadIdx.x)
+    num_types = np.int64(new_counts.shape[0] - 1)
+    counts_types = num_types <= THREADS
+    of_type[tid] = 0
+    begin, end = own_range(ends[ends.shape[0] - 1])
+    tile = begin
+    while tile < end:
+        is_new = np.int64(0)
+        item = np.int64(0)
+        if tile + tid < end:
+            item = items[tile + tid]
+            attempt = np.int64(0)
+            while True:
+                slot = slot_at(table, table.shape[0], tree_shift, tree_bits, item, attempt)
+                found = cuda.atomic.cas(table, slot, _FREE, item)
+                if found == _FREE:
+                    is_new = np.int64(1)
+                if found == _FREE or found == item:
+                    slots[tile + tid] = slot
+                    break
+                attempt += 1
+        before, total = scan_block(is_new, shared)
+        if tid == 0:
+            first[0] = cuda.atomic.add(new_counts, 0, total)
+        cuda.syncthreads()
+        if is_new != 0:
+            new[first[0] + before] = item
+            if counts_types:
+                cuda.atomic.add(of_type, find_row(bases, num_types, item), 1)
+        tile += THREADS
+    cuda.syncthreads()
+    if counts_types and tid < num_types and of_type[tid] > 0:
+        cuda.atomic.add(new_counts, 1 + tid, of_type[tid])
+
+
+@gpu_kernel("i8[] i8[] i8[] i8[] i8 i8 i8[] i8 i8[] i8[] i4[]")
+def settle_gpu(items, begins, known, bases, tree_shift, tree_bits, table, region, rows, trees, local_of_slot):
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < items.shape[0]:
+        row, tree, local = settle_node(i, items[i], begins, known, bases, tree_shift)
+        rows[i] = row
+        if trees.shape[0] > 0:
+            trees[i] = tree
+        local_of_slot[find_slot(table, region, tree_shift, tree_bits, items[i])] = local
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] i8 i8 i8[] i8 i8[]")
+def find_slots_gpu(items, tree_shift, tree_bits, table, region, slots):
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < items.shape[0]:
+        slots[i] = find_slot(table, region, tree_shift, tree_bits, items[i])
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] i8[] u4[]")
+def mark_identities_gpu(ends, items, fresh):
+    """Set the bits of the first items, up to the last of `ends`."""
+    count = ends[ends.shape[0] - 1]
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < count:
+        cuda.atomic.or_(fresh, items[i] >> 5, bit_of(items[i]))
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@body
+def lower_bound(items, end, value):
+    """The first place in [0, end) of ascending items that holds at least `value`."""
+    low, high = np.int64(0), end
+    while low < high:
+        middle = (low + high) >> 1
+        if items[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@gpu_kernel("i8[] i8[] i8[] i8[]")
+def count_types_gpu(state, new, bases, new_counts):
+    """new_counts of the new identities, ascending, of which state[NODES + 1] tells the number; one block."""
+    count = state[NODES + 1]
+    t = np.int64(cuda.threadIdx.x)
+    while t < new_counts.shape[0] - 1:
+        new_counts[1 + t] = lower_bound(new, count, bases[t + 1]) - lower_bound(new, count, bases[t])
+        t += THREADS
+    if cuda.threadIdx.x == 0:
+        new_counts[0] = count
+
+
+@gpu_kernel("i8[] u4[] i4[]")
+def forget_gpu(items, seen, local_of_slot):
+    """Empty what identities left in a bitmap and a table."""
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < items.shape[0]:
+        seen[items[i] >> 5] = np.uint32(0)
+        local_of_slot[items[i]] = -1
+        i += np.int64(cuda.gridDim.x) * THREADS

@@ -1,0 +1,125 @@
+"""Weighted choice of neighbors, by one row.
+
+Without replacement: the k smallest of -log(u) / weight (Efraimidis & Spirakis, Information Processing Letters 97(5),
+2006), kept in a heap while the row is read once. With replacement: the inverse of the running sum of weights. An edge
+of weight 0 is never chosen.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pyg_direct.kernels.draw import draw
+from pyg_direct.kernels.jit import body, cpu_kernel, prange
+
+_TO_UNIT = 2.0**-52
+
+
+@body
+def draw_unit(key, item, slot):
+    """A number in (0, 1), an odd multiple of 2**-53."""
+    return (np.float64(np.int64(draw(key, item, slot) >> np.uint64(12))) + 0.5) * _TO_UNIT
+
+
+@body
+def count_positive(edge_weight, start, end, enough):
+    """How many of the edges have a positive weight; counting stops at `enough`."""
+    count = np.int64(0)
+    position = start
+    while position < end and count < enough:
+        if edge_weight[position] > 0:
+            count += 1
+        position += 1
+    return count
+
+
+@body
+def sift_down(scores, picks, at, size, score, pick):
+    """Put (score, pick) at the root of the heap at scores[at:at + size], largest first, and let it sink."""
+    hole = 0
+    while True:
+        child = 2 * hole + 1
+        if child >= size:
+            break
+        if child + 1 < size and scores[at + child + 1] > scores[at + child]:
+            child += 1
+        if scores[at + child] <= score:
+            break
+        scores[at + hole] = scores[at + child]
+        picks[at + hole] = picks[at + child]
+        hole = child
+    scores[at + hole] = score
+    picks[at + hole] = pick
+
+
+@body
+def sift_up(scores, picks, at, hole, score, pick):
+    """Put (score, pick) at the end of the heap, place `hole`, and let it rise."""
+    while hole > 0 and scores[at + ((hole - 1) >> 1)] < score:
+        parent = (hole - 1) >> 1
+        scores[at + hole] = scores[at + parent]
+        picks[at + hole] = picks[at + parent]
+        hole = parent
+    scores[at + hole] = score
+    picks[at + hole] = pick
+
+
+@body
+def pick_lightest(key, row, start, size, count, edge_weight, base, scores, picks, at):
+    """Write base + place of the `count` edges with the smallest scores to picks[at:], smallest first."""
+    filled = 0
+    for place in range(size):
+        weight = np.float64(edge_weight[start + place])
+        if weight > 0:
+            score = -math.log(draw_unit(key, row, place)) / weight
+            if filled < count:
+                sift_up(scores, picks, at, filled, score, base + place)
+                filled += 1
+            elif score < scores[at]:
+                sift_down(scores, picks, at, count, score, base + place)
+    # The rest of a heap sort: the largest goes last.
+    for size_left in range(count - 1, 0, -1):
+        score, pick = scores[at + size_left], picks[at + size_left]
+        scores[at + size_left], picks[at + size_left] = scores[at], picks[at]
+        sift_down(scores, picks, at, size_left, score, pick)
+
+
+@body
+def pick_by_sum(key, row, start, size, slot, edge_weight, weight_before):
+    """Place of the edge that slot `slot` draws with replacement; `weight_before` sums its row up to each edge."""
+    first, final = weight_before[start], start + size - 1
+    reach = weight_before[final] + np.float64(edge_weight[final]) - first
+    wanted = first + draw_unit(key, row, slot) * reach
+    low, high = start, start + size
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if weight_before[middle] <= wanted:
+            low = middle
+        else:
+            high = middle
+    # Only rounding leads to an edge without weight.
+    while edge_weight[low] <= 0 and low > start:
+        low -= 1
+    return low - start
+
+
+@body
+def pick_weighted_row(key, row, start, size, count, replace, edge_weight, weight_before, base, scores, picks, at):
+    """Write base + place of the `count` edges that a row picks to picks[at:]."""
+    if replace:
+        for slot in range(count):
+            picks[at + slot] = base + pick_by_sum(key, row, start, size, slot, edge_weight, weight_before)
+    else:
+        pick_lightest(key, row, start, size, count, edge_weight, base, scores, picks, at)
+
+
+@cpu_kernel
+def sum_weights_cpu(indptr, edge_weight, weight_before):
+    """weight_before[p] = sum of the weights before position p in its row."""
+    for row in prange(indptr.shape[0] - 1):
+        running = 0.0
+        for position in range(indptr[row], indptr[row + 1]):
+            weight_before[position] = running
+            running += np.float64(edge_weight[position])

@@ -1,0 +1,68 @@
+"""The work list of a hop: one item for each (relation, node to expand), relation after relation.
+
+`work` describes it, int64 `[(A + 1) * COLUMNS]`: an entry for each of the A relations that have items, and one more
+whose first item is the number of items. So one kernel serves any number of relations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.kernels.draw import draw
+from pyg_direct.kernels.jit import body
+from pyg_direct.kernels.neighbor import hop_key
+from pyg_direct.kernels.state import RELATION_DRAW, TREE_DRAW
+
+# Columns of an entry. First item of the relation; number of the relation; its fanout; where its rows begin in the
+# offsets; where its nodes begin in the frontier; the local id of the first of them; TIMED + WEIGHTED; where its edges
+# begin; where the type of its neighbors begins in the id space, and where among the identities.
+FIRST, RELATION, FANOUT, ROWS, FRONT, LOCAL, FLAGS, EDGES, SOURCE_START, SOURCE_BASE = range(10)
+COLUMNS = 10
+TIMED, WEIGHTED = 1, 2
+
+
+@body
+def find_entry(work, item):
+    """Where in `work` the entry of an item begins."""
+    low, high = 0, work.shape[0] // COLUMNS - 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if work[middle * COLUMNS + FIRST] <= item:
+            low = middle
+        else:
+            high = middle
+    return low * COLUMNS
+
+
+@body
+def frontier_place(work, entry, item):
+    """Where in the frontier the node of an item stands."""
+    return work[entry + FRONT] + item - work[entry + FIRST]
+
+
+@body
+def tree_of(trees, place):
+    """The tree that a node of the frontier belongs to; 0 where trees are not told apart."""
+    if trees.shape[0] == 0:
+        return 0
+    return trees[place]
+
+
+@body
+def row_key(key, hop, relation, trees, place):
+    """Key of the draws of a row: relation 0 draws as a graph with one relation does."""
+    own_key = hop_key(key, hop)
+    if relation > 0:
+        own_key = draw(own_key, relation, RELATION_DRAW)
+    if trees.shape[0] > 0:
+        own_key = draw(own_key, trees[place], TREE_DRAW)
+    return own_key
+
+
+@body
+def identity(node, tree, tree_shift, type_start, type_base):
+    """A node of a tree as one number: types, then trees, then nodes ascending.
+
+    The parts take bits of their own; where trees are not told apart, the identity is the id of the node.
+    """
+    return type_base + (np.int64(tree) << np.int64(tree_shift)) + node - type_start

@@ -1,0 +1,178 @@
+"""What all loaders share: epochs that can be resumed, batches made ahead, workers absorbed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, LoaderWarning
+from pyg_direct.loader.background import Background
+from pyg_direct.loader.batches import Seeds, iterate_batches
+from pyg_direct.loader.pipeline import Pipeline
+from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
+from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.size import parse_size
+from pyg_direct.sampling.key import resolve_seed
+from pyg_direct.typing import Device
+
+# A batch that shares no rows with others.
+ALONE: Mapping[str, SharedRows] = MappingProxyType({})
+PLACEMENTS = ("auto", "cuda", "unified", "pinned", "cpu")
+# Only workers need these; None and the defaults of torch are not worth a word.
+_WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
+                   "pin_memory_device": "", "worker_init_fn": None, "timeout": 0}  # fmt: skip
+
+
+class EpochLoader:
+    """Iterates over epochs: which batch is made of what, when, and how far ahead.
+
+    Loaders say how a batch is sampled (`_submit`) and made (`_fetch`), and what to place first (`_prepare`).
+    """
+
+    device: torch.device
+    seed: int
+    prefetch: int
+    super_batch: int
+    transform: Any
+    transform_sampler_output: Any
+
+    def _settle(self, device: Device, placement: str, topology_placement: str | None, feature_cache: int | str | None,
+                super_batch: int, seed: int | None, prefetch: int) -> None:  # fmt: skip
+        """Check and keep the arguments that PyG's loaders do not have."""
+        topology_placement = placement if topology_placement is None else topology_placement
+        places = {"placement": placement, "topology_placement": topology_placement}
+        for name, place in places.items():
+            if place not in PLACEMENTS:
+                raise ArgumentError(f"{name} must be one of {', '.join(PLACEMENTS)}, got {place!r}")
+        for name, count, least in [("prefetch", prefetch, 0), ("super_batch", super_batch, 1)]:
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ArgumentError(f"{name} must be an integer of at least {least}, got {count!r}")
+        self.device = resolve_device(device)
+        for name, place in places.items():
+            if (place == "cpu") != (self.device.type == "cpu") and place != "auto":
+                raise ArgumentError(f"{name} must be one that device={self.device} can read, got {place!r}")
+        parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
+        self.placement, self.topology_placement = placement, topology_placement
+        self.feature_cache, self.prefetch, self.super_batch = feature_cache, prefetch, super_batch
+        self.seed = resolve_seed(seed)
+        # The epoch that the next iteration runs and its first batch; and where the latest iteration stands.
+        self._next_epoch = self._first_batch = 0
+        self._standing = (0, 0)
+
+    def _prepare(self) -> Any:
+        """Place what is not placed yet; reads the graph anew."""
+        raise NotImplementedError
+
+    def _input(self) -> Tensor:
+        """What the positions of an epoch pick from: the input nodes, int64 `[S]`, or something of their number."""
+        raise NotImplementedError
+
+    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
+        """Start to sample a batch; what comes has `finish`."""
+        raise NotImplementedError
+
+    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        """The batch of a sample."""
+        raise NotImplementedError
+
+    def _shared(self) -> Mapping[str, Any]:
+        """Features whose rows a group of batches may read together."""
+        return {}
+
+    def _work_with_workers(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the next epoch, or the rest of one that was resumed."""
+        self._prepare()
+        epoch, first = self._next_epoch, self._first_batch
+        self._next_epoch, self._first_batch = epoch + 1, 0
+        self._standing = (epoch, first)
+        batches = iterate_batches(self, self.seed, epoch, first, self._input())  # type: ignore[arg-type]
+        work = self._work_with_workers if self.num_workers > 0 else self._work_here  # type: ignore[attr-defined]
+        return self._iterate(epoch, first, work(epoch, batches))
+
+    def _iterate(self, epoch: int, first: int, batches: Iterator[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(batches, first + 1):
+            result = batch if self.transform is None else self.transform(batch)
+            self._standing = (epoch, number)
+            yield result
+        if self._standing[0] == epoch:
+            self._standing = (epoch + 1, 0)
+
+    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
+        submit = partial(self._submit, epoch)
+        shares = self.super_batch > 1 and self.device.type == "cuda" and self.transform_sampler_output is None
+        if shares and self._shared():
+            group = SuperBatch(self.super_batch, submit, self._fetch, SharedFetch(self._shared()))
+            pipeline = Pipeline(group.group(batches), group.submit, group.fetch, min(self.prefetch, 1), self.device)
+        else:
+            pipeline = Pipeline(batches, submit, self._fetch, self.prefetch, self.device)
+        in_thread = self.device.type == "cpu" and self.prefetch > 0
+        source = Background(pipeline, self.prefetch) if in_thread else pipeline
+        try:
+            for _, made in source:
+                # A group's batches are forgotten one by one.
+                ready = made if isinstance(made, list) else [made]
+                while ready:
+                    yield ready.pop(0)
+        finally:
+            source.close()
+            if self.device.type == "cuda":
+                # Memory that ran out once would run out in each epoch.
+                self.prefetch = min(self.prefetch, pipeline.prefetch)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the loader stands: the next batch of the current epoch. Three integers, as all else follows."""
+        return {"seed": self.seed, "epoch": self._standing[0], "batch": self._standing[1]}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue where `state` was taken: the next iteration gives the remaining batches of that epoch.
+
+        Raises:
+            ArgumentError: not a state of a loader.
+        """
+        for name in ("seed", "epoch", "batch"):
+            value = state.get(name) if isinstance(state, dict) else None
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
+                raise ArgumentError(f"state must hold {name!r} as an integer in [0, 2**64), got {value!r}")
+        self.seed = state["seed"]
+        self._next_epoch, self._first_batch = self._standing = (state["epoch"], state["batch"])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def settle_workers(kwargs: dict[str, Any], device: torch.device, *, may_start: bool = True,
+                   stacklevel: int = 3) -> dict[str, Any]:  # fmt: skip
+    """Arguments for DataLoader; options of workers are taken out, with one word about it, unless workers are meant.
+
+    Args:
+        kwargs: The caller's.
+        device: The device of the loader.
+        may_start: Whether workers can do what is asked.
+        stacklevel: Of the warning.
+    """
+    context = kwargs.get("multiprocessing_context")
+    method = context if isinstance(context, str) or context is None else context.get_start_method()
+    if kwargs.get("num_workers", 0) > 0 and method is not None and may_start:
+        if method != "spawn" and device.type == "cuda":
+            raise ArgumentError(
+                f"multiprocessing_context must be 'spawn' with device={device}, got {method!r}: GPU memory and unified "
+                "memory cannot be used in forked processes"
+            )
+        return kwargs
+    absorbed = {k: v for k, v in kwargs.items() if k in _WORKER_OPTIONS and v != _WORKER_OPTIONS[k]}
+    if absorbed:
+        given = ", ".join(f"{k}={v!r}" for k, v in absorbed.items())
+        start = "; worker processes start only with multiprocessing_context='spawn'" if may_start else ""
+        warnings.warn(
+            f"{given}: not needed and not used, as sampling and features come from the device itself{start}",
+            LoaderWarning, stacklevel=stacklevel)  # fmt: skip
+    return {k: v for k, v in kwargs.items() if k not in _WORKER_OPTIONS and k != "multiprocessing_context"}

@@ -1,0 +1,194 @@
+"""Batches of any sampler that speaks PyG's interface, with rows fetched on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.loader.batches import Seeds
+from pyg_direct.loader.epochs import ALONE, EpochLoader
+from pyg_direct.loader.hetero import HeteroAttributes, TypeRanking
+from pyg_direct.loader.pyg import Attributes
+from pyg_direct.loader.sampler import NeighborSampler
+from pyg_direct.loader.stores import StoreAttributes
+from pyg_direct.loader.superbatch import SharedRows
+from pyg_direct.sampling.key import batch_key
+from pyg_direct.sampling.sample import Sample
+
+Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
+
+
+class Drawn:
+    """A sampler's output, as a pipeline hands it on."""
+
+    def __init__(self, out: Output) -> None:
+        self.out = out
+
+    def finish(self) -> Drawn:
+        """Nothing is left to wait for."""
+        return self
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tell torch's allocator that the sample is read on `stream` too."""
+        out = self.out
+        for part in (out.node, out.row, out.col, out.edge, out.batch, *(out.metadata or ())):
+            for value in part.values() if isinstance(part, Mapping) else (part,):
+                if isinstance(value, Tensor) and value.is_cuda:
+                    value.record_stream(stream)
+
+
+class GeneralLoader(EpochLoader):
+    """What node and link loaders over a PyG sampler share."""
+
+    data: Any
+    custom_cls: Any
+    input_data: Any
+    store_dtype: torch.dtype | None = None
+    _sampler: Any
+    _general: Any = None
+
+    def _prepare(self) -> Any:
+        ours = isinstance(self._sampler, NeighborSampler)
+        if ours:
+            self._sampler.refresh()
+        topology = self._sampler._open_topology() if ours else None
+        options = self.device, self.placement, self.feature_cache, self.store_dtype
+        if isinstance(self.data, HeteroData):
+            ranking = topology if isinstance(topology, HeteroTopo) else None
+            self._general = HeteroAttributes(self.data, ranking, *options)
+        elif isinstance(self.data, Data):
+            if isinstance(topology, HeteroTopo):
+                topology = TypeRanking(topology, topology.node_types[0])
+            self._general = Attributes(self.data, topology, *options)
+        else:
+            features, graph = self.data
+            self._general = StoreAttributes(features, graph, self.device, self.custom_cls)
+        return self._general
+
+    def _ask(self, positions: Tensor, key: int | None) -> Output:
+        """What the sampler makes of the seeds at these positions."""
+        raise NotImplementedError
+
+    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Drawn:
+        return Drawn(self._ask(seeds.positions, batch_key(self.seed, epoch, number)))
+
+    def _fetch(self, sample: Drawn, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        return self._build(sample.out)
+
+    def _key(self, key: int | None) -> dict[str, int]:
+        """Only our sampler takes a key; others draw as they do."""
+        return {"key": key} if isinstance(self._sampler, NeighborSampler) and key is not None else {}
+
+    def __call__(self, index: Any) -> Any:
+        """The batch around the seeds at these positions; each call draws anew."""
+        self._prepare()
+        positions = torch.as_tensor(index).cpu().reshape(-1)
+        if positions.dtype == torch.bool or positions.numel() == 0:
+            positions = positions.nonzero().view(-1)
+        batch = self._build(self._ask(positions.long(), None))
+        return batch if self.transform is None else self.transform(batch)
+
+    def filter_fn(self, out: Output) -> Any:
+        """The batch of what a sampler returned (PyG's hook)."""
+        if self._general is None:
+            self._prepare()
+        batch = self._build(out)
+        return batch if self.transform is None else self.transform(batch)
+
+    def _place_inputs(self, batch: Any, out: Output) -> None:
+        """Write what PyG's loader says of the seeds."""
+        raise NotImplementedError
+
+    def _build(self, out: Output) -> Any:
+        if self.transform_sampler_output is not None:
+            out = self.transform_sampler_output(out)
+        if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
+            raise TypeError(f"the sampler must return a SamplerOutput or a HeteroSamplerOutput, got {type(out)}")
+        is_ours = isinstance(self._sampler, NeighborSampler) and self.transform_sampler_output is None
+        out = self._finalise(out)
+        if isinstance(self._general, StoreAttributes):
+            batch = self._general.build(out)
+        elif isinstance(out, HeteroSamplerOutput):
+            batch = self._general.build(self.data, out, checked=is_ours)
+        else:
+            batch = self._build_homogeneous(out, is_ours)
+        _note_sample(batch, out)
+        self._place_inputs(batch, out)
+        return batch
+
+    def _finalise(self, out: Output) -> Output:
+        """The output on the device, with edge ids of the graph instead of those of its sampler."""
+        perm = self._sampler.edge_permutation
+        if isinstance(self._sampler, NeighborSampler) and self.transform_sampler_output is None:
+            return out
+        device = self.device
+        if isinstance(out, HeteroSamplerOutput):
+            node, row, col = ({k: v.to(device) for k, v in part.items()} for part in (out.node, out.row, out.col))
+            edge = {k: _permute(v, None if perm is None else perm.get(k), device) for k, v in (out.edge or {}).items()}
+            batch = None if out.batch is None else {k: v.to(device) for k, v in out.batch.items()}
+            return HeteroSamplerOutput(node, row, col, edge, batch, out.num_sampled_nodes, out.num_sampled_edges,
+                                       out.orig_row, out.orig_col, out.metadata)  # fmt: skip
+        batch = None if out.batch is None else out.batch.to(device)
+        return SamplerOutput(out.node.to(device), out.row.to(device), out.col.to(device),
+                             _permute(out.edge, perm, device), batch, out.num_sampled_nodes, out.num_sampled_edges,
+                             out.orig_row, out.orig_col, out.metadata)  # fmt: skip
+
+    def _build_homogeneous(self, out: SamplerOutput, is_ours: bool) -> Data:
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        sample = Sample(out.node, torch.stack([out.row, out.col]), none if out.edge is None else out.edge, [], [])
+        data = self.data
+        if out.edge is None:
+            # Edges that were merged have no attributes any more.
+            data = data.__copy__()
+            store = data._store
+            for key in [key for key in store if store.is_edge_attr(key) and key not in ("edge_index", "adj_t")]:
+                del store[key]
+        batch = self._general.build(data, sample, none, checked=is_ours)
+        for key in ("num_sampled_nodes", "num_sampled_edges", "input_id", "batch_size"):
+            del batch._store[key]
+        if out.edge is None:
+            del batch._store["e_id"]
+        return batch  # type: ignore[no-any-return]
+
+    def report(self) -> str:
+        """What lives where, a line each."""
+        attributes = self._prepare() if self._general is None else self._general
+        lines = [self._sampler.summarise()] if isinstance(self._sampler, NeighborSampler) else []
+        return "\n".join([*lines, *(f"{key}: {feature}" for key, feature in attributes.describe().items())])
+
+
+def _permute(edge: Tensor | None, perm: Tensor | None, device: torch.device) -> Tensor | None:
+    if edge is None:
+        return None
+    edge = edge.long()
+    return (edge if perm is None else perm[edge.to(perm.device)]).to(device)
+
+
+def _note_sample(batch: Any, out: Output) -> None:
+    """Write ids, trees and counts into a batch."""
+    if isinstance(out, SamplerOutput):
+        if "n_id" not in batch:
+            batch.n_id = out.node
+        if out.edge is not None and "e_id" not in batch:
+            batch.e_id = out.edge
+        batch.batch, batch.num_sampled_nodes = out.batch, out.num_sampled_nodes
+        batch.num_sampled_edges = out.num_sampled_edges
+        if out.orig_row is not None and out.orig_col is not None:
+            batch._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
+        return
+    for kind, ids in out.node.items():
+        if "n_id" not in batch[kind]:
+            batch[kind].n_id = ids
+    for kind, ids in (out.edge or {}).items():
+        if ids is not None and "e_id" not in batch[kind]:
+            batch[kind].e_id = ids
+    for name in ("batch", "num_sampled_nodes", "num_sampled_edges"):
+        batch.set_value_dict(name, getattr(out, name))
+    for kind in out.orig_row or {}:
+        batch[kind]._orig_edge_index = torch.stack([out.orig_row[kind], out.orig_col[kind]])

@@ -1,0 +1,179 @@
+"""What a sampler reads of a graph: sizes, edges, times and weights of `Data`, `HeteroData` or a pair of stores."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+from torch_geometric.typing import SparseTensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.graph.relation import EdgeType
+from pyg_direct.loader.stores import read_stores
+
+_TOPOLOGIES: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], weakref.ref[HeteroTopo]]] = {}
+
+
+@dataclass(eq=False)
+class Parts:
+    """A graph in parts: by node type and relation, or bare for a homogeneous one.
+
+    Attributes:
+        num_nodes: Number of nodes.
+        edges: Edge lists, sparse tensors, or (indptr, indices, edge ids) that a store keeps by row.
+        node_time, edge_time: Times, at most one of both.
+        edge_weight: Weights.
+    """
+
+    num_nodes: int | dict[str, int]
+    edges: Any
+    node_time: Any = None
+    edge_time: Any = None
+    edge_weight: Any = None
+
+    @property
+    def is_hetero(self) -> bool:
+        """Whether it has types."""
+        return isinstance(self.num_nodes, dict)
+
+    @property
+    def is_temporal(self) -> bool:
+        """Whether nodes or edges have times."""
+        return self.node_time is not None or self.edge_time is not None
+
+    def open(self, direction: str, is_sorted: bool) -> HeteroTopo:
+        """The topology; samplers over the same tensors share one.
+
+        Args:
+            direction: `in` or `out`.
+            is_sorted: See `HeteroTopo`.
+        """
+        parts = (self.num_nodes, self.edges, self.node_time, self.edge_time, self.edge_weight)
+        sources: list[Any] = []
+        key = (*(_note(part, sources) for part in parts), direction, is_sorted)
+        known = _TOPOLOGIES.get(key)
+        if known is not None and known[1]() is not None:
+            alive = [ref() for ref in known[0]]
+            if all(a is b for a, b in zip(alive, sources, strict=True)):
+                return known[1]()  # type: ignore[return-value]
+        if isinstance(self.edges, dict):
+            edges: Any = {name: _read_edges(value, direction) for name, value in self.edges.items()}
+        else:
+            edges = _read_edges(self.edges, direction)
+        topology = HeteroTopo(self.num_nodes, edges, node_time=self.node_time, edge_time=self.edge_time,
+                              edge_weight=self.edge_weight, direction=direction, is_sorted=is_sorted)  # fmt: skip
+        for old in [k for k, (refs, made) in _TOPOLOGIES.items() if made() is None or any(r() is None for r in refs)]:
+            del _TOPOLOGIES[old]
+        _TOPOLOGIES[key] = [weakref.ref(source) for source in sources], weakref.ref(topology)
+        return topology
+
+    def list_edges(self, edge_type: EdgeType | None) -> tuple[Tensor, Tensor]:
+        """(sources, targets) of a relation, in the order of edge ids; of all edges for None."""
+        edges = _read_edges(self.edges if edge_type is None else self.edges[edge_type], "coo")
+        return edges[0], edges[1]
+
+
+def _note(part: Any, sources: list[Any]) -> Any:
+    """What tells a part from others; the tensors it is made of are added to `sources`."""
+    if isinstance(part, dict):
+        return tuple((name, _note(value, sources)) for name, value in part.items())
+    if isinstance(part, tuple):
+        return tuple(_note(value, sources) for value in part)
+    if part is None or isinstance(part, (int, str)):
+        return part
+    sources.append(part)
+    return id(part), getattr(part, "_version", 0)
+
+
+def read_parts(data: Any, time_attr: str | None = None, weight_attr: str | None = None) -> Parts:
+    """The parts of a graph that sampling needs.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: another kind of graph, or an attribute that is not there.
+    """
+    if isinstance(data, Data):
+        return _read_data(data, time_attr, weight_attr)
+    if isinstance(data, HeteroData):
+        return _read_hetero(data, time_attr, weight_attr)
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], GraphStore):
+        if weight_attr is not None:
+            raise NotImplementedError(f"weight_attr={weight_attr!r} with (FeatureStore, GraphStore), as in PyG")
+        assert isinstance(data[0], FeatureStore)
+        return Parts(*read_stores(data[0], data[1], time_attr))
+    raise ArgumentTypeError(
+        f"data must be a Data, a HeteroData or a tuple of FeatureStore and GraphStore, got {type(data).__name__}"
+    )
+
+
+def _read_data(data: Data, time_attr: str | None, weight_attr: str | None) -> Parts:
+    edges = data.adj_t if "edge_index" not in data and "adj_t" in data else data.edge_index
+    num_nodes = int(data.num_nodes)
+    parts = Parts(num_nodes, torch.empty(2, 0, dtype=torch.int64) if edges is None else edges)
+    for name, attr in (("time_attr", time_attr), ("weight_attr", weight_attr)):
+        if attr is not None and attr not in data:
+            raise ArgumentError(f"{name} must name an attribute of data, got {attr!r}")
+    if time_attr is not None:
+        if data.is_node_attr(time_attr):
+            parts.node_time = data[time_attr]
+        elif data.is_edge_attr(time_attr):
+            parts.edge_time = data[time_attr]
+        else:
+            raise ArgumentError(f"time_attr must name times of nodes or edges, {time_attr!r} is neither")
+    if weight_attr is not None:
+        parts.edge_weight = data[weight_attr]
+    return parts
+
+
+def _read_hetero(data: HeteroData, time_attr: str | None, weight_attr: str | None) -> Parts:
+    num_nodes = {}
+    for kind, store in data.node_items():
+        if store.num_nodes is None:
+            raise ArgumentError(f"data must know the number of {kind!r} nodes; set data[{kind!r}].num_nodes")
+        num_nodes[kind] = int(store.num_nodes)
+    edges = {}
+    for edge_type, store in data.edge_items():
+        if "edge_index" in store or "adj_t" in store:
+            edges[edge_type] = store["edge_index"] if "edge_index" in store else store["adj_t"]
+    parts = Parts(num_nodes, edges)
+    if time_attr is not None:
+        node_time = {kind: store[time_attr] for kind, store in data.node_items() if time_attr in store}
+        edge_time = {kind: data[kind][time_attr] for kind in edges if time_attr in data[kind]}
+        if node_time and edge_time:
+            raise ArgumentError(f"time_attr must name times of nodes or of edges, {time_attr!r} names both")
+        if not node_time and not edge_time:
+            raise ArgumentError(f"time_attr must name an attribute of nodes or edges, got {time_attr!r}")
+        parts.node_time, parts.edge_time = node_time or None, edge_time or None
+    if weight_attr is not None:
+        parts.edge_weight = {kind: data[kind][weight_attr] for kind in edges if weight_attr in data[kind]}
+        if not parts.edge_weight:
+            raise ArgumentError(f"weight_attr must name an attribute of edges, got {weight_attr!r}")
+    return parts
+
+
+def _read_edges(edges: Any, form: str) -> Any:
+    """An edge list `[2, E]`, sources first, or for `in` and `out` rows that are expanded so, as they are."""
+    if isinstance(edges, Mapping):
+        # What a store keeps by row or column, and which of both.
+        indptr, indices = edges["indptr"], edges["indices"]
+        if form == edges["direction"]:
+            return indptr.long(), indices, None
+        expanded = torch.arange(indptr.numel() - 1, device=indptr.device).repeat_interleave(indptr.long().diff())
+        ends = (indices, expanded) if edges["direction"] == "in" else (expanded, indices)
+        return torch.stack([ends[0].to(expanded.dtype), ends[1].to(expanded.dtype)])
+    if isinstance(edges, SparseTensor):
+        indptr, indices, _ = edges.csr()
+        return _read_edges({"indptr": indptr, "indices": indices, "direction": "in"}, form)
+    if isinstance(edges, Tensor) and edges.layout == torch.sparse_csr:
+        rows = {"indptr": edges.crow_indices(), "indices": edges.col_indices(), "direction": "in"}
+        return _read_edges(rows, form)
+    if isinstance(edges, Tensor) and edges.layout == torch.strided:
+        return edges.as_tensor() if hasattr(edges, "as_tensor") and hasattr(edges, "sparse_size") else edges
+    raise ArgumentTypeError(
+        f"edges must be a tensor [2, E], a SparseTensor or a sparse CSR tensor, got {type(edges).__name__}"
+    )

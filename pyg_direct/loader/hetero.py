@@ -1,0 +1,145 @@
+"""The door to PyG's `HeteroData`: attributes of all types placed once, and batches put together on the device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput
+from torch_geometric.typing import SparseTensor, TensorFrame
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.features.feature import Listing
+from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.loader.pyg import PlacedRows, as_tensor
+
+# Slices an attribute for the rows of a type that a batch takes.
+Slicer = Callable[[Any, Tensor], Any]
+
+
+class TypeRanking:
+    """What ranks the rows of one node type for a cache: the neighbor lists that name its nodes."""
+
+    def __init__(self, topology: HeteroTopo, kind: str) -> None:
+        self._topology, self._number = topology, topology.node_types.index(kind)
+        relations = np.flatnonzero(topology.reached == self._number)
+        self._parts = [slice(int(topology.edge_starts[r]), int(topology.edge_starts[r + 1])) for r in relations]
+        self.node_count = topology.num_nodes[kind]
+        self.edge_count = sum(part.stop - part.start for part in self._parts)
+
+    @property
+    def indices(self) -> Tensor:
+        """Ids within the type, list after list."""
+        start, indices = int(self._topology.type_starts[self._number]), self._topology.indices
+        if start == 0 and len(self._parts) == 1:
+            return indices[self._parts[0]]
+        return torch.cat([indices[part] - start for part in self._parts] or [indices[:0]])
+
+
+class HeteroAttributes(PlacedRows):
+    """The attributes of a `HeteroData`, each placed where batches read it.
+
+    Args:
+        data: The graph; read anew for every epoch, so that edits take effect.
+        topology: What ranks rows; None takes the first ones for hot.
+        device, placement, feature_cache, store_dtype: See `PlacedRows`.
+    """
+
+    def __init__(self, data: HeteroData, topology: HeteroTopo | None, device: torch.device, placement: str,
+                 feature_cache: int | str | None, store_dtype: torch.dtype | None = None) -> None:  # fmt: skip
+        super().__init__(device, placement, feature_cache, store_dtype)
+        self._others: dict[tuple[Any, str], Slicer] = {}
+        # Features go by one name each: "paper.x", "author writes paper.edge_attr".
+        self._names: dict[tuple[Any, str], str] = {}
+        values: dict[str, Any] = {}
+        kinds: dict[str, str] = {}
+        rankings: dict[str, Listing | None] = {}
+        for place, stores in (("node", data.node_items()), ("edge", data.edge_items())):
+            for kind, store in stores:
+                ranking = TypeRanking(topology, kind) if place == "node" and topology is not None else None
+                for key in self._sort_out(data, place, kind, store):
+                    name = f"{kind if isinstance(kind, str) else ' '.join(kind)}.{key}"
+                    self._names[kind, key], values[name], kinds[name] = name, store[key], place
+                    rankings[name] = ranking
+        self._place_all(values, kinds, rankings)
+
+    def _sort_out(self, data: HeteroData, place: str, kind: Any, store: Any) -> list[str]:
+        """Attributes whose rows are to be placed; how to slice the others is noted."""
+        placed = []
+        for key, value in store.items():
+            if key in ("edge_index", "adj_t", "num_nodes"):
+                continue
+            if key == "x" and isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0 \
+                    and place == "node" and len(value) != store.num_nodes:  # fmt: skip
+                raise ArgumentError(
+                    f"data[{kind!r}].x must have a row for each of the {store.num_nodes} nodes, got {len(value)}"
+                )
+            if not (store.is_node_attr(key) if place == "node" else store.is_edge_attr(key)):
+                continue
+            if isinstance(value, TensorFrame):
+                self._others[kind, key] = lambda value, ids: value[ids.to(value.device)].to(self._device)
+            elif not isinstance(value, (Tensor, np.ndarray)):
+                self._others[kind, key] = lambda value, ids: [value[i] for i in ids.tolist()]
+            elif (dim := data.__cat_dim__(key, value, store)) in (0, -value.ndim):
+                placed.append(key)
+            else:
+                self._others[kind, key] = lambda value, ids, dim=dim: (
+                    as_tensor(value).index_select(dim, ids.to(as_tensor(value).device)).to(self._device)
+                )  # type: ignore[misc]
+        return placed
+
+    def build(self, data: HeteroData, out: HeteroSamplerOutput, *, checked: bool = True) -> HeteroData:
+        """The batch of what a sampler returned, as PyG's loader gives it, on the device.
+
+        Args:
+            data: Read for what is not sliced.
+            out: Nodes, edges with final ids; types may be missing, which are then empty.
+            checked: Whether the ids are as our sampler made them.
+        """
+        batch = copy.copy(data)
+        none = torch.empty(0, dtype=torch.int64, device=self._device)
+        for kind, store in batch.node_items():
+            ids = out.node.get(kind, none)
+            self._slice(kind, store, ids, checked)
+            if "num_nodes" in store:
+                store.num_nodes = ids.numel()
+        for kind, store in batch.edge_items():
+            row, col, ids = out.row.get(kind, none), out.col.get(kind, none), (out.edge or {}).get(kind)
+            if ids is None and kind not in out.row:
+                ids = none
+            if "edge_index" in store:
+                store.edge_index = torch.stack([row, col])
+            if "adj_t" in store:
+                sizes = [out.node.get(kind[end], none).numel() for end in (2, 0)]
+                store.adj_t = _slice_adjacency(store.adj_t, row, col, ids, sizes)
+            self._slice(kind, store, ids, checked)
+        return batch
+
+    def _slice(self, kind: Any, store: Any, ids: Tensor | None, checked: bool) -> None:
+        mapping = store._mapping
+        for key in list(mapping):
+            name, slicer = self._names.get((kind, key)), self._others.get((kind, key))
+            if name is None and slicer is None:
+                continue
+            if ids is None:
+                # Edges that were merged have no attributes any more.
+                del mapping[key]
+            elif name is not None:
+                feature = self._node[name] if name in self._node else self._edge[name]
+                mapping[key] = feature.read(ids) if checked else feature[ids]
+            elif slicer is not None:
+                mapping[key] = slicer(mapping[key], ids)
+
+
+def _slice_adjacency(adj_t: Any, row: Tensor, col: Tensor, ids: Tensor | None, sizes: list[int]) -> Any:
+    if isinstance(adj_t, Tensor):
+        values = torch.ones(row.numel(), device=row.device) if ids is None else adj_t.values().to(row.device)[ids]
+        return torch.sparse_coo_tensor(torch.stack([col, row]), values, tuple(sizes)).to_sparse_csr()
+    value = adj_t.storage.value()
+    value = None if value is None or ids is None else value.to(row.device)[ids]
+    return SparseTensor(row=col, col=row, value=value, sparse_sizes=tuple(sizes), is_sorted=False, trust_data=True)

@@ -1,0 +1,172 @@
+"""`NeighborSampler`: PyG's loader of layers from before `NeighborLoader`, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch_geometric.typing import SparseTensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.loader.batches import Seeds
+from pyg_direct.loader.epochs import ALONE, EpochLoader, settle_workers
+from pyg_direct.loader.superbatch import SharedRows
+from pyg_direct.ops.check import check_fanouts, check_ids
+from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
+from pyg_direct.sampling.key import batch_key, call_key
+from pyg_direct.typing import Device
+
+_MODES = {"auto": "auto", "cuda": "GPU", "unified": "UVA", "cpu": "CPU"}
+
+
+class SparseAdj(NamedTuple):
+    """One bipartite layer of a graph given as a `SparseTensor`.
+
+    Attributes:
+        adj_t: Rows are targets, columns sources; its values are those of the edges.
+        e_id: Edge ids, int64 `[E']`, or None.
+        size: (number of source nodes, number of target nodes).
+    """
+
+    adj_t: Any
+    e_id: Tensor | None
+    size: tuple[int, int]
+
+    def to(self, *args: Any, **kwargs: Any) -> SparseAdj:
+        """The layer on another device."""
+        e_id = None if self.e_id is None else self.e_id.to(*args, **kwargs)
+        return SparseAdj(self.adj_t.to(*args, **kwargs), e_id, self.size)
+
+
+class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
+    """Layers around nodes, after PyG's old `NeighborSampler`: `(batch_size, n_id, adjs)`, outermost layer first.
+
+    A layer expands all nodes so far. With one layer `adjs` is that layer alone. Results are on `device`.
+
+    Args:
+        edge_index: Edges `[2, E]`, sources first, or a transposed `SparseTensor`, for which layers hold one too.
+        sizes: Fanout of each layer, seeds outwards; -1 takes all neighbors.
+        node_idx: Seeds: ids, a mask, or None for all nodes.
+        num_nodes: Number of nodes; None takes the highest id.
+        return_e_id: Whether layers hold edge ids.
+        transform: Called with `(batch_size, n_id, adjs)`.
+        device: Where to sample and where results are; None is the current GPU if there is one, else the CPU.
+        placement: `auto`, `cuda`, `unified` or `cpu`: where the topology lives.
+        seed: Seed of shuffling and of all draws; None takes torch's initial seed.
+        prefetch: Batches made ahead.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    transform_sampler_output = None
+
+    def __init__(self, edge_index: Any, sizes: Sequence[int], node_idx: Tensor | None = None,
+                 num_nodes: int | None = None, return_e_id: bool = True, transform: Callable[..., Any] | None = None,
+                 *, device: Device = None, placement: str = "auto", seed: int | None = None, prefetch: int = 1,
+                 **kwargs: Any) -> None:  # fmt: skip
+        kwargs.pop("dataset", None)
+        kwargs.pop("collate_fn", None)
+        if placement not in _MODES:
+            raise ArgumentError(f"placement must be one of {', '.join(_MODES)}, got {placement!r}")
+        self._settle(device, placement, None, None, 1, seed, prefetch)
+        self.edge_index, self.node_idx, self.num_nodes = edge_index, node_idx, num_nodes
+        self.sizes, self.return_e_id = check_fanouts("sizes", sizes), bool(return_e_id)
+        # `EpochLoader` would call it with one argument.
+        self.transform, self._transform = None, transform
+        self.is_sparse_tensor = isinstance(edge_index, SparseTensor)
+        self._values = edge_index.storage.value() if self.is_sparse_tensor else None
+        if self.is_sparse_tensor:
+            topology = CSRTopo(edge_index)
+        else:
+            if not isinstance(edge_index, Tensor):
+                raise ArgumentTypeError(
+                    f"edge_index must be a tensor or a SparseTensor, got {type(edge_index).__name__}"
+                )
+            topology = CSRTopo(edge_index, num_nodes=_count_nodes(edge_index, node_idx, num_nodes))
+        if node_idx is None:
+            node_idx = torch.arange(topology.node_count)
+        elif node_idx.dtype == torch.bool:
+            node_idx = node_idx.nonzero().view(-1)
+        self._nodes = check_ids("node_idx", node_idx.view(-1), topology.node_count).long().cpu()
+        mode = "CPU" if self.device.type == "cpu" else _MODES[placement]
+        self._sampler = GraphSageSampler(topology, self.sizes, self.device, mode, seed=self.seed)
+        self._num_calls = 0
+        kwargs = settle_workers(kwargs, self.device, may_start=False)
+        if not len(self._nodes):
+            # torch refuses to shuffle nothing.
+            kwargs.pop("shuffle", None)
+        DataLoader.__init__(self, range(len(self._nodes)), **kwargs)  # type: ignore[arg-type]
+
+    def sample(self, batch: Tensor | Sequence[int]) -> Any:
+        """The layers around these nodes; each call draws anew."""
+        self._num_calls += 1
+        return self._make(torch.as_tensor(batch, dtype=torch.int64), call_key(self.seed, self._num_calls - 1))
+
+    def _make(self, nodes: Tensor, key: int) -> Any:
+        n_id, batch_size, layers = self._sampler.sample(nodes, key=key)
+        adjs = [self._shape(layer) for layer in layers]
+        out = (batch_size, n_id, adjs[0] if len(adjs) == 1 else adjs)
+        return out if self._transform is None else self._transform(*out)
+
+    def _shape(self, layer: Adj) -> Any:
+        e_id = layer.e_id if self.return_e_id else None
+        if not self.is_sparse_tensor:
+            return Adj(layer.edge_index, e_id, layer.size)  # type: ignore[arg-type]
+        source, target = layer.edge_index
+        value = None if self._values is None else self._values.to(source.device)[layer.e_id]
+        adj_t = SparseTensor(row=target, col=source, value=value, sparse_sizes=layer.size[::-1])
+        # A `SparseTensor` sorts its edges by target and source; ids follow.
+        if e_id is not None:
+            order = (target * layer.size[0] + source).sort(stable=True).indices
+            e_id = e_id[order]
+        return SparseAdj(adj_t, e_id, layer.size)
+
+    def _prepare(self) -> None:
+        return
+
+    def _input(self) -> Tensor:
+        return self._nodes
+
+    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
+        return _Made(self._make(seeds.nodes, batch_key(self.seed, epoch, number)))
+
+    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        return sample.batch
+
+    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
+        if self.device.type == "cpu":
+            yield from super()._work_here(epoch, batches)
+            return
+        # Its tuples may hold what a user's transform made: on the current stream nothing needs to be told of it.
+        for number, seeds in batches:
+            yield self._submit(epoch, number, seeds).batch
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(sizes={self.sizes})"
+
+
+class _Made:
+    """A batch that is there already."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def finish(self) -> _Made:
+        """Nothing is left to wait for."""
+        return self
+
+
+def _count_nodes(edge_index: Tensor, node_idx: Tensor | None, num_nodes: int | None) -> int:
+    """Number of nodes, as PyG guesses it."""
+    if num_nodes is not None:
+        return num_nodes
+    if node_idx is not None and node_idx.dtype == torch.bool:
+        return node_idx.numel()
+    highest = [int(ids.max()) for ids in (edge_index, node_idx) if ids is not None and ids.numel()]
+    return max(highest, default=-1) + 1

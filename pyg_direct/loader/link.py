@@ -1,0 +1,228 @@
+"""`LinkLoader` and `LinkNeighborLoader`: batches around links, with negatives, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import LinkLoader as PygLinkLoader, LinkNeighborLoader as PygLinkNeighborLoader
+from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.store import check_store_dtype
+from pyg_direct.loader.epochs import settle_workers
+from pyg_direct.loader.general import GeneralLoader, Output
+from pyg_direct.loader.node import check_times
+from pyg_direct.loader.sampler import NeighborSampler
+from pyg_direct.ops.check import check_ids
+from pyg_direct.sampling.negative import check_weight
+from pyg_direct.typing import Device
+
+
+class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
+    """Batches around links, after PyG's `LinkLoader`, on `device`.
+
+    Args:
+        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`).
+        link_sampler: A `pyg_direct.sampler.NeighborSampler`, or any sampler of PyG's interface.
+        edge_label_index: Links, int64 `[2, L]`, sources first, or None for all edges; (relation, links) or a relation
+            on a graph with types.
+        edge_label: A label for each link, `[L, ...]`.
+        edge_label_time: A time for each link, integers `[L]`.
+        neg_sampling: PyG's `NegativeSampling`, its mode, or a dict of its arguments.
+        neg_sampling_ratio: Negative links for each link; short for `neg_sampling` of mode `binary`.
+        transform: Called with every batch.
+        transform_sampler_output: Called with the sampler's output before rows are fetched.
+        filter_per_worker: Accepted; rows are always fetched on the device.
+        custom_cls: Class of the batches of a graph in stores.
+        input_id: An id for each link, that batches hold instead of its position.
+        device, placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    def __init__(self, data: Any, link_sampler: Any, edge_label_index: Any = None, edge_label: Tensor | None = None,
+                 edge_label_time: Tensor | None = None, neg_sampling: Any = None,
+                 neg_sampling_ratio: float | None = None, transform: Callable[[Any], Any] | None = None,
+                 transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None,
+                 custom_cls: Any = None, input_id: Tensor | None = None, *, device: Device = None,
+                 placement: str = "auto", feature_cache: int | str | None = None,
+                 store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
+                 **kwargs: Any) -> None:  # fmt: skip
+        if device is None and isinstance(link_sampler, NeighborSampler):
+            device = link_sampler.device
+        self._settle(device, placement, None, feature_cache, 1, seed, prefetch)
+        self._open_links(data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
+                         neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
+                         kwargs)  # fmt: skip
+
+    def _open_links(self, data: Any, link_sampler: Any, edge_label_index: Any, edge_label: Any, edge_label_time: Any,
+                    neg_sampling: Any, neg_sampling_ratio: Any, transform: Any, transform_sampler_output: Any,
+                    custom_cls: Any, input_id: Any, store_dtype: torch.dtype | None, kwargs: dict[str, Any]
+                    ) -> None:  # fmt: skip
+        """Check the inputs and hand them to PyG's loader."""
+        check_store_dtype(store_dtype)
+        self.store_dtype, self._sampler = store_dtype, link_sampler
+        edge_label_index = _read_links(data, edge_label_index)
+        links = edge_label_index[1] if isinstance(edge_label_index, tuple) else edge_label_index
+        count = None if links is None else links.shape[1]
+        if edge_label is not None and not isinstance(edge_label, Tensor):
+            raise ArgumentTypeError(f"edge_label must be a tensor, got {type(edge_label).__name__}")
+        if edge_label is not None and edge_label.numel() == 0 and count != 0:
+            raise ArgumentError("edge_label must have a label for each link, got none")
+        neg_sampling = NegativeSampling.cast(neg_sampling)
+        if neg_sampling is not None and neg_sampling.is_triplet() and edge_label is not None:
+            raise ArgumentError("edge_label must be None with triplets, whose index fields say what is negative")
+        if edge_label is not None and edge_label.numel() == 0:
+            # PyG asks for the least of them.
+            edge_label = None
+        kwargs = settle_workers(kwargs, self.device, may_start=False, stacklevel=4)
+        if count == 0:
+            # torch refuses to shuffle nothing.
+            kwargs.pop("shuffle", None)
+        PygLinkLoader.__init__(self, data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
+                               neg_sampling_ratio, transform, transform_sampler_output, False, custom_cls, input_id,
+                               **kwargs)  # fmt: skip
+        self._check_links()
+
+    def _check_links(self) -> None:
+        given = self.input_data
+        nodes: Any = self._sampler.num_nodes if isinstance(self._sampler, NeighborSampler) else None
+        sizes = [nodes[given.input_type[end]] for end in (0, 2)] if isinstance(nodes, dict) else [nodes, nodes]
+        given.row = check_ids("edge_label_index", given.row, sizes[0]).long()
+        given.col = check_ids("edge_label_index", given.col, sizes[1]).long()
+        count = given.row.numel()
+        if given.label is not None and (given.label.dim() == 0 or len(given.label) != count):
+            raise ArgumentError(
+                f"edge_label must have a label for each of the {count} links, got shape {tuple(given.label.shape)}"
+            )
+        check_times("edge_label_time", given.time, count)
+        negatives = self.neg_sampling
+        for weight, size in ((getattr(negatives, "src_weight", None), sizes[0]),
+                             (getattr(negatives, "dst_weight", None), sizes[1])):  # fmt: skip
+            if weight is not None and size is not None:
+                check_weight(weight, size)
+
+    def _input(self) -> Tensor:
+        return self.input_data.row  # type: ignore[no-any-return]
+
+    def _ask(self, positions: Tensor, key: int | None) -> Output:
+        out: Output = self._sampler.sample_from_edges(self.input_data[positions], neg_sampling=self.neg_sampling,
+                                                      **self._key(key))  # fmt: skip
+        return out
+
+    def _place_inputs(self, batch: Any, out: Output) -> None:
+        """Write labels, times and indices where PyG's loader writes them."""
+        fields = [value.to(self.device) if isinstance(value, Tensor) else value for value in out.metadata[1:]]
+        edge_type = self.input_data.input_type
+        source = target = part = batch
+        if isinstance(out, HeteroSamplerOutput):
+            part, source, target = batch[edge_type], batch[edge_type[0]], batch[edge_type[-1]]
+        part.input_id = out.metadata[0]
+        if self.neg_sampling is None or self.neg_sampling.is_binary():
+            part.edge_label_index, part.edge_label, part.edge_label_time = fields
+            return
+        source.src_index, target.dst_pos_index, target.dst_neg_index = fields[:3]
+        source.seed_time = target.seed_time = fields[3]
+        for key in ("edge_label_index", "edge_label_time"):
+            if key in part:
+                del part[key]
+
+
+class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[misc]
+    """Batches around links, after PyG's `LinkNeighborLoader` (same arguments, same fields), on `device`.
+
+    Negatives are functions of the seed, the epoch and the number of the batch, as all draws are.
+
+    Args:
+        data, edge_label_index, edge_label, edge_label_time, neg_sampling, neg_sampling_ratio: See `LinkLoader`.
+        num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted: See
+            `NeighborLoader`.
+        transform, transform_sampler_output, filter_per_worker, neighbor_sampler, directed: See `NeighborLoader`.
+        strict_negatives: Negative links are never edges of the graph; after 32 tries one is kept, with a warning.
+        exclude_target_edges: True: links that are sampled around are taken out of the batch's edges, so that a model
+            cannot look them up; `"reverse"`: their reverse edges too (relation `rev_...`).
+        device, placement, topology_placement, feature_cache, topology_cache, store_dtype, seed, prefetch,
+            time_comparison, time_window: See `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        NotImplementedError: combinations that PyG refuses so.
+    """
+
+    def __init__(self, data: Any, num_neighbors: Any, edge_label_index: Any = None, edge_label: Tensor | None = None,
+                 edge_label_time: Tensor | None = None, replace: bool = False, subgraph_type: Any = "directional",
+                 disjoint: bool = False, temporal_strategy: str = "uniform", neg_sampling: Any = None,
+                 neg_sampling_ratio: float | None = None, time_attr: str | None = None, weight_attr: str | None = None,
+                 transform: Callable[[Any], Any] | None = None,
+                 transform_sampler_output: Callable[[Any], Any] | None = None, is_sorted: bool = False,
+                 filter_per_worker: bool | None = None, neighbor_sampler: Any = None, directed: bool = True, *,
+                 strict_negatives: bool = False, exclude_target_edges: bool | str = False, device: Device = None,
+                 placement: str = "auto", topology_placement: str | None = None,
+                 feature_cache: int | str | None = None, topology_cache: int | str | None = None,
+                 store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
+                 time_comparison: str = "<=", time_window: int | None = None, custom_cls: Any = None,
+                 input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+        if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
+            is_set = ["'edge_label_time' is not set", "'time_attr' is not set"][time_attr is None]
+            raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")
+        if device is None and isinstance(neighbor_sampler, NeighborSampler):
+            device = neighbor_sampler.device
+        self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
+        if neighbor_sampler is None:
+            neighbor_sampler = NeighborSampler(
+                data, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
+                is_sorted, directed=directed, device=self.device, placement=self.topology_placement, seed=self.seed,
+                time_comparison=time_comparison, time_window=time_window, strict_negatives=strict_negatives,
+                exclude_target_edges=exclude_target_edges, topology_cache=topology_cache)  # fmt: skip
+        elif strict_negatives or exclude_target_edges:
+            raise ArgumentError("strict_negatives and exclude_target_edges belong to the sampler, if one is given")
+        self._open_links(data, neighbor_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
+                         neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
+                         kwargs)  # fmt: skip
+
+
+def _read_links(data: Any, edge_label_index: Any) -> Any:
+    """Links as PyG's loader takes them, checked: a tensor, or (relation, tensor or None)."""
+    if isinstance(data, Data):
+        if edge_label_index is None and "edge_index" not in data and "adj_t" in data:
+            target, source, _ = data.adj_t.coo()
+            return torch.stack([source, target])
+        return data.edge_index if edge_label_index is None else _check_links_shape(edge_label_index)
+    is_relation = isinstance(edge_label_index, (tuple, list)) and len(edge_label_index) > 0
+    if not is_relation:
+        raise ArgumentTypeError(
+            "edge_label_index must be a relation or (relation, links) for a graph with types, got "
+            f"{'None' if edge_label_index is None else type(edge_label_index).__name__}"
+        )
+    bare = isinstance(edge_label_index[0], str)
+    edge_type, links = (edge_label_index, None) if bare else edge_label_index
+    if isinstance(data, HeteroData):
+        edge_type = data._to_canonical(*edge_type)
+        for end in (edge_type[0], edge_type[-1]):
+            if end not in data.node_types:
+                raise ArgumentError(f"edge_label_index must name known node types, got {end!r} of {data.node_types}")
+        if links is None:
+            if edge_type not in data.edge_types:
+                raise ArgumentError(
+                    f"edge_label_index must name a known relation, got {edge_type} of {data.edge_types}"
+                )
+            if "edge_index" not in data[edge_type]:
+                target, source, _ = data[edge_type].adj_t.coo()
+                return edge_type, torch.stack([source, target])
+            return edge_type, data[edge_type].edge_index
+    return edge_type, None if links is None else _check_links_shape(links)
+
+
+def _check_links_shape(links: Any) -> Tensor:
+    if not isinstance(links, Tensor):
+        links = torch.as_tensor(links)
+    if links.dim() != 2 or links.shape[0] != 2:
+        raise ArgumentError(f"edge_label_index must have shape [2, L], got {list(links.shape)}")
+    return links  # type: ignore[no-any-return]

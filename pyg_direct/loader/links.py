@@ -1,0 +1,225 @@
+"""Links as seeds: their ends, negatives, labels and times, and where these stand in a batch, as PyG places them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NegativeSampling, SamplerOutput
+
+from pyg_direct.errors import ArgumentError, LoaderWarning
+from pyg_direct.graph.relation import EdgeType
+from pyg_direct.loader.graph import Parts
+from pyg_direct.ops.check import check_ids
+from pyg_direct.sampling.negative import TRIES, EdgeSet, Nodes, draw_negatives
+
+
+class _Ends(NamedTuple):
+    """Node types and numbers of nodes at the ends of links; types are None without types."""
+
+    source: str | None
+    target: str | None
+    num_sources: int
+    num_targets: int
+
+
+def _read_ends(parts: Parts, edge_type: EdgeType | None) -> _Ends:
+    if not isinstance(parts.num_nodes, dict):
+        return _Ends(None, None, parts.num_nodes, parts.num_nodes)
+    assert edge_type is not None
+    for end in (edge_type[0], edge_type[-1]):
+        if end not in parts.num_nodes:
+            raise ArgumentError(f"edge_label_index must name known node types, got {end!r} of {list(parts.num_nodes)}")
+    return _Ends(edge_type[0], edge_type[-1], parts.num_nodes[edge_type[0]], parts.num_nodes[edge_type[-1]])
+
+
+class NegativeSource:
+    """What negative links of a relation are drawn from.
+
+    Args:
+        parts: The graph.
+        edge_type: The relation; None without types.
+        weights: Chances of sources and of targets; None for equal ones.
+        strict: Whether edges are avoided.
+        device: Where to draw.
+    """
+
+    def __init__(self, parts: Parts, edge_type: EdgeType | None, weights: tuple[Tensor | None, Tensor | None],
+                 strict: bool, device: torch.device) -> None:  # fmt: skip
+        ends = _read_ends(parts, edge_type)
+        times = [parts.node_time, parts.node_time]
+        if isinstance(parts.node_time, dict):
+            times = [parts.node_time.get(ends.source), parts.node_time.get(ends.target)]
+        self.has_times = any(time is not None for time in times)
+        self.sources = Nodes(ends.num_sources, weights[0], times[0], device)
+        self.targets = Nodes(ends.num_targets, weights[1], times[1], device)
+        self.edges = None
+        # A weight kept alive keeps the id that this object is found by.
+        self.weights = weights
+        if strict and (edge_type is None or edge_type in parts.edges):
+            sources, targets = parts.list_edges(edge_type)
+            self.edges = EdgeSet(sources.to(device), targets.to(device), ends.num_sources, ends.num_targets)
+
+
+class Links:
+    """The links of a batch, positive ones first.
+
+    Args:
+        index: PyG's input.
+        parts: The graph, to check ids.
+        device: Where to sample.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    def __init__(self, index: EdgeSamplerInput, parts: Parts, device: torch.device) -> None:
+        if parts.is_hetero and index.input_type is None:
+            raise ArgumentError("edge_label_index must name a relation of a graph with types, got none")
+        self._index, self._device = index, device
+        self._ends = _read_ends(parts, index.input_type)
+        self._sources = check_ids("edge_label_index", index.row, self._ends.num_sources).long().to(device)
+        self._targets = check_ids("edge_label_index", index.col, self._ends.num_targets).long().to(device)
+        self._num_links = self._sources.numel()
+        self._label = None if index.label is None else index.label.to(device)
+        self._time = None if index.time is None else index.time.to(device)
+        # Which link each end belongs to.
+        self._own = torch.arange(self._num_links, device=device)
+        self._source_owners = self._target_owners = self._own
+        self._mode: str | None = None
+        self._places: list[Tensor] = []
+
+    def add_negatives(self, neg_sampling: NegativeSampling, source: NegativeSource, key: int) -> None:
+        """Draw negatives: number j belongs to link j modulo the number of links.
+
+        Args:
+            neg_sampling: Their mode and number.
+            source: What they are drawn from.
+            key: Key of the batch.
+        """
+        if source.has_times and self._time is None:
+            raise ArgumentError("edge_label_time must be given for negatives among nodes with times, got None")
+        self._mode = neg_sampling.mode.value
+        count = math.ceil(self._num_links * neg_sampling.amount)
+        owners = torch.arange(count, device=self._device) % max(self._num_links, 1)
+        is_triplet = neg_sampling.is_triplet()
+        drawn = draw_negatives(
+            count, key, source.targets, sources=self._sources[owners] if is_triplet else source.sources,
+            until=self._time[owners] if source.has_times and self._time is not None else None, edges=source.edges,
+            device=self._device)  # fmt: skip
+        if drawn.num_edges:
+            warnings.warn(f"strict_negatives: {drawn.num_edges} of {count} negatives of a batch are edges, as "
+                          f"{TRIES} draws met nothing else", LoaderWarning, stacklevel=2)  # fmt: skip
+        if drawn.num_untimely:
+            warnings.warn(f"{drawn.num_untimely} of {count} negatives of a batch are later than their link, as no node "
+                          "is that early", LoaderWarning, stacklevel=2)  # fmt: skip
+        self._targets = torch.cat([self._targets, drawn.targets])
+        self._target_owners = torch.cat([self._own, owners])
+        if is_triplet:
+            if self._label is not None:
+                raise ArgumentError("edge_label must be None with triplets, whose index fields say what is negative")
+            return
+        self._sources, self._source_owners = torch.cat([self._sources, drawn.sources]), self._target_owners
+        positive = torch.ones(self._num_links, device=self._device) if self._label is None else self._label
+        self._label = torch.cat([positive, positive.new_zeros((count, *positive.shape[1:]))])
+
+    def seeds(self, disjoint: bool) -> tuple[Any, Any]:
+        """(seeds, their times) for a sampler, by type where there are types.
+
+        Args:
+            disjoint: Each end is a seed of its own; else each node is one.
+        """
+        ends, time = self._ends, self._time
+        lists, owners = [self._sources, self._targets], [self._source_owners, self._target_owners]
+        names: list[Any] = [ends.source, ends.target]
+        if ends.source == ends.target:
+            lists, owners, names = [torch.cat(lists)], [torch.cat(owners)], names[:1]
+        times = None if time is None else [time[owner] for owner in owners]
+        self._places = []
+        for number, ids in enumerate(lists):
+            if disjoint:
+                place = torch.arange(ids.numel(), device=self._device)
+            else:
+                lists[number], place = ids.unique(return_inverse=True)
+            self._places.append(place)
+        self._owners = torch.cat(owners)
+        if ends.source is None:
+            return lists[0], None if times is None else times[0]
+        seeds = dict(zip(names, lists, strict=True))
+        return seeds, None if times is None else dict(zip(names, times, strict=True))
+
+    def finish(self, out: SamplerOutput | HeteroSamplerOutput, disjoint: bool) -> SamplerOutput | HeteroSamplerOutput:
+        """Number the trees of `out` by links and note in its metadata where links stand, as PyG does."""
+        if disjoint and out.batch is not None:
+            if isinstance(out.batch, dict):
+                out.batch = {kind: self._owners[batch] for kind, batch in out.batch.items()}
+            else:
+                out.batch = self._owners[out.batch]
+        if len(self._places) == 1:
+            sources, targets = self._places[0].split([self._sources.numel(), self._targets.numel()])
+        else:
+            sources, targets = self._places
+        time, count = self._time, self._num_links
+        if self._mode == "triplet":
+            amount = self._targets.numel() // count - 1 if count else 1
+            negatives = targets[count:].view(amount, count).t().contiguous().squeeze(-1)
+            out.metadata = (self._index.input_id, sources, targets[:count], negatives, time)
+            return out
+        if time is not None:
+            time = time[self._source_owners]
+        out.metadata = (self._index.input_id, torch.stack([sources, targets]), self._label, time)
+        return out
+
+    def exclude(self, out: SamplerOutput | HeteroSamplerOutput, with_reverse: bool) -> None:
+        """Take the links, and their reverse edges, out of the edges of `out`."""
+        sources, targets = self._sources[: self._num_links], self._targets[: self._num_links]
+        edge_type = self._index.input_type
+        if isinstance(out, SamplerOutput):
+            keys = _join(sources, targets, self._ends.num_targets)
+            if with_reverse:
+                keys = torch.cat([keys, _join(targets, sources, self._ends.num_targets)])
+            kept = ~torch.isin(_join(out.node[out.row], out.node[out.col], self._ends.num_targets), keys)
+            out.row, out.col = out.row[kept], out.col[kept]
+            out.edge = None if out.edge is None else out.edge[kept]
+            if out.num_sampled_edges is not None:
+                out.num_sampled_edges = _count_kept(kept, out.num_sampled_edges)
+            return
+        wanted = [(edge_type, sources, targets)]
+        if with_reverse:
+            wanted.append((_reverse(edge_type, list(out.row)), targets, sources))
+        for kind, first, second in wanted:
+            if kind not in out.row:
+                continue
+            size = self._ends.num_targets if kind[-1] == self._ends.target else self._ends.num_sources
+            found = _join(out.node[kind[0]][out.row[kind]], out.node[kind[-1]][out.col[kind]], size)
+            kept = ~torch.isin(found, _join(first, second, size))
+            out.row[kind], out.col[kind] = out.row[kind][kept], out.col[kind][kept]
+            if out.edge is not None and out.edge.get(kind) is not None:
+                out.edge[kind] = out.edge[kind][kept]
+            if out.num_sampled_edges is not None:
+                out.num_sampled_edges[kind] = _count_kept(kept, out.num_sampled_edges[kind])
+
+
+def _join(sources: Tensor, targets: Tensor, num_targets: int) -> Tensor:
+    return sources * num_targets + targets
+
+
+def _count_kept(kept: Tensor, counts: list[int]) -> list[int]:
+    return [int(part) for part in torch.stack([p.sum() for p in kept.split(counts)]).tolist()] if counts else []
+
+
+def _reverse(edge_type: EdgeType, edge_types: list[EdgeType]) -> EdgeType:
+    """The relation that holds the reverse edges of another: `rev_` in front of its name, or taken away, or the only
+    one that leads back."""
+    source, name, target = edge_type
+    named = [(target, f"rev_{name}", source), (target, name.removeprefix("rev_"), source)]
+    back = [kind for kind in edge_types if (kind[0], kind[-1]) == (target, source) and kind != edge_type]
+    for kind in named:
+        if kind in edge_types and kind != edge_type:
+            return kind
+    if source == target or len(back) != 1:
+        return edge_type if source == target else (target, name, source)
+    return back[0]

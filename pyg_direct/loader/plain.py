@@ -1,0 +1,85 @@
+"""Which loaders sample a `Data` uniformly, and such samples in PyG's form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.sampler import NodeSamplerInput, NumNeighbors, SamplerOutput
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.sampling.options import GeneralRecipe
+from pyg_direct.sampling.sample import Sample
+
+
+def is_plain(data: Any, num_neighbors: Any, neighbor_sampler: Any, time_attr: str | None, weight_attr: str | None,
+             disjoint: bool, subgraph_type: Any, directed: bool) -> bool:  # fmt: skip
+    """Whether the captured plan of a homogeneous graph makes these batches."""
+    if isinstance(num_neighbors, NumNeighbors):
+        num_neighbors = num_neighbors.values
+    is_directional = getattr(subgraph_type, "value", subgraph_type) == "directional" and directed
+    return (isinstance(data, Data) and not isinstance(num_neighbors, dict) and neighbor_sampler is None
+            and time_attr is None and weight_attr is None and not disjoint and is_directional)  # fmt: skip
+
+
+def check_choices(temporal_strategy: str, time_comparison: str, time_window: int | None) -> None:
+    """Refuse unknown words also where they have no effect.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    GeneralRecipe([], temporal_strategy=temporal_strategy, time_comparison=time_comparison, time_window=time_window)
+    if time_window is not None:
+        raise ArgumentError(f"time_window needs time_attr, the name of the times, got None and {time_window!r}")
+
+
+class NodeSampler:
+    """What PyG's `NodeLoader` asks of a sampler; edge ids are final, so there is no permutation."""
+
+    edge_permutation = None
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    @property
+    def num_neighbors(self) -> list[int]:
+        """Fanout of each hop."""
+        return self._loader.num_neighbors
+
+    def sample_from_nodes(self, index: NodeSamplerInput) -> SamplerOutput:
+        """Sample around nodes, under the next key of the loader's direct calls."""
+        seeds = index.node
+        sample = self._loader._sample_now(seeds)
+        input_id = torch.arange(seeds.numel()) if index.input_id is None else index.input_id
+        return to_output(sample, input_id)
+
+
+def to_output(sample: Sample, input_id: Tensor) -> SamplerOutput:
+    """A sample in PyG's form."""
+    return SamplerOutput(node=sample.n_id, row=sample.edge_index[0], col=sample.edge_index[1], edge=sample.e_id,
+                         num_sampled_nodes=sample.num_sampled_nodes, num_sampled_edges=sample.num_sampled_edges,
+                         metadata=(input_id, None))  # fmt: skip
+
+
+def from_output(out: SamplerOutput) -> Sample:
+    """A sample from PyG's form, as a user's transform may have left it."""
+    node_counts = list(torch.tensor(out.num_sampled_nodes or [0]).cumsum(0).tolist())
+    edge_counts = [0, *torch.tensor(out.num_sampled_edges or [], dtype=torch.int64).cumsum(0).tolist()]
+    edge_index = torch.stack([out.row, out.col])
+    e_id = torch.empty(0, dtype=torch.int64, device=out.node.device) if out.edge is None else out.edge
+    return Sample(out.node, edge_index, e_id, node_counts, edge_counts)
+
+
+def read_input_nodes(input_nodes: Any) -> Tensor | None:
+    """Ids or a mask as a tensor; PyG would read a mask in NumPy or a list, or ids that are not whole, as ids."""
+    if input_nodes is None:
+        return None
+    try:
+        nodes = input_nodes if isinstance(input_nodes, Tensor) else torch.tensor(input_nodes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(f"input_nodes must be ids or a mask, got {input_nodes!r}") from error
+    if nodes.dim() != 1:
+        raise ArgumentError(f"input_nodes must have one dimension, got shape {tuple(nodes.shape)}")
+    return nodes if nodes.numel() > 0 or isinstance(input_nodes, Tensor) else nodes.long()

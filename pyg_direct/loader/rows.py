@@ -1,0 +1,75 @@
+"""`FeatureStore`: PyG's interface to rows, answered by `Feature`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import FeatureStore as PygFeatureStore, TensorAttr
+
+from pyg_direct.errors import ArgumentTypeError
+from pyg_direct.features.feature import Feature, Listing
+from pyg_direct.loader.pyg import as_tensor
+from pyg_direct.typing import Device
+
+
+class FeatureStore(PygFeatureStore):  # type: ignore[misc]
+    """Rows of nodes and edges behind PyG's `FeatureStore`, each table a `Feature`; results are on `device`.
+
+    Groups are node types, or relations for rows of edges; None in a graph without types. Tables may be tensors, NumPy
+    arrays and memory maps, or features that were filled already.
+
+    Args:
+        device: The device of results; None is the current GPU if there is one, else the CPU.
+        device_cache_size, placement, store_dtype, csr_topo: See `Feature`; for every table that is not one already.
+    """
+
+    # Loaders need not bring ids to the CPU first.
+    takes_device_ids = True
+
+    def __init__(self, device: Device = None, *, device_cache_size: int | str = 0, placement: str = "unified",
+                 store_dtype: torch.dtype | None = None, csr_topo: Listing | None = None) -> None:  # fmt: skip
+        super().__init__()
+        self._options: dict[str, Any] = {"device": device, "device_cache_size": device_cache_size,
+                                         "placement": placement, "csr_topo": csr_topo}  # fmt: skip
+        self._store_dtype = store_dtype
+        self.__dict__["_features"] = {}
+
+    @staticmethod
+    def _key(attr: TensorAttr) -> tuple[Any, Any]:
+        group = attr.group_name
+        return (tuple(group) if isinstance(group, (list, tuple)) else group), attr.attr_name
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        if attr.index is not None and not (isinstance(attr.index, slice) and attr.index == slice(None)):
+            raise NotImplementedError("a table is put whole; index must be None")
+        if not isinstance(tensor, Feature):
+            if not isinstance(tensor, (Tensor, np.ndarray)):
+                raise ArgumentTypeError(f"tensor must be a tensor, an array or a Feature, got {type(tensor).__name__}")
+            rows = as_tensor(tensor)
+            store_dtype = self._store_dtype if rows.dtype == torch.float32 else None
+            tensor = Feature(**self._options, store_dtype=store_dtype).from_cpu_tensor(rows)
+        self._features[self._key(attr)] = tensor
+        return True
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor:
+        feature = self._features[self._key(attr)]
+        index = attr.index
+        if index is None:
+            index = slice(None)
+        if isinstance(index, slice):
+            index = torch.arange(*index.indices(feature.shape[0]))
+        rows: Tensor = feature[torch.as_tensor(index)]
+        return rows
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        return self._features.pop(self._key(attr), None) is not None
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
+        return tuple(self._features[self._key(attr)].shape)
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """What the store holds, without indices."""
+        return [TensorAttr(group, name) for group, name in self._features]

@@ -1,0 +1,339 @@
+"""`NeighborSampler`: PyG's sampler on the device, for any loader that asks a `BaseSampler`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NegativeSampling,
+    NodeSamplerInput,
+    SamplerOutput,
+)
+from torch_geometric.sampler.base import NumNeighbors, SubgraphType
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.graph.relation import LINKS, NODES, EdgeType
+from pyg_direct.kernels.state import MAX_HOPS
+from pyg_direct.loader.graph import Parts, read_parts
+from pyg_direct.loader.links import Links, NegativeSource
+from pyg_direct.loader.pyg import read_topology
+from pyg_direct.ops.check import check_fanouts, check_ids
+from pyg_direct.runtime.device import resolve_device
+from pyg_direct.sampling.general import GeneralPlan
+from pyg_direct.sampling.key import call_key, resolve_seed
+from pyg_direct.sampling.open import open_plan
+from pyg_direct.sampling.options import GeneralRecipe
+from pyg_direct.sampling.sample import Recipe, check_hops
+from pyg_direct.sampling.subgraph import GeneralSample
+from pyg_direct.typing import Device
+
+DIRECTIONS = ("forward", "backward")
+
+
+@dataclass
+class _Opened:
+    """What copies of a sampler share: the parts of its graph, placed topologies and plans."""
+
+    parts: Parts
+    plans: dict[Any, Any] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
+
+
+class NeighborSampler(BaseSampler):  # type: ignore[misc]
+    """Samples around nodes and links, after PyG's class of that name; results are on `device`.
+
+    All its arguments but `data` and those of placement are attributes that can be set, with effect on the next call.
+    Copies share topology and plans. The n-th call under one seed gives equal results on every device.
+
+    Args:
+        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`).
+        num_neighbors: Fanout of each hop, -1 for all; for each relation in a dict or `NumNeighbors`.
+        subgraph_type: `directional`, `bidirectional` or `induced`.
+        replace: Draw with replacement.
+        disjoint: Each seed gets a tree of its own. Always so with times.
+        temporal_strategy: `uniform`, or `last` for the latest neighbors.
+        time_attr: Name of the times of nodes, or of edges: only neighbors up to the time of the seed are sampled.
+        weight_attr: Name of edge weights that neighbors are drawn by.
+        is_sorted: Neighbors are sorted by time already, which is checked.
+        share_memory: Accepted; there are no worker processes to share with.
+        directed: Deprecated in PyG; False means `subgraph_type="induced"`.
+        sample_direction: `forward` follows edges back to their sources; `backward` to their targets.
+        device: Where to sample; None is the current GPU if there is one, else the CPU.
+        placement: Where the topology lives; see `NeighborLoader`.
+        seed: Seed of all draws; None takes torch's initial seed.
+        time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
+        time_window: Only neighbors after the time of the seed minus this; None for no limit.
+        strict_negatives: Negative links are never edges; after 32 tries one is kept, with a warning.
+        exclude_target_edges: True: links that are sampled around are taken out of the batch's edges;
+            `"reverse"`: their reverse edges too.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+        NotImplementedError: combinations that PyG refuses so: times backward, weights of stores.
+    """
+
+    def __init__(self, data: Any, num_neighbors: Any, subgraph_type: Any = "directional", replace: bool = False,
+                 disjoint: bool = False, temporal_strategy: str = "uniform", time_attr: str | None = None,
+                 weight_attr: str | None = None, is_sorted: bool = False, share_memory: bool = False,
+                 directed: bool = True, sample_direction: str = "forward", *, device: Device = None,
+                 placement: str = "auto", seed: int | None = None, time_comparison: str = "<=",
+                 time_window: int | None = None, strict_negatives: bool = False,
+                 exclude_target_edges: bool | str = False, topology_cache: int | str | None = None
+                 ) -> None:  # fmt: skip
+        if not directed:
+            subgraph_type = SubgraphType.induced
+            warnings.warn("directed=False is deprecated in PyG; use subgraph_type='induced'", DeprecationWarning,
+                          stacklevel=2)  # fmt: skip
+        if sample_direction not in DIRECTIONS:
+            raise ArgumentError(f"sample_direction must be 'forward' or 'backward', got {sample_direction!r}")
+        if sample_direction == "backward" and time_attr is not None:
+            raise NotImplementedError("time_attr with sample_direction='backward', as in PyG")
+        if exclude_target_edges not in (False, True, "reverse"):
+            raise ArgumentError(f"exclude_target_edges must be False, True or 'reverse', got {exclude_target_edges!r}")
+        self.data = data
+        self.device = resolve_device(device)
+        self.placement, self.topology_cache = placement, topology_cache
+        self.seed, self._num_calls = resolve_seed(seed), 0
+        self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, bool(is_sorted)
+        self.sample_direction = sample_direction
+        self._opened = _Opened(read_parts(data, time_attr, weight_attr))
+        self.num_neighbors = num_neighbors
+        self.subgraph_type, self.replace, self.disjoint = subgraph_type, bool(replace), disjoint
+        self.temporal_strategy = temporal_strategy
+        self.time_comparison, self.time_window = time_comparison, time_window
+        self.strict_negatives, self.exclude_target_edges = bool(strict_negatives), exclude_target_edges
+        # Times and weights are read now, so that what is wrong with them is said here.
+        self._read_recipe()
+        if self.is_temporal or weight_attr is not None:
+            self._open_topology()
+
+    @property
+    def num_neighbors(self) -> NumNeighbors:
+        """Fanouts, as PyG keeps them."""
+        return self._num_neighbors
+
+    @num_neighbors.setter
+    def num_neighbors(self, num_neighbors: Any) -> None:
+        if isinstance(num_neighbors, NumNeighbors):
+            # PyG's class remembers what it answered for the first graph.
+            num_neighbors = NumNeighbors(num_neighbors.values, num_neighbors.default)
+        elif not isinstance(num_neighbors, Mapping):
+            num_neighbors = NumNeighbors(check_fanouts("num_neighbors", num_neighbors))
+        else:
+            num_neighbors = NumNeighbors(dict(num_neighbors))
+        self._num_neighbors = num_neighbors
+
+    @property
+    def subgraph_type(self) -> SubgraphType:
+        """Which edges among the sampled nodes a sample has."""
+        return self._subgraph_type
+
+    @subgraph_type.setter
+    def subgraph_type(self, subgraph_type: Any) -> None:
+        known = [kind.value for kind in SubgraphType]
+        if getattr(subgraph_type, "value", subgraph_type) not in known:
+            raise ArgumentError(f"subgraph_type must be one of {', '.join(known)}, got {subgraph_type!r}")
+        self._subgraph_type = SubgraphType(subgraph_type)
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether each seed gets a tree of its own."""
+        return self._disjoint or self.is_temporal
+
+    @disjoint.setter
+    def disjoint(self, disjoint: bool) -> None:
+        self._disjoint = bool(disjoint)
+
+    @property
+    def is_hetero(self) -> bool:
+        """Whether the graph has types."""
+        return self._opened.parts.is_hetero
+
+    @property
+    def is_temporal(self) -> bool:
+        """Whether nodes or edges have times."""
+        return self._opened.parts.is_temporal
+
+    @property
+    def num_nodes(self) -> int | dict[str, int]:
+        """Number of nodes, by type where there are types."""
+        return self._opened.parts.num_nodes
+
+    @property
+    def node_time(self) -> Any:
+        """Times of nodes, by type where there are types; None without."""
+        return self._opened.parts.node_time
+
+    @property
+    def edge_permutation(self) -> None:
+        """None: edge ids of results are final."""
+        return None
+
+    def refresh(self) -> None:
+        """Read the graph anew, so that edits of a `Data` or `HeteroData` take effect."""
+        if isinstance(self.data, tuple):
+            return
+        parts = read_parts(self.data, self.time_attr, self.weight_attr)
+        if self._is_plain():
+            topology: Any = read_topology(self.data, self.device)
+        else:
+            topology = parts.open("in" if self.sample_direction == "forward" else "out", self.is_sorted)
+        if not any(topology is kept for kept in self._opened.kept):
+            self._opened = _Opened(parts)
+
+    def summarise(self) -> str:
+        """The topology in a line, for reports."""
+        topology = self._open_topology()
+        return f"topology: {topology}"
+
+    def sample_from_nodes(self, index: NodeSamplerInput, *, key: int | None = None
+                          ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        """Sample around nodes.
+
+        Args:
+            index: PyG's input: ids, their times, their type.
+            key: Draw under this key instead of the sampler's own count of calls.
+        """
+        if index.input_type is None:
+            out = self._sample(index.node, index.time, key=key)
+        else:
+            time = None if index.time is None else {index.input_type: index.time}
+            out = self._sample({index.input_type: index.node}, time, key=key)
+        time = None if index.time is None else index.time.to(self.device)
+        out.metadata = (index.input_id, time)
+        return out
+
+    def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
+                          key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        """Sample around links, and around negative ones drawn for them.
+
+        Args:
+            index: PyG's input: sources, targets, labels, times, the relation.
+            neg_sampling: PyG's `NegativeSampling`.
+            key: Draw under this key instead of the sampler's own count of calls.
+        """
+        key = self._next_key() if key is None else key
+        links = Links(index, self._opened.parts, self.device)
+        if neg_sampling is not None:
+            neg_sampling = NegativeSampling.cast(neg_sampling)
+            links.add_negatives(neg_sampling, self._negatives(neg_sampling, index.input_type), key)
+        seeds, times = links.seeds(self.disjoint)
+        out = self._sample(seeds, times, key=key)
+        if self.exclude_target_edges:
+            with_reverse = self.exclude_target_edges == "reverse" or self.subgraph_type == SubgraphType.bidirectional
+            links.exclude(out, with_reverse)
+        return links.finish(out, self.disjoint)
+
+    def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
+        """What negative links of a relation are drawn from; made once."""
+        weights = neg_sampling.src_weight, neg_sampling.dst_weight
+        versions = [None if weight is None else (id(weight), weight._version) for weight in weights]
+        key = "negatives", edge_type, self.strict_negatives, *versions
+        made = self._opened.plans.get(key)
+        if made is None:
+            made = NegativeSource(self._opened.parts, edge_type, weights, self.strict_negatives, self.device)
+            self._opened.plans[key] = made
+        return made  # type: ignore[no-any-return]
+
+    def _next_key(self) -> int:
+        self._num_calls += 1
+        return call_key(self.seed, self._num_calls - 1)
+
+    def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None
+                ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        """Sample around seeds, by type where there are types; metadata is left to the caller."""
+        plan = self._open_plan()
+        key = self._next_key() if key is None else key
+        if isinstance(seed, Tensor) and not seed.numel():
+            # An empty tensor that was made of a list holds floats.
+            seed = seed.long()
+        if not isinstance(plan, GeneralPlan):
+            assert isinstance(seed, Tensor)
+            seeds = check_ids("seeds", seed, int(self._opened.parts.num_nodes)).long()  # type: ignore[arg-type]
+            if self.device.type == "cpu":
+                seeds = seeds.cpu()
+            sample = plan.sample(seeds, key)
+            row, col = sample.edge_index
+            return SamplerOutput(sample.n_id, row, col, sample.e_id, num_sampled_nodes=sample.num_sampled_nodes,
+                                 num_sampled_edges=sample.num_sampled_edges)  # fmt: skip
+        times = seed_time if self.is_temporal else None
+        return _to_output(plan.sample(seed, key, seed_time=times), self.is_hetero)
+
+    def _fanouts(self) -> Any:
+        """Fanouts per hop, or per relation in the order of the graph."""
+        try:
+            if isinstance(self._num_neighbors.values, (list, tuple)):
+                return check_fanouts("num_neighbors", self._num_neighbors.values)
+            if not self.is_hetero:
+                raise ArgumentError("num_neighbors must be a list for a graph without types, got one for each relation")
+            values = NumNeighbors(self._num_neighbors.values, self._num_neighbors.default)
+            return values.get_values(list(self._opened.parts.edges))
+        except ArgumentError:
+            raise
+        except ValueError as error:
+            raise ArgumentError(f"num_neighbors: {error}") from error
+
+    def _read_recipe(self) -> GeneralRecipe:
+        fanouts = self._fanouts()
+        check_hops(
+            fanouts if isinstance(fanouts, list) else next(iter(fanouts.values()), []), MAX_HOPS, "num_neighbors"
+        )
+        return GeneralRecipe(fanouts, replace=self.replace, disjoint=self._disjoint,
+                             subgraph_type=self._subgraph_type.value, temporal_strategy=self.temporal_strategy,
+                             time_comparison=self.time_comparison, time_window=self.time_window)  # fmt: skip
+
+    def _is_plain(self) -> bool:
+        """Whether the captured plan of a homogeneous graph does what is asked."""
+        is_directional = self._subgraph_type == SubgraphType.directional and self.sample_direction == "forward"
+        return (isinstance(self.data, Data) and not self.disjoint and is_directional and self.weight_attr is None
+                and ("edge_index" in self.data or "adj_t" in self.data))  # fmt: skip
+
+    def _open_plan(self) -> Any:
+        recipe, is_plain = self._read_recipe(), self._is_plain()
+        fanouts = recipe.fanouts
+        shape = tuple(fanouts) if isinstance(fanouts, list) else tuple((k, tuple(v)) for k, v in fanouts.items())  # type: ignore[union-attr]
+        key = (is_plain, shape, recipe.replace, recipe.disjoint, recipe.subgraph_type, recipe.temporal_strategy,
+               recipe.time_comparison, recipe.time_window)  # fmt: skip
+        plan = self._opened.plans.get(key)
+        if plan is None:
+            topology = self._open_topology()
+            if is_plain:
+                placed = topology.place(self.placement, self.device, topology_cache=self.topology_cache)
+                plan = open_plan(placed, Recipe(tuple(fanouts), recipe.replace))  # type: ignore[arg-type]
+            else:
+                plan = GeneralPlan(topology.place(self.placement, self.device), recipe)
+            self._opened.plans[key] = plan
+        return plan
+
+    def _open_topology(self) -> Any:
+        if self._is_plain():
+            topology: Any = read_topology(self.data, self.device)
+        else:
+            direction = "in" if self.sample_direction == "forward" else "out"
+            topology = self._opened.parts.open(direction, self.is_sorted)
+        if not any(topology is kept for kept in self._opened.kept):
+            self._opened.kept.append(topology)
+        return topology
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, device={self.device})"
+
+
+def _to_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
+    if is_hetero:
+        return HeteroSamplerOutput(sample.node, sample.row, sample.col, sample.edge, sample.batch,
+                                   sample.num_sampled_nodes, sample.num_sampled_edges)  # fmt: skip
+    nodes, edges = sample.num_sampled_nodes, sample.num_sampled_edges
+    return SamplerOutput(
+        sample.node[NODES], sample.row[LINKS], sample.col[LINKS], sample.edge[LINKS],
+        None if sample.batch is None else sample.batch[NODES], None if nodes is None else nodes[NODES],
+        None if edges is None else edges[LINKS],
+    )  # fmt: skip

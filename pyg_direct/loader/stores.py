@@ -1,0 +1,163 @@
+"""The door to PyG's `FeatureStore` and `GraphStore`: the parts of a graph, and batches with rows of nodes and edges."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, TensorAttr, remote_backend_utils
+from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from pyg_direct.errors import ArgumentError
+
+# Of several layouts of a relation, the one that needs no sorting comes first.
+_PREFERENCE = (EdgeLayout.CSC, EdgeLayout.COO, EdgeLayout.CSR)
+
+
+def read_stores(features: FeatureStore, graph: GraphStore, time_attr: str | None) -> tuple[Any, Any, Any, Any]:
+    """(number of nodes, edges, times of nodes, times of edges) of a graph in stores.
+
+    Edge ids are positions in the layout that the store keeps.
+
+    Raises:
+        ArgumentError: no times of that name, or of nodes and edges at once.
+    """
+    best: dict[Any, Any] = {}
+    for attr in graph.get_all_edge_attrs():
+        known = best.get(attr.edge_type)
+        if known is None or _PREFERENCE.index(attr.layout) < _PREFERENCE.index(known.layout):
+            best[attr.edge_type] = attr
+    edges = {edge_type: _read_layout(graph, attr) for edge_type, attr in best.items()}
+    if list(edges) == [None]:
+        num_nodes: Any = max(best[None].size)
+        node_time, edge_time = _read_times(features, time_attr, num_nodes, best, edges)
+        return num_nodes, edges[None], node_time, edge_time
+    names = [attr.group_name for attr in features.get_all_tensor_attrs() if isinstance(attr.group_name, str)]
+    names += [edge_type[end] for edge_type in edges for end in (0, 2)]
+    num_nodes = {name: int(remote_backend_utils.num_nodes(features, graph, name)) for name in dict.fromkeys(names)}
+    node_time, edge_time = _read_times(features, time_attr, num_nodes, best, edges)
+    return num_nodes, edges, node_time, edge_time
+
+
+def _read_layout(graph: GraphStore, attr: Any) -> Any:
+    first, second = graph.get_edge_index(attr)
+    if attr.layout == EdgeLayout.COO:
+        return torch.stack([first, second])
+    if attr.layout == EdgeLayout.CSC:
+        return {"indptr": second, "indices": first, "direction": "in"}
+    return {"indptr": first, "indices": second, "direction": "out"}
+
+
+def count_edges(edges: Any) -> int:
+    """Edges of what `read_stores` gives for a relation."""
+    return int(edges["indices"].numel() if isinstance(edges, dict) else edges.shape[1])
+
+
+def _read_times(features: FeatureStore, time_attr: str | None, num_nodes: Any, best: dict[Any, Any],
+                edges: dict[Any, Any]) -> tuple[Any, Any]:  # fmt: skip
+    if time_attr is None:
+        return None, None
+    found = [copy.copy(attr) for attr in features.get_all_tensor_attrs() if attr.attr_name == time_attr]
+    if not found:
+        raise ArgumentError(f"time_attr must name an attribute of the feature store, got {time_attr!r}")
+    for attr in found:
+        attr.index = None
+    values = features.multi_get_tensor(found)
+    if list(edges) == [None]:
+        is_edge = is_edge_attr(found[0], len(values[0]), num_nodes, count_edges(edges[None]))
+        return (None, values[0]) if is_edge else (values[0], None)
+    node_time = {a.group_name: v for a, v in zip(found, values, strict=True) if isinstance(a.group_name, str)}
+    edge_time = {tuple(a.group_name): v for a, v in zip(found, values, strict=True)
+                 if not isinstance(a.group_name, str)}  # fmt: skip
+    if node_time and edge_time:
+        raise ArgumentError(f"time_attr must name times of nodes or of edges, {time_attr!r} names both")
+    return node_time or None, edge_time or None
+
+
+def is_edge_attr(attr: TensorAttr, num_rows: int, num_nodes: int, num_edges: int) -> bool:
+    """Whether an attribute of a graph without types belongs to its edges: by its rows, else by its name."""
+    if num_nodes == num_edges:
+        return "edge" in str(attr.attr_name)
+    return num_rows == num_edges
+
+
+class StoreAttributes:
+    """Batches of a graph in stores: rows of nodes by node id, rows of edges by edge id, on the device.
+
+    Args:
+        features, graph: The stores; asked anew for every batch.
+        device: The device of batches.
+        custom_cls: What makes the empty batch, if not PyG's class.
+    """
+
+    def __init__(self, features: FeatureStore, graph: GraphStore, device: torch.device, custom_cls: Any) -> None:
+        self._features, self._graph, self._device, self._class = features, graph, device, custom_cls
+        self._edge_types = list(dict.fromkeys(attr.edge_type for attr in graph.get_all_edge_attrs()))
+        self._num_edges = self._num_nodes = 0
+        if self._edge_types == [None]:
+            self._num_nodes, edges, *_ = read_stores(features, graph, None)
+            self._num_edges = count_edges(edges)
+
+    def describe(self) -> dict[str, Any]:
+        """The attributes by name."""
+        return {str(attr.attr_name if attr.group_name is None else (attr.group_name, attr.attr_name)): "in a store"
+                for attr in self._features.get_all_tensor_attrs()}  # fmt: skip
+
+    def on_host(self) -> dict[str, Any]:
+        """What batches could share: nothing."""
+        return {}
+
+    def summarise(self) -> list[Any]:
+        """Nothing is placed here."""
+        return []
+
+    def build(self, out: SamplerOutput | HeteroSamplerOutput) -> Data | HeteroData:
+        """The batch of what a sampler returned, whose edge ids are final."""
+        return self._build_hetero(out) if isinstance(out, HeteroSamplerOutput) else self._build(out)
+
+    def _build(self, out: SamplerOutput) -> Data:
+        data = Data() if self._class is None else self._class()
+        data.edge_index = torch.stack([out.row, out.col])
+        data.num_nodes = out.node.numel()
+        wanted = []
+        for attr in self._features.get_all_tensor_attrs():
+            size = self._features.get_tensor_size(attr)
+            is_edge = is_edge_attr(attr, size[0], self._num_nodes, self._num_edges)
+            if not is_edge or out.edge is not None:
+                wanted.append((attr, out.edge if is_edge else out.node, data))
+        self._read(wanted)
+        return data
+
+    def _build_hetero(self, out: HeteroSamplerOutput) -> HeteroData:
+        data = HeteroData() if self._class is None else self._class()
+        wanted = []
+        for attr in self._features.get_all_tensor_attrs():
+            if isinstance(attr.group_name, str):
+                ids = out.node.get(attr.group_name)
+            else:
+                ids = (out.edge or {}).get(tuple(attr.group_name))
+            if ids is not None:
+                wanted.append((attr, ids, data[attr.group_name]))
+        for kind, ids in out.node.items():
+            data[kind].num_nodes = ids.numel()
+        self._read(wanted)
+        for edge_type in self._edge_types:
+            if edge_type in out.row:
+                data[edge_type].edge_index = torch.stack([out.row[edge_type], out.col[edge_type]])
+        return data
+
+    def _read(self, wanted: list[tuple[TensorAttr, Tensor, Any]]) -> None:
+        """Fetch rows into the parts of a batch, all in one call."""
+        attrs = []
+        for attr, ids, _ in wanted:
+            attr = copy.copy(attr)
+            # Stores that keep their rows on a GPU say so; PyG's loaders give others ids on the CPU.
+            attr.index = ids if getattr(self._features, "takes_device_ids", False) else ids.cpu()
+            attrs.append(attr)
+        for (attr, _, part), value in zip(wanted, self._features.multi_get_tensor(attrs), strict=True):
+            rows = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            part[attr.attr_name] = rows.to(self._device) if isinstance(rows, Tensor) else rows

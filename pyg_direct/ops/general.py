@@ -1,0 +1,164 @@
+"""One hop over a work list of many relations (see `kernels/general.py`), and the order its edges leave in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.kernels import general as kernels, segment
+from pyg_direct.kernels.jit import THREADS
+from pyg_direct.kernels.weighted import sum_weights_cpu
+from pyg_direct.kernels.worklist import COLUMNS, FANOUT, FIRST
+from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
+
+# Items a block of a small hop takes, so that all multiprocessors have some.
+_ITEMS_PER_BLOCK = 8
+# Edges above which waiting for their number is cheaper than memory for the worst case.
+_LARGE_BOUND = 1 << 26
+
+
+class Rows(NamedTuple):
+    """Rows of all relations, on one device; an array of no use is empty.
+
+    Attributes:
+        indptr: int64 `[S + 1]`, S rows of all relations, relation after relation.
+        indices: Neighbors in the id space of all types, int32 or int64 `[E]`.
+        edge_ids: Edge ids within the relation, int32 or int64 `[E]`; empty: the position in the relation.
+        node_time: int64 `[N]`, N the size of the id space.
+        edge_time: int64 `[E]`. Rows of timed relations are sorted by time.
+        edge_weight: float32 `[E]`.
+        weight_before: Sum of the weights before each edge in its row, float64 `[E]`; for draws with replacement.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    edge_ids: Tensor
+    node_time: Tensor
+    edge_time: Tensor
+    edge_weight: Tensor
+    weight_before: Tensor
+
+
+class Frontier(NamedTuple):
+    """Nodes to expand, type after type.
+
+    Attributes:
+        rows: Ids within their types, int64 `[F]`.
+        trees: Trees they belong to, int64 `[F]`; empty where trees are not told apart.
+        seed_times: Time of each tree, int64; empty without times.
+        tree_shift: Place of the tree among the bits of an identity.
+    """
+
+    rows: Tensor
+    trees: Tensor
+    seed_times: Tensor
+    tree_shift: int
+
+
+class Rules(NamedTuple):
+    """How edges are chosen: with replacement; the last ones by time; strictly before the seed; window, -1 for none."""
+
+    replace: bool
+    last: bool
+    strict: bool
+    window: int
+
+
+class Picked(NamedTuple):
+    """Edges in the order of the work list; only the first ends[-1] items of the arrays are edges.
+
+    Attributes:
+        sources: Neighbors as identities (`kernels/worklist.py`), int64 `[at least E']`.
+        ids: Edge ids within the relation, int64 `[at least E']`.
+        targets: Local ids of the nodes expanded, int64 `[at least E']`.
+        ends: Where the edges of each entry of the work list begin, and the end of the last, int64 `[A + 1]`.
+    """
+
+    sources: Tensor
+    ids: Tensor
+    targets: Tensor
+    ends: Tensor
+
+
+def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *, key: int, hop: int) -> Picked:
+    """Pick edges of every item of a work list; equal keys give equal picks on any device.
+
+    Waits for the GPU only where the number of edges has no bound, or a large one.
+
+    Args:
+        work: The work list, int64 `[(A + 1) * COLUMNS]`, on the host.
+        key: Unsigned 64-bit key of the batch.
+        hop: Number of the hop; hops of one key draw independently.
+    """
+    device, num_items, on_gpu = frontier.rows.device, int(work[-COLUMNS]), runs_on_gpu(frontier.rows)
+    entries = torch.from_numpy(work).to(device)
+    starts, sizes, counts = torch.empty(3, num_items, dtype=torch.int64, device=device).unbind()
+    replace, last, strict = int(rules.replace), int(rules.last), int(rules.strict)
+    arguments = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time, rows.edge_weight, frontier.rows,
+                 frontier.trees, frontier.seed_times, replace, last, strict, rules.window, starts, sizes,
+                 counts)  # fmt: skip
+    if on_gpu:
+        run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *arguments)
+    else:
+        run_cpu(kernels.count_items_cpu, *arguments)
+    offsets = torch.zeros(num_items + 1, dtype=torch.int64, device=device)
+    torch.cumsum(counts, 0, out=offsets[1:])
+    ends = offsets[entries[::COLUMNS]]
+    most = _bound_edges(work) if on_gpu else None
+    capacity = int(offsets[-1]) if most is None else most
+    draws, sources, ids, targets = torch.empty(4, capacity, dtype=torch.int64, device=device).unbind()
+    if capacity == 0:
+        return Picked(sources, ids, targets, ends)
+    is_weighted = rows.edge_weight.numel() > 0
+    scores = torch.empty(capacity if is_weighted else 0, dtype=torch.float64, device=device)
+    if not on_gpu:
+        run_cpu(kernels.pick_items_cpu, np.uint64(key), hop, replace, frontier.tree_shift, entries, rows.indices,
+                rows.edge_ids, rows.edge_weight, rows.weight_before, frontier.rows, frontier.trees, starts, sizes,
+                offsets, cpu_chunks(), scores, draws, sources, ids, targets)  # fmt: skip
+        return Picked(sources, ids, targets, ends)
+    if is_weighted:
+        run_gpu(kernels.pick_weighted_gpu, grid_for(num_items, starts), key, hop, replace, entries, rows.edge_weight,
+                rows.weight_before, frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
+    repeats = torch.empty(capacity, dtype=torch.uint8, device=device)
+    grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
+    run_gpu(kernels.pick_items_gpu, grid, key, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
+            frontier.rows, frontier.trees, starts, sizes, offsets, draws, repeats, sources, ids, targets)  # fmt: skip
+    return Picked(sources, ids, targets, ends)
+
+
+def _bound_edges(work: np.ndarray) -> int | None:
+    """The most edges that a work list can give; None where that has no bound, or one not worth its memory."""
+    table = work.reshape(-1, COLUMNS)
+    fanouts = table[:-1, FANOUT]
+    most = int((np.diff(table[:, FIRST]) * fanouts).sum())
+    return most if fanouts.size and fanouts.min() >= 0 and most <= _LARGE_BOUND else None
+
+
+def move_segments(begins: Sequence[int], shifts: Sequence[int], arrays: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+    """Copy segments of up to three int64 arrays of one length into `out`, segment s moved by shifts[s].
+
+    Args:
+        begins: First item of each segment and the end of the last, length S + 1.
+    """
+    if arrays[0].numel() == 0:
+        return
+    device = arrays[0].device
+    table = torch.tensor([*begins, *shifts]).to(device)
+    none = table[:0]
+    padding = [none] * (3 - len(arrays))
+    arguments = (table[: len(begins)], table[len(begins) :], *arrays, *padding, *out, *padding)
+    if runs_on_gpu(arrays[0]):
+        run_gpu(segment.move_segments_gpu, grid_for(arrays[0].numel(), arrays[0]), *arguments)
+    else:
+        run_cpu(segment.move_segments_cpu, *arguments)
+
+
+def sum_weights(indptr: Tensor, edge_weight: Tensor) -> Tensor:
+    """Sum of the weights before each edge in its row, float64 `[E]` on the CPU; the same wherever it is used."""
+    weight_before = torch.empty(edge_weight.numel(), dtype=torch.float64)
+    run_cpu(sum_weights_cpu, indptr.cpu(), edge_weight.cpu(), weight_before)
+    return weight_before

@@ -1,0 +1,168 @@
+"""Negative links: nodes drawn by chance, allowed by time, and pairs that are no edge; functions of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.kernels.state import NEGATIVE_DRAW
+from pyg_direct.ops.draw import derive_key, draw_bits
+
+# How often a strict negative is drawn anew before it is kept as it is.
+TRIES = 32
+# Products of a draw's words with more nodes would not fit 63 bits.
+_MAX_NODES = 2**31
+_LOW = 0xFFFFFFFF
+
+
+class Drawn(NamedTuple):
+    """Negative links.
+
+    Attributes:
+        sources, targets: int64 `[n]`.
+        num_untimely: How many have an end that did not exist yet, as no allowed node did.
+        num_edges: How many are edges of the graph, after all tries; 0 unless strict.
+    """
+
+    sources: Tensor
+    targets: Tensor
+    num_untimely: int
+    num_edges: int
+
+
+class Nodes:
+    """The nodes of one type that an end of a negative link is drawn from.
+
+    Args:
+        num_nodes: Their number.
+        weight: A chance for each, float `[N]`; None for equal ones.
+        time: When each begins to exist, integers `[N]`; None for always.
+        device: Where to draw.
+
+    Raises:
+        ArgumentError: too many nodes, none, or weights that are not chances.
+    """
+
+    def __init__(self, num_nodes: int, weight: Tensor | None, time: Tensor | None, device: torch.device) -> None:
+        if not 0 < num_nodes < _MAX_NODES:
+            raise ArgumentError(f"neg_sampling needs 1 to {_MAX_NODES - 1} nodes to draw from, got {num_nodes}")
+        self._count, self._order, self._times, self._running = num_nodes, None, None, None
+        if time is not None:
+            times, order = time.cpu().long().sort(stable=True)
+            self._times, self._order = times.to(device), order.to(device)
+        if weight is not None:
+            chances = check_weight(weight, num_nodes)
+            if time is not None:
+                chances = chances[order]
+            # Summed on the CPU, as sums on a GPU differ in their last bits.
+            self._running = torch.cat([chances.new_zeros(1), chances.cumsum(0)]).to(device)
+
+    def draw(self, numbers: Tensor, key: int, slot: int, until: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(a node for each draw, whether time allows it): int64 and bool `[n]`.
+
+        Args:
+            numbers: What tells the draws apart, int64 `[n]`.
+            key: Unsigned 64-bit key.
+            slot: Number of the try.
+            until: The last time of a node for each draw, int64 `[n]`; used where nodes have times.
+        """
+        bits = draw_bits(numbers, key=key, slot=slot)
+        bound = torch.full_like(bits, self._count)
+        if self._times is not None:
+            assert until is not None
+            bound = torch.searchsorted(self._times, until.contiguous(), right=True)
+        is_allowed = bound > 0
+        # Where nothing exists yet, the earliest node.
+        bound = bound.clamp(min=1)
+        if self._running is None:
+            high, low = (bits >> 32) & _LOW, bits & _LOW
+            place = (high * bound + ((low * bound) >> 32)) >> 32
+        else:
+            total = self._running[bound]
+            is_allowed &= total > 0
+            share = ((bits >> 12) & (2**52 - 1)).double() * 2.0**-52
+            place = torch.searchsorted(self._running[1:], share * total, right=True)
+            place = torch.where(total > 0, place, 0).minimum(bound - 1)
+        return (place if self._order is None else self._order[place]), is_allowed
+
+
+class EdgeSet:
+    """The edges of a relation, to ask for a pair: int64 keys `[E]`, sorted.
+
+    Args:
+        sources, targets: Ids of the ends, `[E]`.
+        num_sources, num_targets: Nodes at either end.
+    """
+
+    def __init__(self, sources: Tensor, targets: Tensor, num_sources: int, num_targets: int) -> None:
+        if num_sources * num_targets >= 2**63:
+            raise ArgumentError(f"strict negatives need less than 2**63 pairs, got {num_sources} x {num_targets} nodes")
+        self._num_targets = num_targets
+        self._keys = (sources.long() * num_targets + targets.long()).sort().values
+
+    def contains(self, sources: Tensor, targets: Tensor) -> Tensor:
+        """Whether each pair is an edge, bool `[n]`."""
+        if self._keys.numel() == 0:
+            return torch.zeros_like(sources, dtype=torch.bool)
+        keys = sources * self._num_targets + targets
+        places = torch.searchsorted(self._keys, keys).clamp(max=self._keys.numel() - 1)
+        return self._keys[places] == keys
+
+
+def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Tensor, until: Tensor | None,
+                   edges: EdgeSet | None, device: torch.device) -> Drawn:  # fmt: skip
+    """Negative links, number after number, drawn under `key`.
+
+    Args:
+        count: Their number.
+        key: Unsigned 64-bit key of the batch.
+        targets: What targets are drawn from.
+        sources: What sources are drawn from, or the sources, int64 `[count]`.
+        until: The last time of a node for each link, int64 `[count]`; None without times.
+        edges: Pairs to avoid, by drawing up to `TRIES` times; None to take what comes.
+        device: Where to draw.
+    """
+    numbers = torch.arange(count, device=device)
+    own_keys = [derive_key(key, NEGATIVE_DRAW, end) for end in (0, 1)]
+
+    def draw(which: Callable[[Tensor], Tensor], slot: int) -> tuple[Tensor, Tensor, Tensor]:
+        chosen, times = which(numbers), None if until is None else which(until)
+        if isinstance(sources, Nodes):
+            source, is_timely = sources.draw(chosen, own_keys[0], slot, times)
+        else:
+            source, is_timely = which(sources), torch.ones_like(chosen, dtype=torch.bool)
+        target, is_target_timely = targets.draw(chosen, own_keys[1], slot, times)
+        return source, target, is_timely & is_target_timely
+
+    source, target, is_timely = draw(lambda values: values, 0)
+    num_edges = 0
+    if edges is not None:
+        wrong = edges.contains(source, target).nonzero().view(-1)
+        for slot in range(1, TRIES):
+            if not wrong.numel():
+                break
+            source[wrong], target[wrong], is_timely[wrong] = draw(lambda values, at=wrong: values[at], slot)  # type: ignore[misc]
+            wrong = wrong[edges.contains(source[wrong], target[wrong])]
+        num_edges = wrong.numel()
+    return Drawn(source, target, 0 if until is None else int((~is_timely).sum()), num_edges)
+
+
+def check_weight(weight: Tensor, num_nodes: int) -> Tensor:
+    """Chances as float64 `[N]` on the CPU.
+
+    Raises:
+        ArgumentError: another shape, negative, not finite or all zero.
+    """
+    if weight.shape != (num_nodes,):
+        raise ArgumentError(f"neg_sampling must have weights of shape ({num_nodes},), got {tuple(weight.shape)}")
+    chances = weight.detach().cpu().double()
+    wrong = ~((chances >= 0) & (chances < float("inf")))
+    if bool(wrong.any()):
+        raise ArgumentError(f"neg_sampling must have finite weights of at least 0, got {float(chances[wrong][0])}")
+    if not bool((chances > 0).any()):
+        raise ArgumentError("neg_sampling must have a weight above 0, got none")
+    return chances

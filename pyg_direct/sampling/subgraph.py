@@ -1,0 +1,80 @@
+"""What the general sampler returns: PyG's sampler output in parts by type, and its bidirectional form."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import LoaderWarning
+from pyg_direct.graph.relation import EdgeType
+
+
+@dataclass
+class GeneralSample:
+    """A sampled batch, by node type and relation.
+
+    Attributes:
+        node: Ids of the nodes within their type, int64 `[M]`: seeds in the order given, then hop after hop, ascending
+            within a hop (by tree first, where trees are disjoint).
+        row, col: Local ids of sources and targets, int64 `[E']`: hop after hop, sorted by the node expanded.
+        edge: Edge ids within the relation, int64 `[E']`; None where edges were merged with reverse ones of another
+            relation.
+        batch: Number of the seed whose tree a node belongs to, int64 `[M]`; None unless disjoint. Seeds of several
+            types are numbered one type after the other, in the order given.
+        num_sampled_nodes: Seeds, and new nodes of each hop; None for subgraphs that have no hops.
+        num_sampled_edges: Edges of each hop; None likewise.
+    """
+
+    node: dict[str, Tensor]
+    row: dict[EdgeType, Tensor]
+    col: dict[EdgeType, Tensor]
+    edge: dict[EdgeType, Tensor | None]
+    batch: dict[str, Tensor] | None
+    num_sampled_nodes: dict[str, list[int]] | None
+    num_sampled_edges: dict[EdgeType, list[int]] | None
+
+    def to_bidirectional(self, *, keep_ids: bool = False) -> GeneralSample:
+        """Every edge in both directions, once each, sorted by target, then source, as PyG makes it.
+
+        A relation (a, r, b) meets its reverse (b, rev_r, a); without one, a relation from a type to itself is its own
+        reverse; else the only relation from b to a is. Ids of merged edges are dropped, or (`keep_ids`, for a graph of
+        one relation) an edge sampled in both directions, or several times, keeps the first.
+        """
+        row, col, edge = dict(self.row), dict(self.col), dict(self.edge)
+        for edge_type in self.row:
+            source, name, target = edge_type
+            if name.startswith("rev_"):
+                continue
+            reverse = (target, f"rev_{name}", source)
+            back = [t for t in self.row if (t[0], t[2]) == (target, source)]
+            if source == target and reverse not in self.row:
+                reverse = edge_type
+            elif reverse not in self.row and len(back) == 1:
+                reverse = back[0]
+            elif reverse not in self.row:
+                warnings.warn(f"{edge_type} has no reverse relation and keeps its direction", LoaderWarning,
+                              stacklevel=2)  # fmt: skip
+                continue
+            row[edge_type], col[edge_type], first = _merge(
+                torch.cat([self.row[edge_type], self.col[reverse]]), torch.cat([self.col[edge_type], self.row[reverse]])
+            )
+            ids = self.edge[edge_type]
+            edge[edge_type] = torch.cat([ids, ids])[first] if keep_ids and ids is not None else None
+            if reverse[1] == f"rev_{name}":
+                row[reverse], col[reverse], edge[reverse] = col[edge_type], row[edge_type], None
+        return replace(self, row=row, col=col, edge=edge, num_sampled_nodes=None, num_sampled_edges=None)
+
+
+def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distinct edges by target, then source; and where each stands first."""
+    if not row.numel():
+        return row, col, row
+    order = row.sort(stable=True).indices
+    order = order[col[order].sort(stable=True).indices]
+    row, col = row[order], col[order]
+    is_first = torch.ones_like(row, dtype=torch.bool)
+    is_first[1:] = (row[1:] != row[:-1]) | (col[1:] != col[:-1])
+    return row[is_first], col[is_first], order[is_first]

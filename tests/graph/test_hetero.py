@@ -1,0 +1,137 @@
+"""`HeteroTopo`: one id space, rows of all relations, sorted by time; what cannot be sampled is refused."""
+
+import pickle
+
+import pytest
+import torch
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.graph.topology import CSRTopo
+from tests.hetero_graphs import make_parts, make_topo
+
+WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
+NUM_NODES = {"paper": 3, "author": 2}
+EDGES = {WRITES: torch.tensor([[0, 1, 1, 0], [2, 0, 2, 2]]), CITES: torch.tensor([[2, 1], [0, 0]])}
+
+
+def read_rows(topo, edge_type):
+    """[(neighbors, edge ids)] of the rows of a relation, ids within the types."""
+    number = topo.edge_types.index(edge_type)
+    first_row, end_row = topo.row_starts[number : number + 2]
+    indptr = topo.indptr[first_row : end_row + 1].tolist()
+    start = int(topo.type_starts[topo.reached[number]])
+    return [([int(n) - start for n in topo.indices[a:b]], topo.edge_ids[a:b].tolist())
+            for a, b in zip(indptr, indptr[1:], strict=False)]  # fmt: skip
+
+
+def test_types_and_relations_share_one_space():
+    topo = HeteroTopo(NUM_NODES, EDGES)
+
+    assert topo.type_starts.tolist() == [0, 1024, 2048]
+    assert topo.num_edges == {WRITES: 4, CITES: 2}
+    assert read_rows(topo, WRITES) == [([1], [1]), ([], []), ([0, 1, 0], [0, 2, 3])]
+    assert read_rows(topo, CITES) == [([2, 1], [0, 1]), ([], []), ([], [])]
+
+
+def test_rows_are_the_sources_in_the_other_direction():
+    topo = HeteroTopo(NUM_NODES, EDGES, direction="out")
+
+    assert read_rows(topo, WRITES) == [([2, 2], [0, 3]), ([0, 2], [1, 2])]
+
+
+@pytest.mark.parametrize("form", ["rows", "topology"])
+def test_rows_are_taken_as_they_are(form):
+    indptr, indices, edge_ids = torch.tensor([0, 1, 1, 4]), torch.tensor([1, 0, 1, 0]), torch.tensor([1, 0, 2, 3])
+    rows = (indptr, indices, edge_ids) if form == "rows" else CSRTopo(indptr=indptr, indices=indices, eid=edge_ids)
+
+    topo = HeteroTopo(NUM_NODES, {WRITES: rows, CITES: EDGES[CITES]})
+
+    assert read_rows(topo, WRITES) == read_rows(HeteroTopo(NUM_NODES, EDGES), WRITES)
+
+
+def test_rows_are_sorted_by_the_times_of_edges():
+    topo = HeteroTopo(NUM_NODES, EDGES, edge_time={WRITES: torch.tensor([7, 1, 3, 3])})
+
+    assert read_rows(topo, WRITES)[2] == ([1, 0, 0], [2, 3, 0])
+    assert topo.timed.tolist() == [True, False]
+
+
+def test_rows_are_sorted_by_the_times_of_neighbors():
+    topo = HeteroTopo(NUM_NODES, EDGES, node_time={"author": torch.tensor([5, 4])})
+
+    assert read_rows(topo, WRITES)[2] == ([1, 0, 0], [2, 0, 3])
+
+
+def test_weights_follow_their_edges():
+    weight = torch.tensor([0.5, 1.5, 2.5, 3.5])
+
+    topo = HeteroTopo(NUM_NODES, EDGES, edge_weight={WRITES: weight}, edge_time={WRITES: torch.tensor([7, 1, 3, 3])})
+
+    assert topo.edge_weight[:4].tolist() == weight[topo.edge_ids[:4].long()].tolist()
+
+
+def test_unsorted_rows_are_found_when_they_should_be_sorted():
+    with pytest.raises(ArgumentError, match="is_sorted=True needs rows sorted by time, but row 2"):
+        HeteroTopo(NUM_NODES, EDGES, edge_time={WRITES: torch.tensor([7, 1, 3, 3])}, is_sorted=True)
+
+
+def test_sorted_rows_are_kept():
+    edges = {WRITES: (torch.tensor([0, 0, 0, 3]), torch.tensor([1, 0, 0]), None)}
+
+    topo = HeteroTopo(NUM_NODES, edges, edge_time={WRITES: torch.tensor([1, 1, 6])}, is_sorted=True)
+
+    assert topo.edge_time.tolist() == [1, 1, 6]
+    assert topo.edge_ids.numel() == 0
+
+
+@pytest.mark.parametrize(("change", "error", "message"), [
+    ({"direction": "up"}, ArgumentError, "direction must be 'in' or 'out'"),
+    ({"num_nodes": {"paper": 3, "author": -1}}, ArgumentError, "num_nodes must hold integers of at least 0, got -1"),
+    ({"num_nodes": {"paper": 3}}, ArgumentError, "edges must join known node types"),
+    ({"num_nodes": {"paper": 3, "author": 1}}, IdError, r"must lie in \[0, 1\), got 1"),
+    ({"edges": {WRITES: torch.zeros(3, 2)}}, ArgumentError, r"must have shape \[2, E\]"),
+    ({"edges": {WRITES: [[0], [0]]}}, ArgumentTypeError, "must be an edge list, a CSRTopo or"),
+    ({"edges": {WRITES: (torch.tensor([0, 1]), torch.tensor([0]), None)}}, ArgumentError, "must have 3 rows"),
+    ({"edges": {WRITES: (torch.tensor([0, 2, 1, 1]), torch.tensor([0]), None)}}, ArgumentError, "not decrease"),
+    ({"node_time": {"author": torch.zeros(2, dtype=torch.int64)}, "edge_time": {}}, ArgumentError, "not both"),
+    ({"node_time": {"author": torch.zeros(3, dtype=torch.int64)}}, ArgumentError, r"must have shape \(2,\)"),
+    ({"node_time": {"author": torch.zeros(2)}}, ArgumentTypeError, "must hold integers"),
+    ({"node_time": {"venue": torch.zeros(2)}}, ArgumentError, "node_time must name known types"),
+    ({"edge_time": {WRITES: torch.zeros(4)}}, ArgumentTypeError, "must hold integers"),
+    ({"edge_time": {WRITES: torch.zeros(5, dtype=torch.int64)}}, ArgumentError, "edge_time.* must have shape"),
+    ({"edge_weight": {WRITES: torch.tensor([1.0, -1, 1, 1])}}, ArgumentError, "not negative, got -1.0"),
+    ({"edge_weight": {WRITES: torch.tensor([1.0, float("nan"), 1, 1])}}, ArgumentError, "not negative, got nan"),
+    ({"edge_weight": {WRITES: torch.tensor([1.0, float("inf"), 1, 1])}}, ArgumentError, "must be finite"),
+    ({"edge_weight": torch.ones(4)}, ArgumentTypeError, "edge_weight must map types to tensors"),
+])  # fmt: skip
+def test_bad_arguments_are_refused(change, error, message):
+    arguments = {"num_nodes": NUM_NODES, "edges": EDGES, **change}
+
+    with pytest.raises(error, match=message):
+        HeteroTopo(**arguments)
+
+
+def test_placing_twice_gives_one_copy(device):
+    topo = make_topo(make_parts(times="node", weighted=True))
+
+    first, second = topo.place("auto", device), topo.place("auto", device)
+
+    assert first is second
+    assert {array.device.type for array in first.rows} == {device.type}
+
+
+def test_placement_that_a_cpu_cannot_read_is_refused():
+    with pytest.raises(ArgumentError, match="placement must be one that cpu can read, got 'cuda'"):
+        make_topo(make_parts()).place("cuda", "cpu")
+
+
+def test_topology_can_be_sent():
+    topo = make_topo(make_parts(times="edge", weighted=True))
+    topo.place(device="cpu")
+
+    copy = pickle.loads(pickle.dumps(topo))
+
+    assert repr(copy) == repr(topo) == "HeteroTopo(4 types, 69 nodes, 5 relations, 480 edges)"
+    for ours, theirs in zip(copy.place(device="cpu").rows, topo.place(device="cpu").rows, strict=True):
+        assert torch.equal(ours, theirs)

@@ -1,0 +1,265 @@
+"""Batches of a `HeteroData`: what PyG's loader gives, on the device."""
+
+import copy
+
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
+from torch_geometric.nn import SAGEConv, to_hetero
+from torch_geometric.sampler import NumNeighbors
+
+from pyg_direct import NeighborLoader
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
+from tests.hetero_data import check_rows, make_hetero, name_edges
+from tests.hetero_graphs import make_parts
+
+SEEDS = ("paper", torch.tensor([3, 17, 0, 29]))
+
+
+@pytest.mark.parametrize("subgraph_type", ["directional", "induced"])
+def test_rows_and_edges_are_those_of_the_graph(real_device, subgraph_type):
+    data = make_hetero()
+
+    batches = list(NeighborLoader(data, [3, 2], "paper", subgraph_type=subgraph_type, batch_size=16, shuffle=True,
+                                  seed=4, device=real_device))  # fmt: skip
+
+    assert sorted(torch.cat([batch["paper"].input_id for batch in batches]).tolist()) == list(range(40))
+    for batch in batches:
+        check_rows(data, batch)
+        assert batch["paper"].n_id[: batch["paper"].batch_size].tolist() == batch["paper"].input_id.tolist()
+        assert batch["paper"].x.device.type == real_device.type
+
+
+@pytest.mark.parametrize("subgraph_type", ["directional", "induced"])
+def test_with_all_neighbors_it_is_the_batch_of_pyg(real_device, subgraph_type):
+    data = make_hetero()
+    options = {"input_nodes": SEEDS, "batch_size": 4, "subgraph_type": subgraph_type}
+
+    (batch,) = NeighborLoader(data, [-1, -1], **options, device=real_device)
+
+    (expected,) = PygNeighborLoader(data, [-1, -1], **options)
+    assert name_edges(batch) == name_edges(expected)
+    assert batch.input_type == expected.input_type
+    assert (batch.node_types, batch.edge_types) == (expected.node_types, expected.edge_types)
+    for part, other in zip(batch.stores, expected.stores, strict=True):
+        # torch_sparse, unlike pyg-lib, does not count.
+        counts = {"num_sampled_nodes", "num_sampled_edges"}
+        assert set(part.keys()) - counts == set(other.keys()) - counts
+        for key, value in other.items():
+            if isinstance(value, torch.Tensor):
+                assert (part[key].dtype, part[key].shape) == (value.dtype, value.shape), key
+    for kind in data.node_types:
+        assert sorted(batch[kind].n_id.tolist()) == sorted(expected[kind].n_id.tolist())
+
+
+def test_counts_are_those_of_hops_and_nodes_stand_hop_after_hop(real_device):
+    data = make_hetero()
+
+    (batch,) = NeighborLoader(data, [2, 3], SEEDS, batch_size=4, device=real_device)
+
+    for kind in data.node_types:
+        assert len(batch[kind].num_sampled_nodes) == 3
+        assert sum(batch[kind].num_sampled_nodes) == batch[kind].num_nodes
+    for edge_type in data.edge_types:
+        first, second = batch[edge_type].num_sampled_edges
+        assert first + second == batch[edge_type].num_edges
+        source, target = batch[edge_type].edge_index.cpu()
+        reach = batch[edge_type[0]].num_sampled_nodes
+        expands = batch[edge_type[2]].num_sampled_nodes
+        assert bool((target[:first] < expands[0]).all())
+        assert bool((source[:first] < reach[0] + reach[1]).all())
+        assert bool(((target[first:] >= expands[0]) & (target[first:] < expands[0] + expands[1])).all())
+
+
+def test_fanouts_may_differ_by_relation(real_device):
+    data = make_hetero()
+    fanouts = NumNeighbors({("author", "writes", "paper"): [1, 0]}, default=[0, 0])
+
+    (batch,) = NeighborLoader(data, fanouts, SEEDS, batch_size=4, device=real_device)
+
+    degrees = torch.bincount(data["author", "writes", "paper"].edge_index[1], minlength=40)[SEEDS[1]]
+    assert batch["author", "writes", "paper"].num_edges == int((degrees > 0).sum())
+    assert sum(batch[kind].num_edges for kind in data.edge_types) == batch["author", "writes", "paper"].num_edges
+
+
+@pytest.mark.filterwarnings("ignore:.*keeps its direction")
+def test_bidirectional_batches_have_every_edge_both_ways(real_device):
+    data = make_hetero()
+
+    (batch,) = NeighborLoader(data, [3, 3], SEEDS, batch_size=4, subgraph_type="bidirectional", device=real_device)
+
+    named = name_edges(batch)
+    writes = named["author", "writes", "paper"]
+    assert sorted((b, a) for a, b in writes) == named["paper", "rev_writes", "author"]
+    assert len(set(writes)) == len(writes)
+    for edge_type in (("author", "writes", "paper"), ("paper", "cites", "paper")):
+        assert not {"e_id", "edge_attr", "num_sampled_edges"} & set(batch[edge_type].keys())
+    assert torch.equal(batch["paper"].x.cpu(), data["paper"].x[batch["paper"].n_id.cpu()])
+
+
+def test_disjoint_trees_share_no_nodes(real_device):
+    data = make_hetero()
+
+    (batch,) = NeighborLoader(data, [3, 3], SEEDS, batch_size=4, disjoint=True, device=real_device)
+
+    check_rows(data, batch)
+    assert batch["paper"].batch[:4].tolist() == [0, 1, 2, 3]
+    for edge_type in data.edge_types:
+        source, target = batch[edge_type].edge_index
+        assert torch.equal(batch[edge_type[0]].batch[source], batch[edge_type[2]].batch[target])
+    for kind in data.node_types:
+        pairs = torch.stack([batch[kind].batch, batch[kind].n_id]).cpu()
+        assert pairs.unique(dim=1).shape == pairs.shape
+
+
+def test_models_see_the_whole_neighborhood(real_device):
+    data = make_hetero(make_parts(seed=3))
+    del data["nobody"], data["author", "knows", "author"]
+    data["author", "rev_in", "venue"].edge_index = torch.zeros(2, 1, dtype=torch.int64)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = SAGEConv((-1, -1), 8), SAGEConv((-1, -1), 4)
+
+        def forward(self, x, edge_index):
+            return self.second(self.first(x, edge_index).relu(), edge_index)
+
+    model = to_hetero(Model(), data.metadata()).to(real_device)
+    (batch,) = NeighborLoader(data, [-1, -1], SEEDS, batch_size=4, device=real_device)
+
+    with torch.no_grad():
+        got = model(batch.x_dict, batch.edge_index_dict)["paper"][:4]
+        whole = copy.copy(data).to(real_device)
+        expected = model(whole.x_dict, whole.edge_index_dict)["paper"][SEEDS[1]]
+
+    assert torch.allclose(got, expected, rtol=1e-4, atol=1e-2)
+
+
+def test_equal_seeds_give_equal_batches_whatever_is_made_ahead(real_device):
+    data = make_hetero()
+    options = {"input_nodes": "author", "batch_size": 8, "shuffle": True, "seed": 9, "device": real_device}
+
+    ahead = [name_edges(b) for b in NeighborLoader(data, [2, 2], **options, prefetch=3)]
+
+    assert ahead == [name_edges(b) for b in NeighborLoader(data, [2, 2], **options, prefetch=0)]
+    assert ahead != [name_edges(b) for b in NeighborLoader(data, [2, 2], **{**options, "seed": 8})]
+
+
+def test_an_epoch_is_resumed(real_device):
+    data = make_hetero()
+    make = lambda: NeighborLoader(data, [2, 2], "paper", batch_size=8, shuffle=True, seed=9, device=real_device)  # noqa: E731
+    loader = make()
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    state, rest = loader.state_dict(), [name_edges(b) for b in iterator]
+
+    other = make()
+    other.load_state_dict(state)
+
+    assert [name_edges(b) for b in other] == rest
+
+
+def test_edits_between_epochs_take_effect(real_device):
+    data = make_hetero()
+    loader = NeighborLoader(data, [-1], SEEDS, batch_size=4, device=real_device)
+    list(loader)
+
+    data["author", "writes", "paper"].edge_index = torch.tensor([[7, 8], [3, 5]])
+    data["author", "writes", "paper"].edge_attr = torch.tensor([70, 80])
+    data["paper"].x = -data["paper"].x
+
+    (batch,) = loader
+    assert name_edges(batch)["author", "writes", "paper"] == [(7, 3)]
+    assert torch.equal(batch["paper"].x.cpu(), data["paper"].x[batch["paper"].n_id.cpu()])
+
+
+def test_a_sparse_adjacency_gives_one(real_device):
+    sparse = pytest.importorskip("torch_sparse")
+    data, plain = make_hetero(), make_hetero()
+    writes = ("author", "writes", "paper")
+    source, target = data[writes].edge_index
+    data[writes].adj_t = sparse.SparseTensor(row=target, col=source, value=torch.arange(150.0), sparse_sizes=(40, 25))
+    del data[writes].edge_index, data[writes].edge_attr
+
+    (batch,) = NeighborLoader(data, [-1, -1], SEEDS, batch_size=4, device=real_device)
+
+    (expected,) = NeighborLoader(plain, [-1, -1], SEEDS, batch_size=4, device=real_device)
+    row, col, value = batch[writes].adj_t.coo()
+    ends = batch["author"].n_id[col].tolist(), batch["paper"].n_id[row].tolist()
+    assert sorted(zip(*ends, strict=True)) == name_edges(expected)[writes]
+    assert sorted(value.tolist()) == sorted(expected[writes].e_id.tolist())
+
+
+def test_transforms_are_called(real_device):
+    seen = []
+
+    def forget_edges(out):
+        out.row = {kind: row[:0] for kind, row in out.row.items()}
+        out.col = {kind: col[:0] for kind, col in out.col.items()}
+        out.edge = {kind: edge[:0] for kind, edge in out.edge.items()}
+        return out
+
+    loader = NeighborLoader(make_hetero(), [2], SEEDS, batch_size=4, transform=lambda b: seen.append(b) or b,
+                            transform_sampler_output=forget_edges, device=real_device)  # fmt: skip
+
+    (batch,) = loader
+
+    assert seen == [batch]
+    assert batch["author", "writes", "paper"].num_edges == 0
+    assert batch["author", "writes", "paper"].edge_attr.numel() == 0
+
+
+def test_a_call_gives_the_batch_around_positions(real_device):
+    loader = NeighborLoader(make_hetero(), [2], ("paper", [5, 9]), device=real_device)
+
+    batch = loader([1])
+
+    assert batch["paper"].n_id[0] == 9
+    assert "paper.x" in loader.report()
+
+
+def test_workers_are_absorbed_with_one_word():
+    with pytest.warns(LoaderWarning, match="^num_workers=2: not needed") as caught:
+        NeighborLoader(make_hetero(), [2], "paper", num_workers=2, device="cpu")
+
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"input_nodes": None}, ArgumentTypeError, "input_nodes must be a node type or .* got None"),
+        ({"input_nodes": [1, 2]}, ArgumentTypeError, "input_nodes must be a node type"),
+        ({"input_nodes": "paper_"}, ArgumentError, "input_nodes must name a known node type, got 'paper_'"),
+        ({"input_nodes": ("paper", [40])}, ArgumentError, r"input_nodes must lie in \[0, 40\), got 40"),
+        ({"input_nodes": ("paper", torch.ones(39).bool())}, ArgumentError, r"shape \[40\] as a mask, got \[39\]"),
+        ({"num_neighbors": {("paper", "cites", "paper"): [1]}}, ArgumentError, "num_neighbors: Missing number"),
+        ({"num_neighbors": {("paper", "eats", "paper"): [1]}}, ArgumentError, "num_neighbors: Not all edge types"),
+        ({"num_neighbors": NumNeighbors({("paper", "cites", "paper"): [1]}, [1, 2])}, ArgumentError, "num_neighbors:"),
+        ({"num_neighbors": [1.5]}, ArgumentTypeError, "num_neighbors must hold integers"),
+        ({"time_attr": "when"}, ArgumentError, "time_attr must name an attribute of nodes or edges, got 'when'"),
+        ({"weight_attr": "w"}, ArgumentError, "weight_attr must name an attribute of edges, got 'w'"),
+        ({"sampling": "labor"}, ArgumentError, "sampling='labor' needs a Data"),
+        ({"super_batch": 4}, ArgumentError, "super_batch=4 needs a Data"),
+        ({"subgraph_type": "whole"}, ArgumentError, "subgraph_type must be one of directional"),
+        ({"temporal_strategy": "first"}, ArgumentError, "temporal_strategy must be one of uniform, last"),
+        ({"placement": "cuda"}, ArgumentError, "placement must be one that device=cpu can read"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_named(options, error, words):
+    arguments = {"data": make_hetero(), "num_neighbors": [2], "input_nodes": "paper", "device": "cpu", **options}
+
+    with pytest.raises(error, match=words):
+        NeighborLoader(**arguments)
+
+
+@pytest.mark.filterwarnings("ignore:Unable to accurately infer")
+def test_a_type_of_unknown_size_is_named():
+    data = HeteroData()
+    data["paper"].name = "nothing"
+    data["paper", "paper"].edge_index = torch.zeros(2, 0, dtype=torch.int64)
+
+    with pytest.raises(ArgumentError, match="data must know the number of 'paper' nodes"):
+        NeighborLoader(data, [2], "paper", device="cpu")

@@ -1,0 +1,107 @@
+"""Negative links: equal to the reference on every device, uniform, by weight, in time, and never an edge if so asked."""
+
+import pytest
+import torch
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.sampling.negative import EdgeSet, Nodes, check_weight, draw_negatives
+from tests.reference import negative as reference
+
+KEY = 2**63 + 99
+SOURCE_TIME, TARGET_TIME = [5, 1, 9, 1, 7, 3], [4, 4, 0, 8, 2, 6, 6, 30]
+UNTIL = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 100]
+WEIGHT = [0.0, 2.5, 0.0, 0.5, 1.0, 0.0, 4.0, 0.25]
+
+
+def draw(device, count, *, time=(None, None), weight=(None, None), until=None, edges=None, sources=None):
+    """Pairs, and what was said of them."""
+    ends = [Nodes(size, None if w is None else torch.tensor(w), None if t is None else torch.tensor(t), device)
+            for size, t, w in zip((6, 8), time, weight, strict=True)]  # fmt: skip
+    until = None if until is None else torch.tensor(until, device=device)
+    if sources is not None:
+        sources = torch.tensor(sources, device=device)
+    if edges is not None:
+        first, second = torch.tensor(sorted(edges), device=device).t()
+        edges = EdgeSet(first, second, 6, 8)
+    drawn = draw_negatives(count, KEY, ends[1], sources=ends[0] if sources is None else sources, until=until,
+                           edges=edges, device=device)  # fmt: skip
+    return list(zip(drawn.sources.tolist(), drawn.targets.tolist(), strict=True)), drawn
+
+
+@pytest.mark.parametrize("weight", [(None, None), (None, WEIGHT), (WEIGHT[:6], WEIGHT)])
+@pytest.mark.parametrize("time", [None, (SOURCE_TIME, TARGET_TIME), (None, TARGET_TIME)])
+def test_pairs_are_those_of_the_reference(device, time, weight):
+    until = None if time is None else UNTIL
+    options = {"time": time or (None, None), "until": until, "weight": weight}
+
+    pairs, _ = draw(device, 11, **options)
+
+    assert pairs == reference.draw_negatives(11, KEY, 6, 8, **options)
+
+
+def test_targets_of_given_sources_are_those_of_the_reference(device):
+    sources = [0, 5, 5, 2, 1]
+
+    pairs, _ = draw(device, 5, sources=sources)
+
+    assert pairs == reference.draw_negatives(5, KEY, 6, 8, sources=sources)
+
+
+def test_strict_pairs_are_those_of_the_reference_and_no_edges(device):
+    edges = {(s, t) for s in range(6) for t in range(8) if (s + t) % 4}
+
+    pairs, drawn = draw(device, 40, edges=edges)
+
+    assert pairs == reference.draw_negatives(40, KEY, 6, 8, edges=edges)
+    assert edges.isdisjoint(pairs)
+    assert drawn.num_edges == 0
+
+
+def test_it_says_how_many_are_edges_when_nothing_else_is_there(device):
+    edges = {(2, t) for t in range(8)}
+
+    _, drawn = draw(device, 3, edges=edges, sources=[2, 1, 2])
+
+    assert drawn.num_edges == 2
+
+
+def test_nodes_are_never_later_than_the_link_and_the_earliest_stands_for_none(device):
+    pairs, drawn = draw(device, 11, time=(None, TARGET_TIME), until=[-1, *UNTIL[1:]])
+
+    assert pairs[0][1] == TARGET_TIME.index(0)
+    assert drawn.num_untimely == 1
+    assert all(TARGET_TIME[target] <= until for (_, target), until in zip(pairs[1:], UNTIL[1:], strict=True))
+
+
+def test_weights_are_chances(device):
+    nodes = Nodes(8, torch.tensor(WEIGHT), None, device)
+
+    drawn, _ = nodes.draw(torch.arange(20_000, device=device), KEY, 0, None)
+
+    shares = torch.bincount(drawn.cpu(), minlength=8) / 20_000
+    # Five standard deviations.
+    assert torch.allclose(shares, torch.tensor(WEIGHT) / sum(WEIGHT), atol=5 * (0.25 / 20_000) ** 0.5)
+    assert shares[[0, 2, 5]].tolist() == [0.0] * 3
+
+
+def test_a_set_of_edges_knows_its_pairs(device):
+    edges = EdgeSet(torch.tensor([3, 0, 3], device=device), torch.tensor([1, 7, 1], device=device), 6, 8)
+
+    asked = edges.contains(torch.tensor([3, 1, 0, 5], device=device), torch.tensor([1, 3, 7, 7], device=device))
+
+    assert asked.tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [([1.0], r"weights of shape \(2,\), got \(1,\)"), ([1.0, -0.5], "at least 0, got -0.5"),
+     ([1.0, float("nan")], "finite weights of at least 0, got nan"), ([0.0, 0.0], "a weight above 0, got none")],
+)  # fmt: skip
+def test_weights_that_are_no_chances_are_refused(weight, words):
+    with pytest.raises(ArgumentError, match=words):
+        check_weight(torch.tensor(weight), 2)
+
+
+def test_nothing_can_be_drawn_from_nothing():
+    with pytest.raises(ArgumentError, match="needs 1 to 2147483647 nodes to draw from, got 0"):
+        Nodes(0, None, None, torch.device("cpu"))
