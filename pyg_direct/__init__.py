@@ -7,6 +7,7 @@ from pyg_direct.loader.link import LinkLoader, LinkNeighborLoader
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.rows import FeatureStore
+from pyg_direct.noedit.install import install, uninstall
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
 
 __version__ = "0.1.0"
@@ -22,4 +23,6 @@ __all__ = [
     "NeighborLoader",
     "NodeLoader",
     "__version__",
+    "install",
+    "uninstall",
 ]

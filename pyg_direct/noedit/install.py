@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.loader.neighbor import PLACEMENTS
+from pyg_direct.loader.epochs import PLACEMENTS
 from pyg_direct.loader.placement import announce
 from pyg_direct.noedit.standin import make_stand_in
 from pyg_direct.noedit.table import LEFT, REPLACEMENTS, Replacement

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -13,8 +14,8 @@ from pyg_direct.loader.placement import announce
 from pyg_direct.noedit.ids import show_ids
 
 
-class StandIn(type):
-    """Type of the classes that stand in; of their subclasses too, which stay PyG's.
+class StandIn(ABCMeta):
+    """Type of the classes that stand in; of their subclasses too, which stay PyG's. PyG's samplers are abstract classes.
 
     Attributes:
         original: PyG's class.
