@@ -78,8 +78,9 @@ def _make(cls: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     arguments.pop("kwargs", None)
     options = dict(cls.options)
     if options.get("device") == "data":
-        data = next(iter(arguments.values()))
-        options["device"] = "cuda" if getattr(data, "is_cuda", False) else "cpu"
+        is_on_gpu = getattr(next(iter(arguments.values())), "is_cuda", False)
+        # A method of `SparseTensor`, a property of the others.
+        options["device"] = "cuda" if (is_on_gpu() if callable(is_on_gpu) else is_on_gpu) else "cpu"
     if "transform" in inspect.signature(cls.ours).parameters:
         arguments["transform"] = partial(_transform, arguments.get("transform"))
     with warnings.catch_warnings():
