@@ -64,7 +64,8 @@ def show_ids(batch: Any, device: torch.device = _HOST) -> Any:
         for store in batch.stores:
             waiting = {key: device for key in IDS & store._mapping.keys() if _is_elsewhere(store._mapping[key], device)}
             if waiting and type(store) in _LAZY:
-                store.__class__ = _LAZY[type(store)]
+                # The storage's own `__setattr__` would keep it as a value.
+                object.__setattr__(store, "__class__", _LAZY[type(store)])
                 store.__dict__["_waiting"] = waiting
     return batch
 
