@@ -8,6 +8,7 @@ from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.rows import FeatureStore
 from pyg_direct.nn.accelerate import accelerate
+from pyg_direct.noedit.install import install, uninstall
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
 
 __version__ = "0.1.0"
@@ -24,4 +25,6 @@ __all__ = [
     "NodeLoader",
     "__version__",
     "accelerate",
+    "install",
+    "uninstall",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -41,6 +42,17 @@ class EpochLoader:
     super_batch: int
     transform: Any
     transform_sampler_output: Any
+    num_workers: int
+
+    def enable_cpu_affinity(self, loader_cores: Any = None) -> AbstractContextManager[Any]:
+        """PyG's way to pin workers to cores; does nothing where there are no workers."""
+        pinned: AbstractContextManager[Any] = super().enable_cpu_affinity(loader_cores)  # type: ignore[misc]
+        return pinned if self.num_workers > 0 else nullcontext()
+
+    def enable_multithreading(self, worker_threads: int | None = None) -> AbstractContextManager[Any]:
+        """PyG's way to give workers threads; does nothing where there are no workers."""
+        threaded: AbstractContextManager[Any] = super().enable_multithreading(worker_threads)  # type: ignore[misc]
+        return threaded if self.num_workers > 0 else nullcontext()
 
     def _settle(self, device: Device, placement: str, topology_placement: str | None, feature_cache: int | str | None,
                 super_batch: int, seed: int | None, prefetch: int) -> None:  # fmt: skip

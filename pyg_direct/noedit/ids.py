@@ -1,0 +1,74 @@
+"""Ids of a batch where PyG has them: on the host, whatever device the batch is on, but copied only when read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data.data import BaseData
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+
+IDS = frozenset({"n_id", "e_id", "input_id"})
+_HOST = torch.device("cpu")
+
+
+class _LazyIds(BaseStorage):  # type: ignore[misc]
+    """A part of a batch of which some tensors move to another device when they are read by name.
+
+    What moves or replaces a tensor before that, such as `batch.to(device)`, has the last word.
+    """
+
+    def __getitem__(self, key: str) -> Any:
+        # A property would be shadowed by PyG's `__getattr__` in a copy that is half made.
+        waiting: dict[str, torch.device] = self.__dict__.get("_waiting", {})
+        if key in waiting:
+            self[key] = self._mapping[key].to(waiting[key])
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        # Copies of the batch share the table, so it is not edited.
+        waiting = self.__dict__.get("_waiting", {})
+        self.__dict__["_waiting"] = {name: device for name, device in waiting.items() if name != key}
+        super().__setitem__(key, value)
+
+
+class LazyGlobalStorage(_LazyIds, GlobalStorage):  # type: ignore[misc]
+    """All of a `Data`."""
+
+
+class LazyNodeStorage(_LazyIds, NodeStorage):  # type: ignore[misc]
+    """One type of nodes."""
+
+
+class LazyEdgeStorage(_LazyIds, EdgeStorage):  # type: ignore[misc]
+    """One type of edges."""
+
+
+_LAZY = {GlobalStorage: LazyGlobalStorage, NodeStorage: LazyNodeStorage, EdgeStorage: LazyEdgeStorage}
+
+
+def show_ids(batch: Any, device: torch.device = _HOST) -> Any:
+    """The batch of a loader, of which `n_id`, `e_id` and `input_id` are found on `device`.
+
+    A program written for PyG may index tensors on the host with them; tensors on a GPU can be indexed with both.
+
+    Args:
+        batch: A `Data` or `HeteroData`, changed in place, or the `(batch_size, n_id, adjs)` of PyG's old sampler, of
+            which a new one is made.
+        device: Where ids are found.
+    """
+    if isinstance(batch, tuple) and len(batch) == 3 and isinstance(batch[1], Tensor):
+        return batch[0], batch[1].to(device), batch[2]
+    if isinstance(batch, BaseData):
+        for store in batch.stores:
+            waiting = {key: device for key in IDS & store._mapping.keys() if _is_elsewhere(store._mapping[key], device)}
+            if waiting and type(store) in _LAZY:
+                # The storage's own `__setattr__` would keep it as a value.
+                object.__setattr__(store, "__class__", _LAZY[type(store)])
+                store.__dict__["_waiting"] = waiting
+    return batch
+
+
+def _is_elsewhere(value: Any, device: torch.device) -> bool:
+    return isinstance(value, Tensor) and value.device != device

@@ -1,0 +1,77 @@
+"""`install` and `uninstall`: PyG's names bound to classes that make ours."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.loader.epochs import PLACEMENTS
+from pyg_direct.loader.placement import announce
+from pyg_direct.noedit.standin import make_stand_in
+from pyg_direct.noedit.table import LEFT, REPLACEMENTS, Replacement
+from pyg_direct.runtime.device import resolve_device
+from pyg_direct.typing import Device
+
+# Names that were bound anew: (module, name, what it was bound to before).
+_BOUND: list[tuple[Any, str, Any]] = []
+
+
+def install(*, device: Device = None, placement: str = "auto", feature_cache: int | str | None = None,
+            seed: int | None = None, verbose: bool = False) -> None:  # fmt: skip
+    """Replace PyG's loaders under their own names, also in modules that have imported them already.
+
+    A program then makes ours where it makes PyG's, with PyG's arguments and batches. `n_id`, `e_id` and `input_id` of a
+    batch are found on the host, as PyG has them, and are copied there when they are read; everything else is on
+    `device`. What ours does not offer, and classes that the program derives from PyG's, are left to PyG. The logger
+    `pyg_direct` says what was replaced and what was left, and why, once. Installing again changes the arguments.
+
+    Args:
+        device: Where to sample and where batches are; None is the current GPU if there is one, else the CPU; `"data"`
+            is where the data of each loader is.
+        placement: See `NeighborLoader`.
+        feature_cache: See `NeighborLoader`.
+        seed: See `NeighborLoader`.
+        verbose: Whether every kind of loader made is told.
+
+    Raises:
+        ArgumentError: `placement` is not one of those that a loader takes.
+        DeviceError: `device` is a GPU that is not there.
+    """
+    if placement not in PLACEMENTS:
+        raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
+    place = device if device is None or device == "data" else resolve_device(device)
+    uninstall()
+    options = {"device": place, "placement": placement, "feature_cache": feature_cache, "seed": seed}
+    for entry in REPLACEMENTS:
+        original = getattr(importlib.import_module(entry.module), entry.name)
+        stand_in = make_stand_in(original, entry.ours, options, verbose)
+        for module, name in list(_find_names(entry, original)):
+            _BOUND.append((module, name, original))
+            setattr(module, name, stand_in)
+    names = ", ".join(_path(entry) for entry in REPLACEMENTS)
+    announce(f"replaced {names} of PyG; left to PyG, as there are none of ours: {', '.join(LEFT)}")
+
+
+def uninstall() -> None:
+    """Bind PyG's names to PyG's classes again; loaders that were made stay as they are."""
+    while _BOUND:
+        module, name, original = _BOUND.pop()
+        setattr(module, name, original)
+
+
+def _find_names(entry: Replacement, original: type) -> Iterator[tuple[Any, str]]:
+    """Modules and names that hold PyG's class: those of PyG that the table lists, and all that are not PyG's."""
+    homes = {entry.module, *entry.also}
+    for key, module in list(sys.modules.items()):
+        room = key.partition(".")[0]
+        if key in homes if room == "torch_geometric" else room != __package__.partition(".")[0]:
+            names = getattr(module, "__dict__", {})
+            yield from ((module, name) for name, value in list(names.items()) if value is original)
+
+
+def _path(entry: Replacement) -> str:
+    """The name as programs import it, such as `loader.NeighborLoader`."""
+    return f"{entry.module.split('.')[1]}.{entry.name}"

@@ -1,0 +1,99 @@
+"""A class that stands where one of PyG's stood: it makes ours, or PyG's own for what ours does not offer."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from abc import ABCMeta
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from pyg_direct.errors import LoaderWarning
+from pyg_direct.loader.placement import announce
+from pyg_direct.noedit.ids import show_ids
+
+
+class StandIn(ABCMeta):
+    """Type of the classes that stand in; of their subclasses too, which stay PyG's.
+
+    PyG's samplers are abstract classes.
+
+    Attributes:
+        original: PyG's class.
+        ours: The class that is made instead.
+        options: Arguments that ours takes beyond PyG's, for every object.
+        verbose: Whether every object made is told.
+    """
+
+    original: type
+    ours: type
+    options: Mapping[str, Any]
+    verbose: bool
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An object of ours; of PyG's where ours raises `NotImplementedError`, which is told once."""
+        if "original" not in vars(cls):
+            announce(f"{cls.__name__} left to PyG: it is a class of the program, derived from PyG's")
+            return super().__call__(*args, **kwargs)
+        try:
+            made = _make(cls, args, kwargs)
+        except NotImplementedError as error:
+            announce(f"{cls.__name__} left to PyG: {error}")
+            return cls.original(*args, **kwargs)
+        if cls.verbose:
+            where = getattr(made, "device", None)
+            announce(f"{cls.__name__} of {cls.ours.__module__}" + (f" on {where}" if where is not None else ""))
+        return made
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if "original" not in vars(cls):
+            return super().__instancecheck__(instance)
+        return isinstance(instance, (cls.original, cls.ours))
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        if "original" not in vars(cls):
+            return super().__subclasscheck__(subclass)
+        return issubclass(subclass, (cls.original, cls.ours))
+
+
+def make_stand_in(original: type, ours: type, options: Mapping[str, Any], verbose: bool) -> StandIn:
+    """A class to put in the place of `original`, that answers for it: name, signature, documentation, subclasses.
+
+    Args:
+        original: PyG's class.
+        ours: Takes the arguments of `original` and those of `options` that its signature names.
+        options: Arguments beyond PyG's; `device="data"` is the device where the data is.
+        verbose: Whether every object made is told.
+    """
+    taken = inspect.signature(ours).parameters
+    known = {name: value for name, value in options.items() if name in taken and value is not None}
+    body = {"__doc__": original.__doc__, "__module__": original.__module__, "__qualname__": original.__qualname__,
+            "__signature__": inspect.signature(original), "original": original, "ours": ours, "options": known,
+            "verbose": verbose}  # fmt: skip
+    return StandIn(original.__name__, (original,), body)
+
+
+def _make(cls: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    bound = inspect.signature(cls).bind(*args, **kwargs)
+    arguments = {**bound.arguments, **bound.arguments.get("kwargs", {})}
+    arguments.pop("kwargs", None)
+    options = dict(cls.options)
+    if options.get("device") == "data":
+        is_on_gpu = getattr(next(iter(arguments.values())), "is_cuda", False)
+        # A method of `SparseTensor`, a property of the others.
+        options["device"] = "cuda" if (is_on_gpu() if callable(is_on_gpu) else is_on_gpu) else "cpu"
+    if "transform" in inspect.signature(cls.ours).parameters:
+        arguments["transform"] = partial(_transform, arguments.get("transform"))
+    with warnings.catch_warnings():
+        # A program of PyG's asks for workers as a matter of course.
+        warnings.simplefilter("ignore", LoaderWarning)
+        return cls.ours(**arguments, **{name: value for name, value in options.items() if name not in arguments})
+
+
+def _transform(transform: Callable[[Any], Any] | None, *batch: Any) -> Any:
+    """The batch as PyG would hand it over, then the program's own transform; the old sampler's comes in three."""
+    shown = show_ids(batch[0] if len(batch) == 1 else batch)
+    if transform is None:
+        return shown
+    return transform(shown) if len(batch) == 1 else transform(*shown)

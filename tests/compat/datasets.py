@@ -1,0 +1,80 @@
+"""Generated graphs put where PyG's data set classes look for theirs, for programs that would download them.
+
+`python -m tests.compat.datasets NAME ROOT [SCALE]`, NAME one of `reddit`, `cora`, `mag`, ROOT what the program gives
+the class.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch_geometric.data import HeteroData
+from torch_geometric.datasets import OGB_MAG, Planetoid, Reddit
+
+from pyg_direct.datasets import synthetic_graph
+
+
+def make_reddit(scale=1.0):
+    """A graph of Reddit's shape: 232,965 nodes of 41 classes with 602 features."""
+    return synthetic_graph("reddit", scale=scale).to_data()
+
+
+def make_cora(scale=1.0):
+    """A graph of Cora's shape, with 140 training nodes."""
+    return synthetic_graph("reddit", num_nodes=int(2708 * scale), num_edges=int(5278 * scale) * 2, num_features=1433,
+                           num_classes=7).to_data()  # fmt: skip
+
+
+def make_mag(scale=1.0):
+    """A graph of ogbn-mag's shape: four types and relations; papers cite within classes, as do fields and authors."""
+    random = torch.Generator().manual_seed(0)
+    sizes = {"paper": 736_389, "author": 1_134_649, "institution": 8_740, "field_of_study": 59_965}
+    relations = {("author", "affiliated_with", "institution"): 1_043_998, ("author", "writes", "paper"): 7_145_660,
+                 ("paper", "cites", "paper"): 5_416_271,
+                 ("paper", "has_topic", "field_of_study"): 7_505_078}  # fmt: skip
+    num_classes, num_features = max(4, int(349 * scale)), 128
+    data, classes = HeteroData(), {}
+    centers = torch.randn(num_classes, num_features, generator=random)
+    for name, size in sizes.items():
+        num_nodes = max(num_classes, int(size * scale))
+        classes[name] = torch.randint(num_classes, (num_nodes,), generator=random)
+        data[name].x = 0.5 * centers[classes[name]] + torch.randn(num_nodes, num_features, generator=random)
+    for (source, relation, target), num_edges in relations.items():
+        sources = torch.randint(len(classes[source]), (max(1, int(num_edges * scale)),), generator=random)
+        # Half of the edges stay in the class of their source, the others go anywhere.
+        order = classes[target].argsort()
+        first = torch.searchsorted(classes[target][order], torch.arange(num_classes + 1))
+        start, size = first[classes[source][sources]], first.diff()[classes[source][sources]]
+        within = order[start + (torch.rand(len(sources), generator=random) * size).long().clamp(max=len(order) - 1)]
+        anywhere = torch.randint(len(order), (len(sources),), generator=random)
+        stays = (torch.rand(len(sources), generator=random) < 0.5) & (size > 0)
+        data[source, relation, target].edge_index = torch.stack([sources, torch.where(stays, within, anywhere)])
+    paper = data["paper"]
+    paper.y = classes["paper"]
+    split = torch.rand(paper.num_nodes, generator=random)
+    paper.train_mask, paper.val_mask, paper.test_mask = split < 0.85, (split >= 0.85) & (split < 0.94), split >= 0.94
+    return data
+
+
+CLASSES = {
+    "reddit": (Reddit, make_reddit, {}),
+    "cora": (Planetoid, make_cora, {"name": "Cora", "split": "public"}),
+    "mag": (OGB_MAG, make_mag, {"preprocess": "metapath2vec"}),
+}
+
+
+def write(name, root, scale=1.0):
+    """Write the processed file that the data set class `name` loads from `root`, and empty raw files beside it."""
+    cls, make, attributes = CLASSES[name]
+    # Not made by its constructor, which would download.
+    dataset = cls.__new__(cls)
+    dataset.__dict__.update(attributes, root=str(root))
+    for path in [*dataset.raw_paths, *dataset.processed_paths]:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    for path in dataset.raw_paths:
+        Path(path).touch()
+    cls.save([make(scale)], dataset.processed_paths[0])
+
+
+if __name__ == "__main__":
+    write(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 1.0)

@@ -1,0 +1,137 @@
+"""PyG's own tests of loaders and samplers, run with ours in their place and counted.
+
+`python -m tests.compat.suite PATH` runs them, PATH being the folder `test` of a checkout of PyG at the tag of the
+installed release, says what is not expected, and writes the counts to `tests/compat/counts.md`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+EXPECTED = HERE / "expected.txt"
+COUNTS = HERE / "counts.md"
+
+# Files, and the part of their tests that loaders concern (as pytest's -k has it).
+FILES = {
+    "loader/test_neighbor_loader.py": "",
+    "loader/test_link_neighbor_loader.py": "",
+    "loader/test_neighbor_sampler.py": "",
+    "loader/test_zip_loader.py": "",
+    "loader/test_imbalanced_sampler.py": "",
+    "loader/test_mixin.py": "",
+    "loader/test_cache.py": "",
+    "loader/test_prefetch.py": "",
+    "loader/test_utils.py": "",
+    "loader/test_hgt_loader.py": "",
+    "loader/test_shadow.py": "",
+    "sampler/test_sampler_base.py": "",
+    "sampler/test_sampler_neighbor_sampler.py": "",
+    "utils/test_trim_to_layer.py": "",
+    "nn/models/test_basic_gnn.py": "inference or trim or loader",
+    "data/lightning/test_datamodule.py": "",
+}
+
+
+class Result(NamedTuple):
+    """What came of one of PyG's tests."""
+
+    test: str
+    outcome: str
+    reason: str
+
+    @property
+    def file(self) -> str:
+        """Its file, below the folder of tests."""
+        return self.test.partition("::")[0].removeprefix("test/")
+
+
+def run(tests: Path, files: dict[str, str] = FILES, timeout: float = 1500) -> list[Result]:
+    """Run PyG's tests in processes of their own, one for each choice of tests.
+
+    Raises:
+        FileNotFoundError: `tests` is not a folder with PyG's tests.
+    """
+    if not (tests / "loader").is_dir():
+        raise FileNotFoundError(f"{tests} must be the folder `test` of a checkout of PyG, with `loader` in it")
+    results = []
+    for choice in sorted(set(files.values())):
+        chosen = [str(tests / file) for file, part in files.items() if part == choice and (tests / file).exists()]
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "results.jsonl"
+            path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+            command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "tests.compat.plugin",
+                       "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir", str(tests.parent), *chosen]  # fmt: skip
+            done = subprocess.run(command + (["-k", choice] if choice else []), cwd=tests.parent, timeout=timeout,
+                                  env={**os.environ, "FULL_TEST": "1", "PYTHONPATH": path, "COMPAT_RESULTS": str(written)},
+                                  capture_output=True, text=True)  # fmt: skip
+            if not written.exists():
+                raise RuntimeError(f"PyG's tests did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+            results += [Result(*json.loads(line)) for line in written.read_text().splitlines()]
+    return results
+
+
+def find_unexpected(results: list[Result], expected: str) -> tuple[list[Result], list[str]]:
+    """Failures and skips that no line of `expected` names, and lines that name none.
+
+    A line is `outcome | test (glob) | why`.
+    """
+    lines = [line for line in expected.splitlines() if line and not line.startswith("#")]
+    rules = [[part.strip() for part in line.split("|", 2)] for line in lines]
+    used, unexpected = set(), []
+    for result in results:
+        if result.outcome == "passed":
+            continue
+        fitting = [i for i, (outcome, test, _) in enumerate(rules)
+                   if outcome == result.outcome and fnmatch(result.test, test)]  # fmt: skip
+        used |= set(fitting)
+        if not fitting:
+            unexpected.append(result)
+    return unexpected, [line for i, line in enumerate(lines) if i not in used]
+
+
+def tabulate(results: list[Result]) -> str:
+    """Counts by file, and each failure and skip with its reason, in Markdown."""
+    counts = {}
+    for result in results:
+        counts.setdefault(result.file, Counter())[result.outcome] += 1
+    rows = [*sorted(counts.items()), ("all", sum(counts.values(), Counter()))]
+    lines = ["| file | passed | failed | skipped |", "| --- | ---: | ---: | ---: |"]
+    lines += [f"| {file} | {count['passed']} | {count['failed']} | {count['skipped']} |" for file, count in rows]
+    others = Counter((r.outcome, r.test.split("[")[0].removeprefix("test/"), r.reason) for r in results
+                     if r.outcome != "passed")  # fmt: skip
+    lines += ["", "| outcome | test | cases | reason |", "| --- | --- | ---: | --- |"]
+    for (outcome, test, reason), number in sorted(others.items()):
+        shown = reason.replace("|", "\\|")[:160]
+        lines.append(f"| {outcome} | {test} | {number} | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(tests: Path) -> int:
+    """Run, write the counts, say what was not expected."""
+    import torch
+    import torch_geometric
+
+    results = run(tests)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    head = (f"# PyG's own tests with our loaders in the place of PyG's\n\nPyG {torch_geometric.__version__}, torch "
+            f"{torch.__version__}, {device}; `python -m tests.compat.suite PATH`.\n\n")  # fmt: skip
+    COUNTS.write_text(head + tabulate(results))
+    unexpected, unused = find_unexpected(results, EXPECTED.read_text())
+    print(Counter(result.outcome for result in results))
+    for result in unexpected:
+        print("not expected:", *result)
+    for line in unused:
+        print("expected in vain:", line)
+    return int(bool(unexpected or unused))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).resolve()))

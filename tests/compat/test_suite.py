@@ -1,0 +1,72 @@
+"""PyG's own tests pass with our loaders in the place of PyG's, but for those listed."""
+
+import os
+from pathlib import Path
+
+import pytest
+from torch_geometric.datasets import Planetoid
+
+from tests.compat import datasets
+from tests.compat.suite import EXPECTED, Result, find_unexpected, run, tabulate
+
+RESULTS = [
+    Result("test/loader/test_a.py::test_one[1]", "passed", ""),
+    Result("test/loader/test_a.py::test_one[2]", "failed", "why | not"),
+    Result("test/loader/test_b.py::test_two", "skipped", "no GPU"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_pygs_own_tests_pass_but_for_those_listed():
+    if "PYG_TESTS" not in os.environ:
+        pytest.skip("needs PYG_TESTS, the folder of PyG's tests; tests/loader holds ours of the same contracts")
+
+    results = run(Path(os.environ["PYG_TESTS"]).resolve())
+
+    assert find_unexpected(results, EXPECTED.read_text())[0] == []
+    assert sum(result.outcome == "passed" for result in results) >= 130
+
+
+def test_what_is_not_listed_is_found():
+    unexpected, unused = find_unexpected(RESULTS, "# why\nfailed | */test_a.py::* | known\nfailed | */test_b* | no\n")
+
+    assert unexpected == [RESULTS[2]]
+    assert unused == ["failed | */test_b* | no"]
+
+
+def test_counts_are_by_file_and_reasons_by_test():
+    lines = tabulate(RESULTS).splitlines()
+
+    assert "| loader/test_a.py | 1 | 1 | 0 |" in lines
+    assert "| all | 1 | 1 | 1 |" in lines
+    assert "| failed | loader/test_a.py::test_one | 1 | why \\| not |" in lines
+
+
+def test_every_expected_line_has_a_reason():
+    lines = [line.split("|") for line in EXPECTED.read_text().splitlines() if line and not line.startswith("#")]
+
+    assert {line[0].strip() for line in lines} == {"failed", "skipped"}
+    assert all(len(line) == 3 and line[2].strip() for line in lines)
+
+
+def test_a_folder_without_pygs_tests_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="must be the folder `test`"):
+        run(tmp_path)
+
+
+def test_a_generated_graph_is_found_by_pygs_data_set(tmp_path):
+    datasets.write("cora", tmp_path, 0.1)
+
+    data = Planetoid(str(tmp_path), "Cora")[0]
+
+    assert (data.num_nodes, data.num_features) == (270, 1433)
+    assert int(data.train_mask.sum()) > 0
+
+
+def test_types_of_a_generated_graph_are_those_of_mag():
+    data = datasets.make_mag(0.001)
+
+    data.validate()
+    assert set(data.node_types) == {"paper", "author", "institution", "field_of_study"}
+    assert len(data.edge_types) == 4

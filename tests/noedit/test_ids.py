@@ -1,0 +1,93 @@
+"""Ids of a batch are on the host when a program reads them, and stay on the device until then."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from pyg_direct.noedit.ids import show_ids
+
+# What is read moves there, which a machine without a GPU can tell.
+ELSEWHERE = torch.device("meta")
+
+
+def make_batch():
+    return Data(x=torch.randn(3, 2), n_id=torch.tensor([4, 7, 9]), e_id=torch.tensor([1]), input_id=torch.tensor([0]))
+
+
+def test_ids_are_found_where_they_are_wanted():
+    batch = show_ids(make_batch(), ELSEWHERE)
+
+    assert [batch.n_id.device, batch["e_id"].device, batch.input_id.device] == [ELSEWHERE] * 3
+    assert batch.x.device.type == "cpu"
+
+
+def test_ids_that_are_not_read_stay():
+    batch = show_ids(make_batch(), ELSEWHERE)
+
+    assert batch.to_dict()["n_id"].tolist() == [4, 7, 9]
+
+
+def test_a_batch_that_the_program_moves_has_its_ids_where_it_was_moved():
+    batch = show_ids(make_batch(), ELSEWHERE).to("cpu")
+
+    assert batch.n_id.tolist() == [4, 7, 9]
+    assert batch.num_nodes == 3
+
+
+def test_moving_edges_alone_leaves_ids_to_be_shown():
+    batch = show_ids(make_batch(), ELSEWHERE).to("cpu", "x")
+
+    assert batch.n_id.device == ELSEWHERE
+
+
+def test_a_new_value_is_the_programs():
+    batch = show_ids(make_batch(), ELSEWHERE)
+
+    batch.n_id = torch.tensor([1, 2, 3])
+
+    assert batch.n_id.tolist() == [1, 2, 3]
+
+
+def test_reading_a_copy_leaves_the_first():
+    batch = show_ids(make_batch(), ELSEWHERE)
+    other = copy.copy(batch)
+
+    assert other.n_id.device == ELSEWHERE
+    assert batch.to_dict()["n_id"].tolist() == [4, 7, 9]
+    assert batch.n_id.device == ELSEWHERE
+
+
+def test_every_type_has_its_ids_shown():
+    batch = HeteroData()
+    batch["user"].n_id = torch.tensor([3])
+    batch["user", "likes", "item"].e_id = torch.tensor([5])
+
+    show_ids(batch, ELSEWHERE)
+
+    assert batch["user"].n_id.device == batch["user", "item"].e_id.device == ELSEWHERE
+    assert batch.n_id_dict["user"].device == ELSEWHERE
+
+
+def test_a_batch_can_be_sent_to_another_process():
+    batch = pickle.loads(pickle.dumps(show_ids(make_batch(), ELSEWHERE)))
+
+    assert batch.x.shape == (3, 2)
+    assert batch.n_id.device == ELSEWHERE
+
+
+def test_the_old_samplers_ids_are_shown_too():
+    batch_size, n_id, adjs = show_ids((2, torch.tensor([4, 7]), "adjs"), ELSEWHERE)
+
+    assert (batch_size, n_id.device, adjs) == (2, ELSEWHERE, "adjs")
+
+
+@pytest.mark.gpu
+def test_ids_of_a_batch_on_the_gpu_index_tensors_on_the_host():
+    batch = show_ids(make_batch().to("cuda"))
+
+    assert torch.arange(10)[batch.n_id].tolist() == [4, 7, 9]
+    assert batch.x.is_cuda
+    assert batch.to("cuda").input_id.is_cuda

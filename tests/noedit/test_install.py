@@ -1,0 +1,221 @@
+"""PyG's names make our loaders, and PyG's own for what ours does not offer."""
+
+import copy
+import logging
+import sys
+import types
+
+import pytest
+import torch
+import torch_geometric
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import neighbor_loader
+from torch_geometric.nn import GraphSAGE
+
+import pyg_direct
+from pyg_direct.loader import placement
+from pyg_direct.noedit.table import REPLACEMENTS
+from tests.graphs import make_random_graph
+
+PYG = {(entry.module, entry.name): getattr(sys.modules[entry.module], entry.name) for entry in REPLACEMENTS}
+GRAPH = make_random_graph(70, 600)
+
+
+@pytest.fixture
+def _installed():
+    pyg_direct.install(device="cpu")
+    yield
+    pyg_direct.uninstall()
+
+
+@pytest.fixture
+def said(caplog, monkeypatch):
+    """What the logger said, each line once for a test."""
+    monkeypatch.setattr(placement, "_SAID", set())
+    caplog.set_level(logging.INFO, "pyg_direct")
+    return caplog
+
+
+def make_data():
+    return Data(x=torch.randn(70, 3), y=torch.arange(70), edge_index=GRAPH.edge_index)
+
+
+def make_hetero_data():
+    data = HeteroData()
+    data["a"].x, data["b"].x = torch.randn(70, 3), torch.randn(70, 3)
+    data["a", "to", "b"].edge_index = data["b", "back", "a"].edge_index = GRAPH.edge_index
+    return data
+
+
+@pytest.mark.usefixtures("_installed")
+def test_pygs_name_makes_ours():
+    loader = torch_geometric.loader.NeighborLoader(make_data(), [3, 2], batch_size=8, seed=1)
+
+    expected = pyg_direct.NeighborLoader(make_data(), [3, 2], batch_size=8, seed=1, device="cpu")
+
+    assert type(loader) is pyg_direct.NeighborLoader
+    assert [batch.n_id.tolist() for batch in loader] == [batch.n_id.tolist() for batch in expected]
+
+
+@pytest.mark.usefixtures("_installed")
+def test_every_name_of_the_table_makes_ours():
+    loader, sampler = torch_geometric.loader, torch_geometric.sampler
+    data = make_data()
+    made = [
+        loader.LinkNeighborLoader(data, [2], batch_size=4, neg_sampling="binary"),
+        loader.NodeLoader(data, sampler.NeighborSampler(data, [2]), batch_size=4),
+        loader.LinkLoader(data, sampler.NeighborSampler(data, [2]), batch_size=4),
+        loader.NeighborSampler(data.edge_index, [2], batch_size=4),
+    ]
+
+    rooms = {type(thing).__module__.partition(".")[0] for thing in [*made, sampler.NeighborSampler(data, [2])]}
+
+    assert rooms == {"pyg_direct"}
+    assert all(next(iter(thing)) is not None for thing in made)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_classes_of_both_answer_to_the_name():
+    name = torch_geometric.loader.NeighborLoader
+    loader = name(make_data(), [2])
+
+    assert isinstance(loader, name)
+    assert isinstance(loader, PYG["torch_geometric.loader.neighbor_loader", "NeighborLoader"])
+    assert issubclass(PYG["torch_geometric.loader.neighbor_loader", "NeighborLoader"], name)
+    assert not isinstance(make_data(), name)
+
+
+def test_names_that_a_program_imported_before_are_replaced_and_given_back():
+    program = types.ModuleType("program")
+    original = program.Loader = neighbor_loader.NeighborLoader
+    sys.modules["program"] = program
+    try:
+        pyg_direct.install(device="cpu")
+        pyg_direct.install(device="cpu")
+        replaced = program.Loader, torch_geometric.loader.NeighborLoader, neighbor_loader.NeighborLoader
+        pyg_direct.uninstall()
+        restored = program.Loader, torch_geometric.loader.NeighborLoader, neighbor_loader.NeighborLoader
+    finally:
+        del sys.modules["program"]
+
+    assert original not in replaced
+    assert len(set(replaced)) == 1
+    assert set(restored) == {original}
+
+
+def test_uninstall_gives_every_name_back():
+    pyg_direct.install(device="cpu")
+    pyg_direct.uninstall()
+
+    assert {key: getattr(sys.modules[key[0]], key[1]) for key in PYG} == PYG
+
+
+def test_what_is_replaced_and_left_is_said_once(said):
+    pyg_direct.install(device="cpu")
+    pyg_direct.install(device="cpu")
+    pyg_direct.uninstall()
+
+    assert len(said.messages) == 1
+    assert "loader.NeighborLoader" in said.messages[0]
+    assert "HGTLoader" in said.messages[0]
+
+
+@pytest.mark.usefixtures("_installed")
+def test_what_ours_does_not_offer_is_left_to_pyg_with_a_word(said, monkeypatch):
+    def refuse(self, *args, **kwargs):
+        raise NotImplementedError("replace=True is not offered")
+
+    monkeypatch.setattr(pyg_direct.NeighborLoader, "__init__", refuse)
+    # With a sampler of its own PyG's loader needs none of its libraries.
+    options = {"num_neighbors": [2], "neighbor_sampler": torch_geometric.sampler.NeighborSampler(make_data(), [2])}
+    loaders = [torch_geometric.loader.NeighborLoader(make_data(), **options) for _ in range(2)]
+
+    assert {type(loader) for loader in loaders} == {PYG["torch_geometric.loader.neighbor_loader", "NeighborLoader"]}
+    assert isinstance(loaders[0], torch_geometric.loader.NeighborLoader)
+    assert said.messages == ["NeighborLoader left to PyG: replace=True is not offered"]
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_class_of_the_program_is_left_to_pyg(said):
+    class Mine(torch_geometric.loader.NeighborLoader):
+        pass
+
+    sampler = torch_geometric.sampler.NeighborSampler(make_data(), [2])
+    loader = Mine(make_data(), [2], neighbor_sampler=sampler)
+
+    assert type(loader) is Mine
+    assert isinstance(loader, torch_geometric.loader.NeighborLoader)
+    assert len(said.messages) == 1
+    assert said.messages[0].startswith("Mine left to PyG")
+
+
+@pytest.mark.usefixtures("_installed")
+def test_bad_arguments_are_refused_as_ours_are():
+    with pytest.raises(pyg_direct.errors.ArgumentError, match="num_neighbors"):
+        torch_geometric.loader.NeighborLoader(make_data(), [-3])
+
+
+@pytest.mark.usefixtures("_installed")
+def test_workers_are_no_matter():
+    loader = torch_geometric.loader.NeighborLoader(make_data(), [2], batch_size=35, num_workers=4,
+                                                   persistent_workers=True)  # fmt: skip
+
+    with loader.enable_cpu_affinity([0]), loader.enable_multithreading(1):
+        assert len(list(loader)) == 2
+
+
+@pytest.mark.usefixtures("_installed")
+def test_the_programs_transform_sees_ids_and_has_the_last_word():
+    def transform(batch):
+        batch.rows = torch.arange(70)[batch.n_id]
+        return batch
+
+    loader = torch_geometric.loader.NeighborLoader(make_data(), [2], batch_size=35, transform=transform)
+
+    assert all(torch.equal(batch.rows, batch.y) for batch in loader)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_inference_by_layers_runs_as_it_is():
+    data, model = make_data(), GraphSAGE(3, 8, 2).eval()
+
+    got = model.inference(torch_geometric.loader.NeighborLoader(data, [-1], batch_size=16))
+
+    assert torch.allclose(got, model(data.x, data.edge_index), atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_on_the_gpu_ids_index_tensors_on_the_host():
+    pyg_direct.install()
+    try:
+        data, model = make_data(), GraphSAGE(3, 8, 2).eval()
+        x = data.x.clone()
+        loader = torch_geometric.loader.NeighborLoader(data, [-1], batch_size=16)
+        batch = next(iter(loader))
+        got = model.cuda().inference(loader, device="cuda")
+    finally:
+        pyg_direct.uninstall()
+
+    assert batch.x.is_cuda
+    assert torch.equal(x[batch.n_id], batch.x.cpu())
+    assert torch.allclose(got, model.cpu()(x, GRAPH.edge_index), atol=1e-4)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_samplers_are_copied_and_changed_as_lightning_does():
+    data = make_hetero_data()
+    sampler = torch_geometric.sampler.NeighborSampler(data, [2], share_memory=False)
+    other = copy.copy(sampler)
+
+    other.num_neighbors = [-1]
+    loaders = [torch_geometric.loader.NodeLoader(data, each, ("a", None), batch_size=70) for each in (sampler, other)]
+    counts = [next(iter(loader))["b", "back", "a"].edge_index.shape[1] for loader in loaders]
+
+    assert counts[0] < counts[1] == 600
+
+
+def test_a_place_that_there_is_not_is_refused_and_nothing_replaced():
+    with pytest.raises(pyg_direct.errors.ArgumentError, match="placement must be one of"):
+        pyg_direct.install(placement="nowhere")
+
+    assert {key: getattr(sys.modules[key[0]], key[1]) for key in PYG} == PYG

@@ -1,0 +1,69 @@
+"""`python -m pyg_direct run` runs a program as it is."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import pathlib, sys
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
+import beside
+
+class Batches:
+    pass
+
+assert sys.modules["__main__"].Batches is Batches and __name__ == "__main__" and __file__ == sys.argv[0]
+data = Data(x=torch.randn(9, 2), edge_index=torch.tensor([[0, 1, 2], [1, 2, 3]]))
+loader = NeighborLoader(data, [2], batch_size=3)
+batch = next(iter(loader)).to("cpu")
+print(type(loader).__module__, batch.batch_size, beside.NAME, sys.argv[1:])
+sys.exit(3)
+"""
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-m", "pyg_direct", *map(str, arguments)], capture_output=True, text=True)
+
+
+@pytest.fixture
+def program(tmp_path):
+    (tmp_path / "beside.py").write_text("NAME = 'beside'\n")
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_a_program_sees_its_own_arguments_and_makes_our_loaders(program):
+    done = run("run", "--device", "cpu", program, "--device", "3", "-v", "x")
+
+    assert done.stdout == "pyg_direct.loader.neighbor 3 beside ['--device', '3', '-v', 'x']\n", done.stderr
+    assert done.stderr.count("pyg_direct: ") == 1
+    assert done.returncode == 3
+
+
+def test_every_loader_is_told_when_asked(program):
+    done = run("run", "--verbose", "--device", "cpu", program)
+
+    assert "pyg_direct: NeighborLoader of pyg_direct.loader.neighbor on cpu\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(["--placement", "nowhere"], "placement"), (["--device", "tpu"], "device"), (["--speed", "9"], "speed")],
+)
+def test_bad_options_are_told_before_the_program_starts(program, arguments, word):
+    done = run("run", *arguments, program)
+
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_program_that_is_not_there_is_told(tmp_path):
+    done = run("run", tmp_path / "nothing.py")
+
+    assert done.returncode == 2
+    assert "nothing.py" in done.stderr
