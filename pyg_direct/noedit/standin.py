@@ -15,9 +15,7 @@ from pyg_direct.noedit.ids import show_ids
 
 
 class StandIn(ABCMeta):
-    """Type of the classes that stand in; of their subclasses too, which stay PyG's.
-
-    PyG's samplers are abstract classes.
+    """Type of the classes that stand in, some of them abstract; of their subclasses too, which stay PyG's.
 
     Attributes:
         original: PyG's class.

@@ -20,18 +20,23 @@ def make_reddit(scale=1.0):
 
 
 def make_cora(scale=1.0):
-    """A graph of Cora's shape, with 140 training nodes."""
-    return synthetic_graph("reddit", num_nodes=int(2708 * scale), num_edges=int(5278 * scale) * 2, num_features=1433,
+    """A graph of Cora's shape; features are 0 and 1, as programs scale rows to a sum of one."""
+    data = synthetic_graph("reddit", num_nodes=int(2708 * scale), num_edges=int(5278 * scale) * 2, num_features=1433,
                            num_classes=7).to_data()  # fmt: skip
+    data.x = (data.x > 1).float()
+    return data
 
 
 def make_mag(scale=1.0):
     """A graph of ogbn-mag's shape: four types and relations; papers cite within classes, as do fields and authors."""
     random = torch.Generator().manual_seed(0)
     sizes = {"paper": 736_389, "author": 1_134_649, "institution": 8_740, "field_of_study": 59_965}
-    relations = {("author", "affiliated_with", "institution"): 1_043_998, ("author", "writes", "paper"): 7_145_660,
-                 ("paper", "cites", "paper"): 5_416_271,
-                 ("paper", "has_topic", "field_of_study"): 7_505_078}  # fmt: skip
+    relations = {
+        ("author", "affiliated_with", "institution"): 1_043_998,
+        ("author", "writes", "paper"): 7_145_660,
+        ("paper", "cites", "paper"): 5_416_271,
+        ("paper", "has_topic", "field_of_study"): 7_505_078,
+    }
     num_classes, num_features = max(4, int(349 * scale)), 128
     data, classes = HeteroData(), {}
     centers = torch.randn(num_classes, num_features, generator=random)

@@ -1,4 +1,4 @@
-"""A pytest plugin for PyG's own tests: our loaders in the place of PyG's, what these need present, results noted.
+"""A pytest plugin for PyG's own tests: our loaders in the place of PyG's, and results written down.
 
 Loaded by `-p tests.compat.plugin` before the tests import anything; COMPAT_RESULTS names the file of results, a JSON
 list a line: test id, outcome, reason.

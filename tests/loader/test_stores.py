@@ -199,7 +199,7 @@ def test_all_nodes_of_a_type_may_be_seeds(seeds):
 
 
 def test_a_graph_in_stores_needs_seeds():
-    with pytest.raises(ArgumentTypeError, match="input_nodes must be a node type or .* got None"):
+    with pytest.raises(ArgumentTypeError, match=r"input_nodes must be a node type or .* got None"):
         NeighborLoader(store_graph(make_hetero()), [2], device="cpu")
 
 
