@@ -32,6 +32,7 @@ def test_rows_and_edges_are_those_of_the_graph(real_device, subgraph_type):
         assert batch["paper"].x.device.type == real_device.type
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("subgraph_type", ["directional", "induced"])
 def test_with_all_neighbors_it_is_the_batch_of_pyg(real_device, subgraph_type):
     data = make_hetero()
@@ -176,6 +177,7 @@ def test_edits_between_epochs_take_effect(real_device):
     assert torch.equal(batch["paper"].x.cpu(), data["paper"].x[batch["paper"].n_id.cpu()])
 
 
+@pytest.mark.sparse
 def test_a_sparse_adjacency_gives_one(real_device):
     sparse = pytest.importorskip("torch_sparse")
     data, plain = make_hetero(), make_hetero()

@@ -18,6 +18,7 @@ def name_layers(n_id, adjs):
     return [(sorted(map(tuple, n_id[adj.edge_index].t().tolist())), tuple(adj.size)) for adj in adjs]
 
 
+@pytest.mark.sparse
 def test_layers_are_those_of_pyg_when_all_neighbors_are_taken(real_device):
     options = {"sizes": [-1, -1], "node_idx": torch.arange(0, 70, 9), "batch_size": 4}
 
@@ -42,6 +43,7 @@ def test_one_layer_comes_bare_and_edge_ids_may_stay_away(real_device):
     assert edge_index.shape[0] == 2
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("has_values", [False, True])
 def test_a_sparse_tensor_gives_sparse_tensors(real_device, has_values):
     sparse = pytest.importorskip("torch_sparse")

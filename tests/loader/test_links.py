@@ -26,6 +26,7 @@ def make_links(count=23, num_sources=70, num_targets=70, seed=3):
     return torch.stack(ends)
 
 
+@pytest.mark.sparse
 @pytest.mark.parametrize("shape", [(), (2,)])
 @pytest.mark.parametrize("ratio", [None, 1.0, 0.5, 2.5])
 def test_labels_stand_where_pyg_puts_them(real_device, ratio, shape):

@@ -156,6 +156,7 @@ class TestFeatureStore:
         assert store.remove_tensor(group_name=None, attr_name="x", index=None)
         assert store.get_all_tensor_attrs() == []
 
+    @pytest.mark.sparse
     def test_a_loader_of_pyg_reads_it(self, store):
         data, graph = make_data(), MyGraphStore()
         graph.put_edge_index(tuple(data.edge_index), edge_type=None, layout="coo", size=(70, 70))

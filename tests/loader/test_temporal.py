@@ -120,6 +120,7 @@ def test_induced_batches_have_all_edges_among_their_nodes(real_device, disjoint)
             assert is_repeated or own.numel() == expected.numel()
 
 
+@pytest.mark.sparse
 def test_induced_batches_are_those_of_pyg(real_device):
     data, seeds = make_timed(), torch.tensor([4, 40, 66, 12])
     options = {"input_nodes": seeds, "subgraph_type": "induced", "batch_size": 4}
