@@ -56,7 +56,7 @@ def measure_plan(plan: GpuPlan, batches: list[torch.Tensor], case: str) -> Itera
         wait_for_gpu()
         seconds.append(time.perf_counter() - begin)
         edges.append(sample.edge_counts[-1])
-    (slot,) = plan._slots
+    slot = plan._slots[0]
     assert slot.graph is not None
     floor = replay_seconds(slot.graph.num_nodes)
     empty = f"replay of {slot.graph.num_nodes} empty kernels"

@@ -102,7 +102,9 @@ class TableNumbering(Numbering):
         """Empty the scratch for the next batch."""
         scratch = self._scratch
         for items in self._entered:
-            if runs_on_gpu(items) and items.numel() > 0:
+            if items.numel() == 0:
+                continue
+            if runs_on_gpu(items):
                 run_gpu(kernels.forget_gpu, grid_for(items.numel(), items), items, scratch.seen, scratch.local_of_id)
             else:
                 scratch.seen.numpy()[items.numpy() >> 5] = 0

@@ -196,7 +196,7 @@ class TestOutOfGpuMemory:
         rows = torch.arange(1 << 26).view(1 << 16, -1).float()
         ids = torch.randint(1 << 16, (1000,))
         expected = rows[ids]
-        little_memory(100 << 20)
+        little_memory(140 << 20)
 
         with pytest.warns(PlacementWarning, match="GPU memory ran out for 209715200 bytes"):
             feature = Feature(device_cache_size="200M").from_cpu_tensor(rows)

@@ -319,16 +319,19 @@ def test_graphs_hold_it_forward_and_backward(reduce, width):
         return out, torch.autograd.grad(out.square().sum(), x)[0]
 
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    captured = torch.cuda.CUDAGraph()
+    # All on one stream, as autograd wants it of one leaf.
     with torch.cuda.stream(side):
         step()
+        with torch.cuda.graph(captured, stream=side):
+            held = step()
+        x.data.uniform_()
+        captured.replay()
+        expected = step()
     side.synchronize()
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        held = step()
-    x.data.uniform_()
-    captured.replay()
 
-    assert all(torch.equal(a, b) for a, b in zip(held, step(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(held, expected, strict=True))
 
 
 def test_ids_return_from_offsets(device):
