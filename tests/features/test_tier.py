@@ -1,0 +1,49 @@
+"""Rows that kernels read in place, wherever they lie."""
+
+import pytest
+import torch
+
+from pyg_direct.errors import ArgumentError, ForkedProcessError
+from pyg_direct.features.tier import TableTier
+from pyg_direct.runtime.memory import move
+from tests.features.contract import TierContract, make_rows
+
+
+class TestDeviceTier(TierContract):
+    """Rows in the memory of the device itself."""
+
+    @pytest.fixture
+    def tier_of(self, device):
+        return lambda rows: TableTier(rows.to(device), device.type)
+
+
+@pytest.mark.gpu
+class TestHostTier(TierContract):
+    """Rows in host memory that a GPU reads."""
+
+    @pytest.fixture(params=["unified", "pinned"])
+    def tier_of(self, request):
+        def make(rows):
+            block = move(rows, request.param, "cuda")
+            return TableTier(block.view_on_gpu(rows.dtype, rows.shape), block.placement, block=block, max_blocks=16)
+
+        return make
+
+    def test_rows_are_refused_in_a_forked_child(self, tier_of, monkeypatch):
+        tier = tier_of(make_rows())
+        monkeypatch.setattr(tier._block, "_process", -1)
+
+        with pytest.raises(ForkedProcessError, match="spawn"):
+            self.read(tier, [0])
+
+
+def test_a_strided_table_is_refused():
+    with pytest.raises(ArgumentError, match="table must be contiguous"):
+        TableTier(torch.zeros(4, 6)[:, ::2], "cpu")
+
+
+def test_writing_rows_of_another_shape_is_refused():
+    tier = TableTier(make_rows(), "cpu")
+
+    with pytest.raises(ArgumentError, match=r"rows must be \(2, 5\) of torch.float32 on cpu, got \(2, 4\)"):
+        tier.write(torch.tensor([1, 2]), torch.zeros(2, 4))
