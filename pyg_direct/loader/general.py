@@ -14,6 +14,7 @@ from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.hetero import HeteroAttributes, TypeRanking
+from pyg_direct.loader.order import note_order
 from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.stores import StoreAttributes
@@ -125,6 +126,8 @@ class GeneralLoader(EpochLoader):
         else:
             batch = self._build_homogeneous(out, is_ours)
         _note_sample(batch, out)
+        if is_ours and self._sampler.sample_direction == "forward":
+            note_order(batch, out, self._sampler.max_degree)
         self._place_inputs(batch, out)
         return batch
 

@@ -20,6 +20,7 @@ from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, settle_workers
 from pyg_direct.loader.node import NodeLoader
+from pyg_direct.loader.order import largest_fanout, note_order
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.plain import NodeSampler, check_choices, from_output, is_plain, read_input_nodes, to_output
 from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
@@ -175,6 +176,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         self.input_data.node = check_ids("input_nodes", self.input_data.node, int(data.num_nodes)).long().cpu()
         self._recipe = Recipe(tuple(self.num_neighbors), self.replace, sampling=sampling,
                               layer_dependency=bool(layer_dependency))  # fmt: skip
+        self._max_degree = largest_fanout([self.num_neighbors])
         self._plan: Any = None
         self._plan_topology: Any = None
         self._attributes: Attributes | None = None
@@ -260,8 +262,11 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(to_output(sample, input_id))
             sample, input_id = from_output(out), out.metadata[0]
-        return self._attributes.build(self.data, sample, input_id, checked=self.transform_sampler_output is None,
-                                      shared=shared)  # fmt: skip
+        checked = self.transform_sampler_output is None
+        batch = self._attributes.build(self.data, sample, input_id, checked=checked, shared=shared)
+        if checked:
+            note_order(batch, sample, self._max_degree)
+        return batch
 
     def _is_own(self) -> bool:
         return self.transform_sampler_output is None if self._recipe is not None else super()._is_own()

@@ -24,6 +24,7 @@ from pyg_direct.graph.relation import LINKS, NODES, EdgeType
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.graph import Parts, read_parts
 from pyg_direct.loader.links import Links, NegativeSource
+from pyg_direct.loader.order import largest_fanout
 from pyg_direct.loader.pyg import read_topology
 from pyg_direct.ops.check import check_fanouts, check_ids
 from pyg_direct.runtime.device import resolve_device
@@ -171,6 +172,12 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
     def node_time(self) -> Any:
         """Times of nodes, by type where there are types; None without."""
         return self._opened.parts.node_time
+
+    @property
+    def max_degree(self) -> int | None:
+        """Upper bound of the edges of one relation that a node of a sample has; None where all neighbors are taken."""
+        fanouts = self._fanouts()
+        return largest_fanout(fanouts.values() if isinstance(fanouts, dict) else [fanouts])
 
     @property
     def edge_permutation(self) -> None:

@@ -23,7 +23,8 @@ class SortedEdges(NamedTuple):
     """Edges sorted by target, in the words of `ops.aggregate`.
 
     Attributes:
-        indptr: Offsets of the targets, `[M + 1]` for the M nodes of the batch; those above E count as E.
+        indptr: Offsets of the targets, `[M + 1]` for the M nodes of the batch that edges may lead to; those above E
+            count as E.
         row, target: Source and target of each edge, `[E]`.
         least_sources, least_targets: No edge has a source or a target beyond.
         max_degree: Upper bound of the edges of a target, None where it is not known.
@@ -40,11 +41,13 @@ class SortedEdges(NamedTuple):
 class _Batch:
     """What is known of one `edge_index` and its views; does not keep them alive."""
 
-    def __init__(self, edge_index: Tensor, nodes: list[int], edges: list[int], max_degree: int | None) -> None:
+    def __init__(self, edge_index: Tensor, nodes: list[int], targets: list[int], edges: list[int],
+                 max_degree: int | None) -> None:  # fmt: skip
         # While it is held no other storage gets the address, so that an address tells storages apart.
         self.storage = StorageWeakRef(edge_index.untyped_storage())
         self.version, self.stride, self.dtype = edge_index._version, edge_index.stride(), edge_index.dtype
-        self.nodes, self.edges, self.max_degree = nodes, edges, max_degree
+        # Known after each hop.
+        self.nodes, self.targets, self.edges, self.max_degree = nodes, targets, edges, max_degree
         self._indptr: Tensor | None = None
         self._indptr_edges = -1
         self._transposed: dict[tuple[int, int], Transposed] = {}
@@ -57,12 +60,12 @@ class _Batch:
         hop = next(hop for hop, bound in enumerate(self.edges) if num_edges <= bound)
         row, target = edge_index.unbind(0)
         return SortedEdges(self._find_offsets(target), row, target, self.nodes[hop],
-                           self.nodes[hop - 1] if hop > 0 else 0, self.max_degree)  # fmt: skip
+                           self.targets[hop - 1] if hop > 0 else 0, self.max_degree)  # fmt: skip
 
     def _find_offsets(self, target: Tensor) -> Tensor:
         if self._indptr is not None and self._indptr_edges >= target.numel():
             return self._indptr
-        indptr = compress(target, self.nodes[-1])
+        indptr = compress(target, self.targets[-1])
         # What a graph is captured with is computed when it is replayed.
         if not (target.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._indptr, self._indptr_edges = indptr, target.numel()
@@ -86,23 +89,30 @@ class _Batch:
 
 
 _BATCHES: dict[tuple[int, int], _Batch] = {}
+# Batches known at which those whose edges are gone are looked for.
+_look_at = 1
 
 
 def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sampled_edges: Sequence[int],
-                    max_degree: int | None = None) -> None:  # fmt: skip
+                    max_degree: int | None = None, num_sampled_targets: Sequence[int] | None = None
+                    ) -> None:  # fmt: skip
     """Tell that the edges of a batch are sorted by target, hop after hop, as a loader's are.
 
     Args:
         edge_index: Local (source, target), `[2, E]`; it is neither read nor kept alive.
         num_sampled_nodes: New nodes of each hop, seeds first, as PyG gives them: edges of hop h lead to nodes that
-            were new in hop h - 1, and come from nodes known after hop h.
+            were new in hop h - 1, and come from nodes known after hop h. Those of the source's type, with types.
         num_sampled_edges: Edges of each hop.
         max_degree: Upper bound of the edges of a target; the largest fanout, None where one is -1.
+        num_sampled_targets: New nodes of each hop of the target's type, where that is another than the source's.
 
     Raises:
         ArgumentError: the numbers do not fit the tensor.
     """
-    if len(num_sampled_nodes) != len(num_sampled_edges) + 1 or sum(num_sampled_edges) != edge_index.shape[1]:
+    global _look_at
+    targets = num_sampled_nodes if num_sampled_targets is None else num_sampled_targets
+    hops = len(num_sampled_edges)
+    if len(num_sampled_nodes) != hops + 1 or len(targets) != hops + 1 or sum(num_sampled_edges) != edge_index.shape[1]:
         raise ArgumentError(
             "num_sampled_nodes must have one item more than num_sampled_edges, whose sum must be the "
             f"{edge_index.shape[1]} edges of edge_index, got {list(num_sampled_nodes)} and {list(num_sampled_edges)}"
@@ -110,10 +120,14 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
     # Writes to such a tensor leave no trace.
     if edge_index.is_inference() or (edge_index.shape[1] > 0 and edge_index.stride(1) != 1):
         return
-    for key in [key for key, batch in list(_BATCHES.items()) if batch.storage.expired()]:
-        _BATCHES.pop(key, None)
-    nodes, edges = list(accumulate(num_sampled_nodes)), [0, *accumulate(num_sampled_edges)]
-    _BATCHES[_place_of(edge_index)] = _Batch(edge_index, nodes, edges, max_degree)
+    if len(_BATCHES) >= _look_at:
+        for key in [key for key, batch in list(_BATCHES.items()) if batch.storage.expired()]:
+            _BATCHES.pop(key, None)
+        # As many more may come before the next look, so that it costs each of them the same.
+        _look_at = 2 * len(_BATCHES) + 1
+    nodes = list(accumulate(num_sampled_nodes))
+    ends = nodes if targets is num_sampled_nodes else list(accumulate(targets))
+    _BATCHES[_place_of(edge_index)] = _Batch(edge_index, nodes, ends, [0, *accumulate(num_sampled_edges)], max_degree)
 
 
 def _place_of(edge_index: Tensor) -> tuple[int, int]:

@@ -219,7 +219,6 @@ def test_batches_of_the_loader_are_sorted_and_equal_pyg(device, replace, calls):
     counts = {"num_sampled_nodes_per_hop": nodes, "num_sampled_edges_per_hop": edges}
     own = run(model, batch.x, batch.edge_index, **counts)
 
-    register_sorted(batch.edge_index, nodes, edges)
     accelerate(model)
     got = run(model, batch.x, batch.edge_index, **counts)
 

@@ -1,0 +1,148 @@
+"""Batches whose edges are sorted are known to be: accelerated convolutions need nothing from the user."""
+
+import time
+
+import pytest
+import torch
+from torch_geometric.nn import GraphSAGE, SAGEConv, to_hetero
+
+from pyg_direct import LinkNeighborLoader, NeighborLoader, accelerate
+from pyg_direct.loader import NodeLoader
+from pyg_direct.nn.sorted import find_sorted
+from pyg_direct.sampler import NeighborSampler
+from tests.batches import make_data
+from tests.hetero_data import make_hetero
+
+PAPERS = ("paper", torch.arange(12))
+
+
+def make_times(data):
+    data.time = torch.arange(data.num_nodes)
+    return data
+
+
+def make_weights(data):
+    data.weight = torch.rand(data.num_edges) + 0.1
+    return data
+
+
+SEEDS = {"input_nodes": torch.arange(8)}
+CASES = {
+    "uniform": lambda device: NeighborLoader(make_data(), [3, 2], **SEEDS, batch_size=8, device=device),
+    "with replacement": lambda device: NeighborLoader(make_data(), [3, 2], **SEEDS, replace=True, batch_size=8,
+                                                      device=device),
+    "disjoint": lambda device: NeighborLoader(make_data(), [3, 2], **SEEDS, disjoint=True, batch_size=8,
+                                              device=device),
+    "times": lambda device: NeighborLoader(make_times(make_data()), [3, 2], **SEEDS, time_attr="time", batch_size=8,
+                                           device=device),
+    "weights": lambda device: NeighborLoader(make_weights(make_data()), [3, 2], **SEEDS, weight_attr="weight",
+                                             batch_size=8, device=device),
+    "a sampler": lambda device: NodeLoader(make_data(), NeighborSampler(make_data(), [3, 2], device=device),
+                                           torch.arange(8), batch_size=8, device=device),
+    "links": lambda device: LinkNeighborLoader(make_data(), [3, 2], batch_size=8, neg_sampling="binary",
+                                               exclude_target_edges=True, device=device),
+    "types": lambda device: NeighborLoader(make_hetero(), [3, 2, 2], PAPERS, batch_size=12, device=device),
+    "links of types": lambda device: LinkNeighborLoader(make_hetero(), [3, 2], ("author", "writes", "paper"),
+                                                        batch_size=8, device=device),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_edges_are_known_and_as_told(real_device, case):
+    batch = next(iter(CASES[case](real_device)))
+    found = 0
+
+    for edge_type in getattr(batch, "edge_types", [None]):
+        part = batch if edge_type is None else batch[edge_type]
+        edges = find_sorted(part.edge_index)
+        ends = [batch, batch] if edge_type is None else [batch[edge_type[0]], batch[edge_type[2]]]
+
+        assert bool((edges.target.diff() >= 0).all())
+        assert edges.indptr.numel() == ends[1].num_nodes + 1
+        assert edges.indptr.diff().tolist() == edges.target.bincount(minlength=ends[1].num_nodes).tolist()
+        assert max(edges.indptr.diff().tolist(), default=0) <= edges.max_degree
+        for hops in range(len(part.num_sampled_edges) + 1):
+            count = sum(part.num_sampled_edges[:hops])
+            view = find_sorted(part.edge_index[:, :count])
+            if count:
+                assert int(view.row.max()) < view.least_sources <= sum(ends[0].num_sampled_nodes[: hops + 1])
+                assert int(view.target.max()) < view.least_targets <= sum(ends[1].num_sampled_nodes[:hops])
+        found += edges.row.numel()
+
+    assert found > 0
+
+
+@pytest.mark.parametrize("options", [
+    {"subgraph_type": "induced"}, {"subgraph_type": "bidirectional"},
+    {"transform_sampler_output": lambda out: out}, {"transform": lambda batch: batch.sort()},
+], ids=["induced", "bidirectional", "changed by the user", "sorted by the user"])  # fmt: skip
+def test_other_edges_are_not(real_device, options):
+    loader = NeighborLoader(make_data(), [3, 2], input_nodes=torch.arange(8), batch_size=8, device=real_device,
+                            **options)  # fmt: skip
+
+    assert find_sorted(next(iter(loader)).edge_index) is None
+
+
+def test_where_a_hop_takes_all_neighbors_the_largest_degree_is_not_known(real_device):
+    loader = NeighborLoader(make_data(), [3, -1], input_nodes=torch.arange(8), batch_size=8, device=real_device)
+
+    assert find_sorted(next(iter(loader)).edge_index).max_degree is None
+
+
+def test_models_are_accelerated_without_a_word_of_the_user(real_device):
+    data = make_data()
+    data.x = torch.rand(data.num_nodes, 16)
+    batch = next(iter(NeighborLoader(data, [3, 2], input_nodes=torch.arange(8), batch_size=8, device=real_device)))
+    model = GraphSAGE(16, 8, 2, 4).to(real_device)
+    expected = model(batch.x, batch.edge_index)
+
+    accelerate(model)
+    with torch.profiler.profile() as profile:
+        got = model(batch.x, batch.edge_index)
+
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert any(event.key == "pyg_direct::sum_rows" for event in profile.key_averages())
+
+
+class Layers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = torch.nn.ModuleList([SAGEConv((-1, -1), 16), SAGEConv((-1, -1), 8)])
+
+    def forward(self, x, edge_index):
+        return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index)
+
+
+def test_models_of_types_are_accelerated_too(real_device):
+    data = make_hetero()
+    for kind in data.node_types:
+        data[kind].x = torch.rand(data[kind].num_nodes, 16)
+    batch = next(iter(NeighborLoader(data, [3, 2], PAPERS, batch_size=12, device=real_device)))
+    # No edge leads to `nobody`.
+    metadata = [kind for kind in data.node_types if kind != "nobody"], data.edge_types
+    model = to_hetero(Layers(), metadata).to(real_device)
+    expected = model(batch.x_dict, batch.edge_index_dict)
+
+    accelerated = accelerate(model)
+    with torch.profiler.profile() as profile:
+        got = model(batch.x_dict, batch.edge_index_dict)
+
+    assert len(accelerated.convolutions) == 2 * len(data.edge_types)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    calls = sum(event.count for event in profile.key_averages() if event.key == "pyg_direct::sum_rows")
+    assert calls >= len(data.edge_types)
+
+
+@pytest.mark.slow
+def test_telling_takes_little(real_device):
+    from pyg_direct.loader.order import note_order
+
+    batches = list(NeighborLoader(make_data(), [3, 2], input_nodes=torch.arange(40), batch_size=1, device=real_device))
+
+    begin = time.perf_counter()
+    for batch in batches * 5:
+        note_order(batch, batch, 3)
+    microseconds = (time.perf_counter() - begin) / (5 * len(batches)) * 1e6
+
+    # Next to the 200 us that Python may take for a batch.
+    assert microseconds < 100
