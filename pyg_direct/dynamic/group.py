@@ -1,0 +1,139 @@
+"""A group of consecutive snapshots as one set of matrices: the form it takes and where its weights go.
+
+Groups lie at absolute times: group g of size S is snapshots [g * S, (g + 1) * S), whatever frame asks for them, so
+that frames share their structures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyg_direct.dynamic.operator import Factors
+from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.overlap import EdgeUnion, unite
+from pyg_direct.ops.sliced import SlicedCSR, slice_exclusives, slice_keys, slice_union
+from pyg_direct.ops.snapshots import SnapshotMatrices
+
+GROUP_SIZES = (1, 2, 4, 8)
+FORMS = ("split", "mask")
+VALUE_MODES = ("ones", "shared", "stacked", "move")
+
+
+def stack_weights(union: EdgeUnion, weights: Sequence[Tensor | None]) -> Tensor | None:
+    """Weights of a union's edges in each snapshot, fp32 `[U, S]`, 0 where absent; None where all are ones."""
+    if all(weight is None or bool((weight == 1).all()) for weight in weights):
+        return None
+    columns = []
+    for t, weight in enumerate(weights):
+        has = union.has(t)
+        # Both lists of edges ascend, so that weights come in the order of the edges that are present.
+        columns.append(has.float() if weight is None else weight.new_zeros(has.numel()).masked_scatter_(has, weight))
+    return torch.stack(columns, 1)
+
+
+def find_equal(union: EdgeUnion, stacked: Tensor) -> Tensor:
+    """Which edges weigh the same in every snapshot that has them, bool `[U]`."""
+    bits = torch.arange(union.num_snapshots, device=stacked.device)
+    has = (union.presence.unsqueeze(1) >> bits & 1).bool()
+    largest = stacked.masked_fill(~has, -torch.inf).amax(1)
+    smallest = stacked.masked_fill(~has, torch.inf).amin(1)
+    return largest == smallest
+
+
+def measure_equality(union: EdgeUnion, weights: Sequence[Tensor | None]) -> float:
+    """q: the share of the edges that all snapshots have whose weight is the same in all; 1 without such edges."""
+    stacked = stack_weights(union, weights)
+    shared = union.presence == union.full
+    count = int(shared.sum())
+    if stacked is None or count == 0:
+        return 1.0
+    return int((find_equal(union, stacked) & shared).sum()) / count
+
+
+def choose_values(equality: float, weighted: bool) -> str:
+    """The mode that sends the fewest bytes: stacked weights (4 + 4 S an edge) beat moving unequal edges to the
+    exclusives (8 q + 8 S (1 - q)) just where less than half of them are equal.
+    """
+    if not weighted:
+        return "ones"
+    if equality == 1:
+        return "shared"
+    return "stacked" if equality < 0.5 else "move"
+
+
+def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split", values: str | None = None,
+                union: EdgeUnion | None = None, transpose: str = "auto") -> SnapshotMatrices:  # fmt: skip
+    """The matrices of one group.
+
+    Args:
+        factors: Of each of 1 to 8 snapshots, in order, on one device.
+        num_nodes: N.
+        form: "split" into the overlap and what is exclusive to each snapshot, or the union under a "mask".
+        values: Value mode of shared edges: "ones" (no weights), "shared" (one an edge), "stacked" (one a snapshot),
+            "move" (edges of unequal weights are exclusive). None takes the smallest that is exact.
+        union: Of the keys of `factors`, if it is there already.
+        transpose: As of `SnapshotMatrices`.
+
+    Raises:
+        ArgumentError: no such form or mode, or a mode that cannot hold these weights.
+    """
+    if form not in FORMS:
+        raise ArgumentError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+    if values is not None and values not in VALUE_MODES:
+        raise ArgumentError(f"values must be one of {', '.join(VALUE_MODES)}, got {values!r}")
+    if union is None:
+        union = unite([f.keys for f in factors])
+    stacked = stack_weights(union, [f.weight for f in factors])
+    equal = None if stacked is None else find_equal(union, stacked)
+    shared = union.presence == union.full
+    if equal is None:
+        equality = 1.0
+    else:
+        counted = equal if form == "mask" else equal[shared]
+        equality = float(counted.float().mean()) if counted.numel() else 1.0
+    if values is None:
+        values = choose_values(equality, stacked is not None)
+        values = "stacked" if form == "mask" and values == "move" else values
+    _check_mode(values, form, stacked, equality)
+    pieces: tuple[SlicedCSR, ...]
+    if form == "mask" or union.num_snapshots == 1:
+        weight = stacked
+        if stacked is not None and values in ("shared", "move"):
+            # Absent edges weigh 0, so that the extreme farther from 0 is the one of those present.
+            weight = torch.where(stacked.amax(1) > 0, stacked.amax(1), stacked.amin(1)).unsqueeze(1)
+        pieces = (slice_union(union, num_nodes, weight),)
+    else:
+        if values == "move" and equal is not None:
+            shared = shared & equal
+        weight = None if stacked is None else stacked[shared]
+        if weight is not None and values in ("shared", "move"):
+            weight = weight[:, :1].contiguous()
+        overlap = slice_keys(union.keys[shared], num_nodes, weight, None, union.num_snapshots)
+        rest = ~shared
+        exclusive = slice_exclusives(union.keys[rest], union.presence[rest], num_nodes, union.num_snapshots,
+                                     None if stacked is None else stacked[rest])  # fmt: skip
+        pieces = (overlap, exclusive)
+    return SnapshotMatrices(pieces, _stack([f.row for f in factors], num_nodes, 1.0),
+                            _stack([f.column for f in factors], num_nodes, 1.0),
+                            _stack([f.diagonal for f in factors], num_nodes, 0.0), num_nodes, union.num_snapshots,
+                            transpose)  # fmt: skip
+
+
+def _check_mode(values: str, form: str, stacked: Tensor | None, equality: float) -> None:
+    if values == "ones" and stacked is not None:
+        raise ArgumentError("values must not be 'ones' where edges have weights")
+    if values == "shared" and equality < 1:
+        raise ArgumentError(f"values must not be 'shared' where only {equality:.1%} of the shared edges weigh the same")
+    if values == "move" and form == "mask":
+        raise ArgumentError("values must not be 'move' for form='mask', which has no exclusives")
+
+
+def _stack(factors: Sequence[Tensor | None], num_nodes: int, default: float) -> Tensor | None:
+    """Factors of several snapshots side by side, `[N, S]`; None where there are none."""
+    given = next((f for f in factors if f is not None), None)
+    if given is None:
+        return None
+    return torch.stack([torch.full_like(given, default) if f is None else f for f in factors], dim=1)

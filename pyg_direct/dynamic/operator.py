@@ -1,0 +1,150 @@
+"""What a convolution does with the edges of a snapshot, taken apart so that snapshots can share their edges.
+
+Y = d * X + a * (W (b * X)), where W holds weights as they were given, a and b scale rows and columns and d is a
+diagonal, one number a node each. What differs between snapshots although an edge is shared (degrees, and so
+normalised weights) lies in a, b and d. The rules are those of PyG's convolutions, edge for edge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pyg_direct.dynamic.snapshot import Snapshot
+from pyg_direct.errors import ArgumentError
+
+
+class Factors(NamedTuple):
+    """An operator on one snapshot.
+
+    Attributes:
+        keys: target * N + source of the edges of W, int64 `[E]`, ascending and unique.
+        weight: Their weights, fp32 `[E]`; None for ones.
+        row, column, diagonal: a, b and d, fp32 `[N]`; None for ones, ones and zeros.
+    """
+
+    keys: Tensor
+    weight: Tensor | None
+    row: Tensor | None
+    column: Tensor | None
+    diagonal: Tensor | None
+
+
+class Operator(Protocol):
+    """A rule that turns a snapshot into factors; equal rules are equal as keys of a dictionary."""
+
+    def factorise(self, snapshot: Snapshot) -> Factors:
+        """The factors of one snapshot."""
+
+
+def _inverse_root(degree: Tensor) -> Tensor:
+    root = degree.pow(-0.5)
+    return root.masked_fill_(root == float("inf"), 0)
+
+
+def _inverse(degree: Tensor) -> Tensor:
+    inverse = degree.reciprocal()
+    return inverse.masked_fill_(inverse == float("inf"), 0)
+
+
+@dataclass(frozen=True)
+class GCN:
+    """GCNConv: D^-1/2 (A + I) D^-1/2 with degrees of targets, as `gcn_norm` has it.
+
+    A loop that is there keeps its weight, the last one given, instead of the filled one; the filled one is 2 under
+    `improved`, but 1 in graphs without weights. Nodes of degree zero get nothing.
+    """
+
+    improved: bool = False
+    add_self_loops: bool = True
+    normalize: bool = True
+
+    def factorise(self, snapshot: Snapshot) -> Factors:
+        """The factors of one snapshot."""
+        if not self.normalize:
+            return Factors(snapshot.keys, snapshot.weight, None, None, None)
+        if not self.add_self_loops:
+            scale = _inverse_root(snapshot.add_to(snapshot.targets))
+            return Factors(snapshot.keys, snapshot.weight, scale, scale, None)
+        given = snapshot.loop_weight
+        loop = torch.full((snapshot.num_nodes,), 2.0 if self.improved and given is not None else 1.0,
+                          device=snapshot.device)  # fmt: skip
+        if given is not None:
+            loop[snapshot.loop_nodes] = given
+        rest = snapshot.without_loops()
+        scale = _inverse_root(rest.add_to(rest.targets) + loop)
+        return Factors(rest.keys, rest.weight, scale, scale, scale * loop * scale)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Sums of weighted neighbors (GraphConv, and the neighbors of GINConv)."""
+
+    def factorise(self, snapshot: Snapshot) -> Factors:
+        """The factors of one snapshot."""
+        return Factors(snapshot.keys, snapshot.weight, None, None, None)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Sums of weighted neighbors over the number of edges, parallel ones counted (SAGEConv)."""
+
+    def factorise(self, snapshot: Snapshot) -> Factors:
+        """The factors of one snapshot."""
+        return Factors(snapshot.keys, snapshot.weight, snapshot.num_in.clamp(min=1).reciprocal(), None, None)
+
+
+@dataclass(frozen=True)
+class RandomWalk:
+    """Steps of a random walk, weights over those of the node: of the source (`D_out^-1 A`, as diffusion
+    convolutions), or with `by_target` of the target.
+    """
+
+    by_target: bool = False
+
+    def factorise(self, snapshot: Snapshot) -> Factors:
+        """The factors of one snapshot."""
+        scale = _inverse(snapshot.add_to(snapshot.targets if self.by_target else snapshot.sources))
+        row, column = (scale, None) if self.by_target else (None, scale)
+        return Factors(snapshot.keys, snapshot.weight, row, column, None)
+
+
+@dataclass(frozen=True)
+class Chebyshev:
+    """ChebConv's scaled Laplacian 2 L / lambda - I, without loops and with degrees of sources.
+
+    `normalization` is None, "sym" or "rw". Without a `lambda_max` it is twice the largest entry of L, as in PyG.
+    """
+
+    normalization: str | None = "sym"
+    lambda_max: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.normalization not in (None, "sym", "rw"):
+            raise ArgumentError(f"normalization must be None, sym or rw, got {self.normalization!r}")
+
+    def factorise(self, snapshot: Snapshot) -> Factors:
+        """The factors of one snapshot."""
+        rest = snapshot.without_loops()
+        degree = rest.add_to(rest.sources)
+        row, column = None, None
+        loop = torch.ones_like(degree) if self.normalization else degree
+        if self.normalization == "sym":
+            row = column = _inverse_root(degree)
+        elif self.normalization == "rw":
+            column = _inverse(degree)
+        factor = 2 / (self._largest(rest, row, column, loop) if self.lambda_max is None else self.lambda_max)
+        row = torch.full_like(degree, -factor) if row is None else row * -factor
+        return Factors(rest.keys, rest.weight, row, column, factor * loop - 1)
+
+    def _largest(self, rest: Snapshot, row: Tensor | None, column: Tensor | None, loop: Tensor) -> float:
+        # Parallel edges are entries of their own in PyG; they count here only where weights are below zero.
+        entries = torch.ones(rest.keys.numel(), device=rest.device) if rest.weight is None else rest.weight
+        if row is not None:
+            entries = row[rest.targets] * entries
+        if column is not None:
+            entries = entries * column[rest.sources]
+        return 2 * float(torch.cat([-entries, loop]).max()) if loop.numel() else 1.0

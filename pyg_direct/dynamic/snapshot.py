@@ -1,0 +1,121 @@
+"""One snapshot's edges in order: by target, then source, parallel edges added up, as PyG's sums treat them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.ops.check import INDEX_DTYPES, check_ids, check_same_device
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Edges of one snapshot.
+
+    Attributes:
+        keys: target * N + source of each edge, int64 `[E]`, ascending and unique.
+        weight: Sum of the weights of the edges of a key, fp32 `[E]`; None where all are one.
+        num_nodes: N.
+        loop_nodes: Nodes with a loop, int64 `[L]`.
+        loop_weight: Weight of the last loop given of each of them, fp32 `[L]`; None where no weights were given.
+        num_in: Edges given to each target, parallel ones counted, fp32 `[N]`.
+    """
+
+    keys: Tensor
+    weight: Tensor | None
+    num_nodes: int
+    loop_nodes: Tensor
+    loop_weight: Tensor | None
+    num_in: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors live."""
+        return self.keys.device
+
+    @property
+    def targets(self) -> Tensor:
+        """Target of each edge, int64 `[E]`."""
+        return torch.div(self.keys, max(1, self.num_nodes), rounding_mode="floor")
+
+    @property
+    def sources(self) -> Tensor:
+        """Source of each edge, int64 `[E]`."""
+        return self.keys - self.targets * self.num_nodes
+
+    def add_to(self, nodes: Tensor) -> Tensor:
+        """Sum of the weights of the edges of each of `nodes`, which are targets or sources: fp32 `[N]`."""
+        weight = torch.ones(nodes.numel(), device=nodes.device) if self.weight is None else self.weight
+        return torch.zeros(self.num_nodes, device=nodes.device).index_add_(0, nodes, weight)
+
+    def without_loops(self) -> Snapshot:
+        """The same without edges from a node to itself."""
+        if self.loop_nodes.numel() == 0:
+            return self
+        kept = self.targets != self.sources
+        weight = None if self.weight is None else self.weight[kept]
+        # Where only loops were parallel, what is left weighs one.
+        if weight is not None and self.loop_weight is None and bool((weight == 1).all()):
+            weight = None
+        none = self.loop_nodes[:0]
+        return Snapshot(self.keys[kept], weight, self.num_nodes, none,
+                        None if self.loop_weight is None else self.loop_weight[:0], self.num_in)  # fmt: skip
+
+
+def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int) -> Snapshot:
+    """The edges of one snapshot in order.
+
+    Args:
+        edge_index: (source, target), int64 or int32 `[2, E]`, in any order, on the device that does the work.
+        edge_weight: One weight an edge, `[E]` or `[E, 1]` of any floating dtype; None for ones.
+        num_nodes: N; edges lie among so many nodes.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        shape = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise ArgumentError(f"edge_index must have shape [2, E], got {shape}")
+    if edge_index.dtype not in INDEX_DTYPES:
+        raise ArgumentTypeError(f"edge_index must have dtype int64 or int32, got {edge_index.dtype}")
+    sources, targets = (check_ids("edge_index", ids, num_nodes).long() for ids in edge_index.unbind(0))
+    num_edges = sources.numel()
+    weight = None
+    if edge_weight is not None:
+        check_same_device("edge_weight", edge_weight, "edge_index", edge_index)
+        if edge_weight.numel() != num_edges or edge_weight.shape[:1] != (num_edges,):
+            raise ArgumentError(f"edge_weight must have shape [{num_edges}], got {tuple(edge_weight.shape)}")
+        if not edge_weight.is_floating_point():
+            raise ArgumentTypeError(f"edge_weight must have a floating dtype, got {edge_weight.dtype}")
+        weight = edge_weight.detach().reshape(-1).float()
+    loop_nodes, loop_weight = _last_loops(sources, targets, weight, num_nodes)
+    num_in = torch.zeros(num_nodes, device=sources.device).index_add_(
+        0, targets, torch.ones(num_edges, device=sources.device)
+    )
+    keys = targets * num_nodes + sources
+    if num_edges > 1 and not bool((keys[1:] > keys[:-1]).all()):
+        keys, order = torch.sort(keys, stable=True)
+        weight = None if weight is None else weight[order]
+        unique, place, counts = torch.unique_consecutive(keys, return_inverse=True, return_counts=True)
+        if unique.numel() < num_edges:
+            if weight is None:
+                weight = counts.float()
+            else:
+                weight = torch.zeros(unique.numel(), device=keys.device).index_add_(0, place, weight)
+            keys = unique
+    return Snapshot(keys, weight, num_nodes, loop_nodes, loop_weight, num_in)
+
+
+def _last_loops(sources: Tensor, targets: Tensor, weight: Tensor | None,
+                num_nodes: int) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Nodes with loops, and the weight of the last loop of each."""
+    loops = (sources == targets).nonzero().view(-1)
+    if weight is None or loops.numel() == 0:
+        nodes = torch.unique(targets[loops])
+        return nodes, None if weight is None else weight[:0]
+    last = loops.new_full((num_nodes,), -1).scatter_reduce_(0, targets[loops], loops, "amax")
+    nodes = (last >= 0).nonzero().view(-1)
+    return nodes, weight[last[nodes]]

@@ -1,0 +1,190 @@
+"""Sliced CSR (PiPAD, section 4.1): edges by target, each row cut into slices of at most 32.
+
+Rows without edges take no room, and work is balanced because a slice is bounded. A slice belongs to one row and, where
+the edges of several snapshots lie in one structure, to one snapshot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.aggregate import compress, expand
+from pyg_direct.ops.overlap import EdgeUnion
+
+SLICE = 32
+# Bit 31 of a slice's row: the row has more than one slice.
+_SEVERAL = -(2**31)
+_MOST = 2**31
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedCSR:
+    """Edges of one graph, or of a group of snapshots, in slices.
+
+    Attributes:
+        rows: Target of each slice, int32 `[slices]`; negative (bit 31 set) where that target, or that target in that
+            snapshot, has several slices. Ascending but for that bit.
+        offsets: First edge of each slice and, behind, their number, int32 `[slices + 1]`.
+        cols: Source of each edge, int32 `[nnz]`.
+        num_rows: N.
+        num_snapshots: S, the snapshots of the group.
+        weight: fp32 `[nnz, 1]`, one weight an edge in all snapshots, or `[nnz, S]`; None for ones.
+        snapshot: To which snapshot a slice belongs, uint8 `[slices]`; None where slices belong to all.
+        presence: In which snapshots an edge is present, one bit each, uint8 `[nnz]`; None where in all.
+    """
+
+    rows: Tensor
+    offsets: Tensor
+    cols: Tensor
+    num_rows: int
+    num_snapshots: int = 1
+    weight: Tensor | None = None
+    snapshot: Tensor | None = None
+    presence: Tensor | None = None
+
+    @property
+    def num_slices(self) -> int:
+        """Number of slices."""
+        return self.rows.numel()
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges held; those of exclusives in their snapshots, others once."""
+        return self.cols.numel()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all arrays."""
+        return sum(t.numel() * t.element_size() for t in self._tensors().values())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def _replace(self, tensors: dict[str, Tensor]) -> SlicedCSR:
+        return SlicedCSR(**{**{field.name: getattr(self, field.name) for field in fields(self)}, **tensors})
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> SlicedCSR:
+        """A copy on a device, or this where it is there."""
+        if self.cols.device == device:
+            return self
+        return self._replace({n: t.to(device, non_blocking=non_blocking) for n, t in self._tensors().items()})
+
+    def pin_memory(self) -> SlicedCSR:
+        """A copy in page-locked memory."""
+        return self._replace({name: tensor.pin_memory() for name, tensor in self._tensors().items()})
+
+    def expand_rows(self) -> Tensor:
+        """Target of each edge, int64 `[nnz]`."""
+        return self._of_edges(self.rows.long() & (_MOST - 1))
+
+    def _of_edges(self, of_slices: Tensor) -> Tensor:
+        return torch.repeat_interleave(of_slices, self.offsets.diff(), output_size=self.num_edges)
+
+    def to_csr(self) -> tuple[Tensor, Tensor]:
+        """Offsets int64 `[N + 1]` and sources int32 `[nnz]` of structures without snapshots of their own."""
+        if self.snapshot is not None:
+            raise ArgumentError("a structure whose slices belong to snapshots has no CSR form")
+        return compress(self.expand_rows(), self.num_rows), self.cols
+
+    def to_coo(self) -> Tensor:
+        """`edge_index` (source, target), int64 `[2, nnz]`."""
+        return torch.stack([self.cols.long(), self.expand_rows()])
+
+    def transpose(self) -> SlicedCSR:
+        """The same edges with sources and targets exchanged."""
+        rows, cols = self.cols.long(), self.expand_rows()
+        snapshot = None if self.snapshot is None else self._of_edges(self.snapshot)
+        segments = rows if snapshot is None else rows * self.num_snapshots + snapshot
+        # Edges come by target, so that a stable sort leaves those of a source ascending.
+        segments, order = torch.sort(segments, stable=True)
+        return _cut(
+            segments,
+            cols.index_select(0, order).int(),
+            self.num_rows,
+            self.num_snapshots,
+            None if self.weight is None else self.weight.index_select(0, order),
+            snapshot is not None,
+            None if self.presence is None else self.presence.index_select(0, order),
+        )
+
+    def equals(self, other: SlicedCSR) -> bool:
+        """Whether both hold the same edges in the same order; waits for their device."""
+        mine, theirs = self._tensors(), other._tensors()
+        return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def _cut(segments: Tensor, cols: Tensor, num_rows: int, num_snapshots: int, weight: Tensor | None = None,
+         by_snapshot: bool = False, presence: Tensor | None = None) -> SlicedCSR:  # fmt: skip
+    """Slices of ascending segments: rows, or with `by_snapshot` row * S + snapshot."""
+    if max(num_rows, cols.numel()) >= _MOST:
+        raise ArgumentError(f"a structure must have less than 2**31 rows and edges, got {num_rows} and {cols.numel()}")
+    ids, counts = torch.unique_consecutive(segments, return_counts=True)
+    num_slices = (counts + (SLICE - 1)) // SLICE
+    total = int(num_slices.sum())
+    segment = torch.repeat_interleave(num_slices, output_size=total)
+    first = num_slices.cumsum(0) - num_slices
+    offsets = counts.cumsum(0) - counts
+    # The number of a slice within its segment.
+    number = torch.arange(total, device=cols.device) - first[segment]
+    starts = torch.empty(total + 1, dtype=torch.int32, device=cols.device)
+    starts[:total] = offsets[segment] + SLICE * number
+    starts[total] = cols.numel()
+    rows, snapshot = ids, None
+    if by_snapshot:
+        rows, snapshot = ids // num_snapshots, (ids % num_snapshots).to(torch.uint8)[segment]
+    flagged = torch.where(num_slices > 1, rows + _SEVERAL, rows).int()[segment]
+    return SlicedCSR(flagged, starts, cols.contiguous(), num_rows, num_snapshots, weight, snapshot, presence)
+
+
+def slice_keys(keys: Tensor, num_rows: int, weight: Tensor | None = None, presence: Tensor | None = None,
+               num_snapshots: int = 1) -> SlicedCSR:  # fmt: skip
+    """Slices of edges given as ascending keys target * N + source.
+
+    Args:
+        keys: int64 `[nnz]`.
+        num_rows: N.
+        weight: fp32 `[nnz, 1]` or `[nnz, S]`, or None for ones.
+        presence: uint8 `[nnz]`, or None where every snapshot has every edge.
+        num_snapshots: S.
+    """
+    rows = torch.div(keys, max(1, num_rows), rounding_mode="floor")
+    return _cut(rows, (keys - rows * num_rows).int(), num_rows, num_snapshots, weight, False, presence)
+
+
+def slice_csr(indptr: Tensor, cols: Tensor, weight: Tensor | None = None) -> SlicedCSR:
+    """Slices of a CSR matrix: offsets `[N + 1]`, sources `[nnz]`, fp32 weights `[nnz]` or None."""
+    rows = expand(indptr, cols.numel()).long()
+    return _cut(rows, cols.int(), indptr.numel() - 1, 1, None if weight is None else weight.view(-1, 1))
+
+
+def slice_union(union: EdgeUnion, num_rows: int, weight: Tensor | None = None) -> SlicedCSR:
+    """The union of a group under its mask, one byte an edge."""
+    presence = union.presence if union.num_snapshots > 1 else None
+    return slice_keys(union.keys, num_rows, weight, presence, union.num_snapshots)
+
+
+def slice_exclusives(keys: Tensor, presence: Tensor, num_rows: int, num_snapshots: int,
+                     weight: Tensor | None = None) -> SlicedCSR:  # fmt: skip
+    """Edges of a group that are not shared, each once for every snapshot that has it, in one structure.
+
+    Args:
+        keys: Ascending keys, int64 `[E]`.
+        presence: In which snapshots, uint8 `[E]`.
+        num_rows: N.
+        num_snapshots: S.
+        weight: fp32 `[E, 1]` or `[E, S]`, or None for ones; the structure holds `[nnz, 1]`.
+    """
+    bits = torch.arange(num_snapshots, dtype=torch.uint8, device=keys.device)
+    edge, snapshot = (presence.unsqueeze(1) >> bits & 1).nonzero(as_tuple=True)
+    rows = torch.div(keys, max(1, num_rows), rounding_mode="floor")
+    cols = (keys - rows * num_rows).int()
+    segments, order = torch.sort(rows[edge] * num_snapshots + snapshot, stable=True)
+    edge, snapshot = edge[order], snapshot[order]
+    if weight is not None:
+        weight = weight[edge, snapshot if weight.shape[1] > 1 else 0].unsqueeze(1)
+    return _cut(segments, cols[edge], num_rows, num_snapshots, weight, True)

@@ -1,0 +1,246 @@
+"""Aggregation of several snapshots at once, differentiable (see `kernels/sliced.py`).
+
+Y[:, t] = d_t * X[:, t] + a_t * (W_t (b_t * X[:, t])) for the S snapshots t of a group whose sparse matrices W_t share
+their edges: one pass over what they share serves all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.kernels import sliced as kernels
+from pyg_direct.kernels.jit import SIMULATED, THREADS
+from pyg_direct.ops.check import check_same_device
+from pyg_direct.ops.launch import full_grid, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.sliced import SlicedCSR
+
+TRANSPOSES = ("auto", "structure", "atomic")
+_DTYPES = (torch.float32, torch.float64)
+# Numbers a thread group that works on narrow rows stages for; wider rows are read in pieces.
+_NARROW = min(32, THREADS)
+_PIECE = 16
+
+
+@dataclass(eq=False)
+class SnapshotMatrices:
+    """Sparse matrices of consecutive snapshots, shared edges held once.
+
+    Attributes:
+        pieces: Structures whose sum is W: the overlap and the exclusives, or the union under its mask.
+        row, column, diagonal: a, b and d, fp32 `[N, S]`; None for ones, ones and zeros.
+        num_nodes, num_snapshots: N, S.
+        transpose: How gradients find the edges by source: "structure" holds them in that order too, "atomic" adds up
+            by atomics (on a GPU); "auto" is "structure", and none is held twice where matrices are symmetric.
+    """
+
+    pieces: tuple[SlicedCSR, ...]
+    row: Tensor | None
+    column: Tensor | None
+    diagonal: Tensor | None
+    num_nodes: int
+    num_snapshots: int
+    transpose: str = "auto"
+    _by_source: tuple[SlicedCSR, ...] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.transpose not in TRANSPOSES:
+            raise ArgumentError(f"transpose must be one of {', '.join(TRANSPOSES)}, got {self.transpose!r}")
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lives."""
+        return self.pieces[0].cols.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of structures and factors."""
+        factors = (f for f in (self.row, self.column, self.diagonal) if f is not None)
+        by_source = () if self._by_source is None or self._by_source is self.pieces else self._by_source
+        return sum(p.num_bytes for p in self.pieces + by_source) + sum(4 * f.numel() for f in factors)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> SnapshotMatrices:
+        """A copy on a device, or this where it is there."""
+        if self.device == device:
+            return self
+        pieces = tuple(p.to(device, non_blocking) for p in self.pieces)
+        by_source = self._by_source
+        if by_source is not None:
+            by_source = pieces if by_source is self.pieces else tuple(p.to(device, non_blocking) for p in by_source)
+        row, column, diagonal = (
+            None if f is None else f.to(device, non_blocking=non_blocking)
+            for f in (self.row, self.column, self.diagonal)
+        )
+        return replace(self, pieces=pieces, row=row, column=column, diagonal=diagonal, _by_source=by_source)
+
+    def by_source(self) -> tuple[SlicedCSR, ...]:
+        """The structures with sources and targets exchanged; made once, and the same ones if they are symmetric."""
+        if self._by_source is None:
+            turned = tuple(piece.transpose() for piece in self.pieces)
+            same = all(a.equals(b) for a, b in zip(turned, self.pieces, strict=True))
+            self._by_source = self.pieces if same else turned
+        return self._by_source
+
+
+def aggregate_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0,
+                        deterministic: bool | None = None) -> Tensor:  # fmt: skip
+    """Aggregate snapshots [low, low + S') of a group at once.
+
+    Args:
+        x: Rows of each node in each snapshot, fp32 or float64 `[N, S', F]`.
+        matrices: The group's, on the device of `x`.
+        low: The group's first snapshot that `x` holds.
+        deterministic: Whether equal calls must give equal results to the last bit; on a GPU the edges of a target are
+            then added by one thread group, in order. None asks torch. On a CPU they always do.
+
+    Returns:
+        `[N, S', F]`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if x.dtype not in _DTYPES or x.dim() != 3:
+        raise ArgumentTypeError(f"x must be fp32 or float64 [N, S, F], got {x.dtype} with shape {tuple(x.shape)}")
+    if x.shape[0] != matrices.num_nodes or not 0 <= low <= low + x.shape[1] <= matrices.num_snapshots:
+        raise ArgumentError(
+            f"x must hold {matrices.num_nodes} nodes and snapshots from {low=} on of a group of "
+            f"{matrices.num_snapshots}, got shape {tuple(x.shape)}"
+        )
+    check_same_device("matrices", matrices.pieces[0].cols, "x", x)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Aggregate.apply(x, matrices, low, deterministic)
+    return _forward(x, matrices.pieces, _factors(matrices, low, x), low, deterministic)
+
+
+_Factors = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _factors(matrices: SnapshotMatrices, low: int, x: Tensor) -> _Factors:
+    """a, b and d of the snapshots that `x` holds."""
+
+    def cut(factor: Tensor | None) -> Tensor | None:
+        return None if factor is None else factor[:, low : low + x.shape[1]].to(x.dtype).contiguous()
+
+    return cut(matrices.row), cut(matrices.column), cut(matrices.diagonal)
+
+
+def _start(x: Tensor, diagonal: Tensor | None) -> Tensor:
+    return torch.zeros_like(x) if diagonal is None else x * diagonal.unsqueeze(2)
+
+
+def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int, deterministic: bool) -> Tensor:
+    row, column, diagonal = factors
+    x = x.detach().contiguous()
+    out = _start(x, diagonal)
+    z = x if column is None else x * column.unsqueeze(2)
+    for piece in pieces:
+        if x.numel() > 0 and piece.num_edges > 0:
+            _sum(z, piece, row, low, deterministic, out)
+    return out
+
+
+class _Aggregate(torch.autograd.Function):
+    """Linear in `x`; its adjoint exchanges sources and targets, and with them a and b."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bool) -> Tensor:
+        ctx.matrices, ctx.low, ctx.deterministic = matrices, low, deterministic
+        return _forward(x, matrices.pieces, _factors(matrices, low, x), low, deterministic)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        matrices: SnapshotMatrices = ctx.matrices
+        row, column, diagonal = _factors(matrices, ctx.low, grad)
+        if matrices.transpose == "atomic" and runs_on_gpu(grad) and not ctx.deterministic:
+            return _spread(grad, matrices.pieces, (row, column, diagonal), ctx.low), None, None, None
+        out = _forward(grad, matrices.by_source(), (column, row, diagonal), ctx.low, ctx.deterministic)
+        return out, None, None, None
+
+
+def _spread(grad: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int) -> Tensor:
+    row, column, diagonal = factors
+    grad = grad.contiguous()
+    out = _start(grad, diagonal)
+    scaled = grad if row is None else grad * row.unsqueeze(2)
+    for piece in pieces:
+        if grad.numel() > 0 and piece.num_edges > 0:
+            width = grad.shape[2] if piece.snapshot is not None else grad.shape[1] * grad.shape[2]
+            lane_bits = _lane_bits(width)
+            run_gpu(kernels.spread_slices_gpu, _grid(piece.num_slices << lane_bits), scaled.view(-1),
+                    *_arrays(piece, column, grad), low, grad.shape[1], grad.shape[2], lane_bits,
+                    out.view(-1))  # fmt: skip
+    return out
+
+
+def _arrays(piece: SlicedCSR, scale: Tensor | None, like: Tensor) -> tuple[Any, ...]:
+    """Arguments of the kernels that describe a structure; empty arrays for what it lacks."""
+    none = like.new_empty(0)
+    bytes_ = torch.empty(0, dtype=torch.uint8, device=like.device)
+    weight = none if piece.weight is None else piece.weight.to(like.dtype).reshape(-1)
+    return (piece.rows, piece.offsets, piece.cols, weight, 0 if piece.weight is None else piece.weight.shape[1],
+            bytes_ if piece.snapshot is None else piece.snapshot,
+            bytes_ if piece.presence is None else piece.presence,
+            none if scale is None else scale.reshape(-1))  # fmt: skip
+
+
+def _lane_bits(items: int) -> int:
+    return min(min(32, THREADS).bit_length() - 1, max(0, (items - 1).bit_length()))
+
+
+def _grid(threads: int) -> int:
+    return min(3 if SIMULATED else 2**31 - 1, max(1, -(-threads // THREADS)))
+
+
+def choose_kernel(z: Tensor, piece: SlicedCSR, deterministic: bool) -> str:
+    """Which kernel sums a structure's slices on a GPU: "wide", "narrow" or "plain"."""
+    size, channels = z.shape[1:]
+    width = channels if piece.snapshot is not None else size * channels
+    # The pieces of a slice of one snapshot begin where that snapshot's numbers do.
+    step = channels if piece.snapshot is not None else size * channels
+    aligned = (size * channels) % 4 == 0 and step % 4 == 0 and z.data_ptr() % _PIECE == 0
+    if z.dtype == torch.float32 and aligned and not SIMULATED:
+        return "wide"
+    return "narrow" if width <= _NARROW and not deterministic else "plain"
+
+
+def _sum(z: Tensor, piece: SlicedCSR, scale: Tensor | None, low: int, deterministic: bool, out: Tensor,
+         kernel: str | None = None) -> None:  # fmt: skip
+    """Add the sums of a structure's slices to `out`."""
+    size, channels = z.shape[1:]
+    arrays = _arrays(piece, scale, z)
+    if not runs_on_gpu(z):
+        scale = z.new_empty(0, size) if scale is None else scale
+        run_cpu(kernels.sum_slices_cpu, z, *arrays[:-1], scale, low, out)
+        return
+    width = channels if piece.snapshot is not None else size * channels
+    whole = int(deterministic)
+    kernel = choose_kernel(z, piece, deterministic) if kernel is None else kernel
+    if kernel == "wide":
+        lane_bits = _lane_bits(width // 4)
+        threads = piece.num_slices * (-(-(width // 4) // (1 << lane_bits)) << lane_bits)
+        rows, offsets, cols, weight, num_weights, snapshot, presence, scales = arrays
+        run_gpu(kernels.sum_wide_slices_gpu, _grid(threads), z.data_ptr(), rows, offsets, cols.data_ptr(),
+                _address(weight), num_weights, snapshot, _address(presence), _address(scales), low, size, channels,
+                lane_bits, whole, out.data_ptr())  # fmt: skip
+    elif kernel == "narrow":
+        coalesced = min(4, _NARROW // width)
+        slices = coalesced * (THREADS // _NARROW)
+        grid = min(full_grid(z), max(1, -(-piece.num_slices // slices)))
+        run_gpu(kernels.sum_narrow_slices_gpu, grid, z.view(-1), *arrays, low, size, channels, coalesced,
+                out.view(-1))  # fmt: skip
+    else:
+        lane_bits = _lane_bits(width)
+        run_gpu(kernels.sum_slices_gpu, _grid(piece.num_slices << lane_bits), z.view(-1), *arrays, low, size, channels,
+                lane_bits, whole, out.view(-1))  # fmt: skip
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.data_ptr() if tensor.numel() > 0 else 0

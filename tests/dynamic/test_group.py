@@ -1,0 +1,87 @@
+"""Groups of snapshots: which mode their weights take, and that every mode is exact."""
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from pyg_direct.dynamic.group import FORMS, build_group, choose_values, measure_equality
+from pyg_direct.dynamic.operator import Factors, Sum
+from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.overlap import unite
+from pyg_direct.ops.snapshots import aggregate_snapshots
+from tests.reference import snapshots as reference
+from tests.snapshots import drawn_snapshots, make_snapshots, order_snapshots
+
+
+def factorise(snapshots, num_nodes=12):
+    return [Sum().factorise(s) for s in order_snapshots(snapshots, num_nodes)]
+
+
+@given(drawn=drawn_snapshots(), form=st.sampled_from(FORMS), values=st.sampled_from([None, "stacked", "move"]))
+def test_every_mode_is_exact(drawn, form, values):
+    num_nodes, snapshots = drawn
+    x = torch.rand(num_nodes, len(snapshots), 2)
+    values = None if (form, values) == ("mask", "move") else values
+
+    got = aggregate_snapshots(x, build_group(factorise(snapshots, num_nodes), num_nodes, form, values))
+
+    matrices = [reference.matrix(*s, num_nodes) for s in snapshots]
+    torch.testing.assert_close(got.double(), torch.from_numpy(reference.aggregate(matrices, x.double().numpy())))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_equal_weights_are_held_once(weighted):
+    edges, weight = make_snapshots(count=1, weighted=weighted)[0]
+    again = [(edges, weight)] * 4
+
+    overlap, exclusive = build_group(factorise(again), 12, values=None).pieces
+
+    assert exclusive.num_edges == 0
+    # Parallel edges without weights add up to some.
+    assert overlap.weight.shape[1] == 1
+
+
+def test_snapshots_without_weights_hold_none():
+    edges = torch.tensor([[0, 1], [1, 2]]).numpy()
+
+    pieces = build_group(factorise([(edges, None)] * 2), 12).pieces
+
+    assert all(piece.weight is None for piece in pieces)
+
+
+def test_unequal_weights_move_to_the_exclusives_only_where_they_are_few():
+    keys = torch.arange(10)
+    first = torch.ones(10)
+    for changed, stays_shared in ((2, False), (7, True)):
+        second = torch.where(keys < changed, 2.0, 1.0)
+        factors = [Factors(keys, weight, None, None, None) for weight in (first, second)]
+
+        overlap, exclusive = build_group(factors, 10).pieces
+
+        assert overlap.num_edges == (10 if stays_shared else 10 - changed)
+        assert exclusive.num_edges == (0 if stays_shared else 2 * changed)
+        assert measure_equality(unite([keys, keys]), [first, second]) == pytest.approx(1 - changed / 10)
+
+
+def test_modes_are_chosen_by_bytes():
+    assert [choose_values(q, True) for q in (1.0, 0.7, 0.5, 0.4, 0.0)] == ["shared", "move", "move", "stacked",
+                                                                           "stacked"]  # fmt: skip
+    assert choose_values(0.0, False) == "ones"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "union"}, "split, mask"),
+        ({"values": "equal"}, "ones, shared"),
+        ({"values": "ones"}, "have weights"),
+        ({"values": "shared"}, "weigh the same"),
+        ({"form": "mask", "values": "move"}, "no exclusives"),
+    ],
+)
+def test_modes_that_cannot_hold_the_weights_are_refused(options, message):
+    keys = torch.arange(3)
+    factors = [Factors(keys, weight, None, None, None) for weight in (torch.rand(3), torch.rand(3))]
+
+    with pytest.raises(ArgumentError, match=message):
+        build_group(factors, 3, **options)

@@ -1,0 +1,102 @@
+"""Operators taken apart are PyG's convolutions, edge for edge."""
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch_geometric.nn import ChebConv, GCNConv, GraphConv, SAGEConv
+
+from pyg_direct.dynamic.group import build_group
+from pyg_direct.dynamic.operator import GCN, Chebyshev, Mean, RandomWalk, Sum
+from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.snapshots import aggregate_snapshots
+from tests.snapshots import drawn_snapshots, make_snapshots, order_snapshots
+
+
+def run_operator(operator, snapshots, x, num_nodes):
+    factors = [operator.factorise(s) for s in order_snapshots(snapshots, num_nodes)]
+    return aggregate_snapshots(x, build_group(factors, num_nodes))
+
+
+def run_conv(conv, snapshots, x, **options):
+    out = []
+    for t, (edge_index, weight) in enumerate(snapshots):
+        weights = {} if weight is None else {"edge_weight": torch.from_numpy(weight)}
+        out.append(conv(x[:, t], torch.from_numpy(edge_index), **weights, **options))
+    return torch.stack(out, dim=1)
+
+
+def make_identity(conv):
+    """The convolution with the identity for its weights."""
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.copy_(torch.eye(parameter.shape[0]) if parameter.dim() == 2 else 0)
+    return conv
+
+
+@given(drawn=drawn_snapshots(), improved=st.booleans(), loops=st.booleans(), normalize=st.booleans())
+def test_gcn_is_pygs(drawn, improved, loops, normalize):
+    num_nodes, snapshots = drawn
+    conv = make_identity(GCNConv(2, 2, improved=improved, add_self_loops=loops and normalize, normalize=normalize))
+    x = torch.rand(num_nodes, len(snapshots), 2)
+
+    got = run_operator(GCN(improved, loops, normalize), snapshots, x, num_nodes)
+
+    torch.testing.assert_close(got, run_conv(conv, snapshots, x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@given(drawn=drawn_snapshots())
+def test_sums_and_means_are_pygs(drawn):
+    num_nodes, snapshots = drawn
+    x = torch.rand(num_nodes, len(snapshots), 2)
+    for reduce, operator in (("add", Sum()), ("mean", Mean())):
+        conv = make_identity(GraphConv(2, 2, aggr=reduce))
+        torch.nn.init.zeros_(conv.lin_root.weight)
+
+        got = run_operator(operator, snapshots, x, num_nodes)
+
+        torch.testing.assert_close(got, run_conv(conv, snapshots, x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_mean_is_that_of_sage():
+    snapshots, x = make_snapshots(count=3), torch.rand(12, 3, 2)
+    conv = make_identity(SAGEConv(2, 2, root_weight=False))
+
+    got = run_operator(Mean(), snapshots, x, 12)
+
+    torch.testing.assert_close(got, run_conv(conv, snapshots, x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@given(drawn=drawn_snapshots(), kind=st.sampled_from([(None, 3.0), ("sym", None), ("sym", 1.5), ("rw", 2.5)]))
+def test_chebyshev_is_pygs(drawn, kind):
+    num_nodes, snapshots = drawn
+    normalization, lambda_max = kind
+    conv = ChebConv(2, 2, K=2, normalization=normalization, bias=False)
+    torch.nn.init.zeros_(conv.lins[0].weight)
+    torch.nn.init.eye_(conv.lins[1].weight)
+    x = torch.rand(num_nodes, len(snapshots), 2)
+
+    got = run_operator(Chebyshev(normalization, lambda_max), snapshots, x, num_nodes)
+
+    expected = run_conv(conv, snapshots, x, lambda_max=lambda_max).detach()
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_target", [False, True])
+def test_random_walks_leave_by_shares_of_weights(by_target):
+    snapshots = make_snapshots(count=2, weighted=True)
+    matrices = []
+    for edge_index, weight in snapshots:
+        dense = torch.zeros(12, 12).index_put_(
+            (torch.from_numpy(edge_index[1]), torch.from_numpy(edge_index[0])), torch.from_numpy(weight), True
+        )
+        matrices.append((dense / dense.sum(int(by_target), keepdim=True)).nan_to_num())
+    x = torch.rand(12, 2, 3)
+
+    got = run_operator(RandomWalk(by_target), snapshots, x, 12)
+
+    torch.testing.assert_close(got, torch.stack([m @ x[:, t] for t, m in enumerate(matrices)], 1))
+
+
+def test_unknown_normalization_is_refused():
+    with pytest.raises(ArgumentError, match="None, sym or rw"):
+        Chebyshev("left")

@@ -1,0 +1,105 @@
+"""Sliced CSR: slices of at most 32 edges of one row, and back."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.overlap import unite
+from pyg_direct.ops.sliced import SLICE, slice_csr, slice_exclusives, slice_keys, slice_union
+from tests.reference import snapshots as reference
+
+degrees = st.lists(st.integers(0, 3 * SLICE), min_size=1, max_size=8)
+
+
+def make_keys(degrees, device="cpu"):
+    """Ascending keys of rows of these degrees, among 3 * SLICE columns."""
+    num_nodes = max(len(degrees), 3 * SLICE)
+    random = np.random.default_rng(len(degrees))
+    keys = [row * num_nodes + random.choice(3 * SLICE, degree, replace=False) for row, degree in enumerate(degrees)]
+    return torch.from_numpy(np.sort(np.concatenate(keys))).long().to(device), num_nodes
+
+
+@given(degrees=degrees)
+def test_slices_equal_the_reference(device, degrees):
+    keys, num_nodes = make_keys(degrees, device)
+    expected = reference.slices((keys // num_nodes).tolist(), SLICE)
+
+    sliced = slice_keys(keys, num_nodes)
+
+    assert (sliced.rows & 0x7FFFFFFF).tolist() == [row for row, _, _ in expected]
+    assert sliced.offsets.tolist() == [first for _, first, _ in expected] + [keys.numel()]
+    assert sliced.cols.tolist() == (keys % num_nodes).tolist()
+    several = [degrees[row] > SLICE for row, _, _ in expected]
+    assert (sliced.rows < 0).tolist() == several
+
+
+@given(degrees=degrees)
+def test_csr_and_coo_come_back(device, degrees):
+    keys, num_nodes = make_keys(degrees, device)
+    weight = torch.rand(keys.numel(), device=device)
+    sliced = slice_keys(keys, num_nodes, weight.view(-1, 1))
+
+    indptr, cols = sliced.to_csr()
+    again = slice_csr(indptr, cols, weight)
+
+    assert again.equals(sliced)
+    source, target = sliced.to_coo()
+    assert torch.equal(target * num_nodes + source, keys)
+
+
+@given(degrees=degrees)
+def test_transposed_twice_is_the_same(device, degrees):
+    keys, num_nodes = make_keys(degrees, device)
+    sliced = slice_keys(keys, num_nodes, torch.rand(keys.numel(), 2, device=device), None, 2)
+
+    turned = sliced.transpose()
+
+    assert turned.transpose().equals(sliced)
+    source, target = turned.to_coo()
+    assert sorted((source * num_nodes + target).tolist()) == keys.tolist()
+    assert (target.diff() >= 0).all()
+
+
+@given(snapshots=st.lists(st.sets(st.integers(0, 48)), min_size=2, max_size=8))
+def test_exclusives_and_overlap_are_all_edges(device, snapshots):
+    num_nodes, count = 7, len(snapshots)
+    union = unite([torch.tensor(sorted(s), dtype=torch.int64, device=device) for s in snapshots])
+    shared = union.presence == union.full
+
+    overlap = slice_keys(union.keys[shared], num_nodes, None, None, count)
+    rest = slice_exclusives(union.keys[~shared], union.presence[~shared], num_nodes, count)
+
+    common = set((overlap.expand_rows() * num_nodes + overlap.cols).tolist())
+    keys = rest.expand_rows() * num_nodes + rest.cols
+    of_edges = torch.repeat_interleave(rest.snapshot, rest.offsets.diff()).tolist()
+    for t, snapshot in enumerate(snapshots):
+        assert common | {k for k, s in zip(keys.tolist(), of_edges, strict=True) if s == t} == snapshot
+    assert len(of_edges) == sum(len(s - common) for s in snapshots)
+    assert slice_union(union, num_nodes).presence.tolist() == union.presence.tolist()
+
+
+def test_weights_of_exclusives_are_those_of_their_snapshot(device):
+    keys = torch.tensor([1, 5], device=device)
+    presence = torch.tensor([0b01, 0b11], dtype=torch.uint8, device=device)
+
+    sliced = slice_exclusives(keys, presence, 4, 2, torch.tensor([[1.0, 0.0], [2.0, 3.0]], device=device))
+
+    assert sliced.snapshot.tolist() == [0, 0, 1]
+    assert sliced.weight.view(-1).tolist() == [1, 2, 3]
+
+
+def test_sizes_follow_the_paper():
+    keys, num_nodes = make_keys([40, 0, 3])
+    sliced = slice_keys(keys, num_nodes)
+
+    # nnz + 2 slices + 1 words, without values.
+    assert sliced.num_bytes == 4 * (43 + 2 * 3 + 1)
+
+
+def test_snapshots_of_slices_have_no_csr_form():
+    keys = torch.tensor([1])
+
+    with pytest.raises(ArgumentError, match="no CSR form"):
+        slice_exclusives(keys, torch.ones(1, dtype=torch.uint8), 2, 2).to_csr()
