@@ -2,6 +2,7 @@
 
 from pyg_direct import loader as loader, sampler as sampler
 from pyg_direct.features.feature import Feature
+from pyg_direct.features.save import save_rows
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.link import LinkLoader, LinkNeighborLoader
 from pyg_direct.loader.neighbor import NeighborLoader
@@ -26,5 +27,6 @@ __all__ = [
     "__version__",
     "accelerate",
     "install",
+    "save_rows",
     "uninstall",
 ]

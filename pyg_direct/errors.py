@@ -37,6 +37,10 @@ class ForkedProcessError(PygDirectError, RuntimeError):
     """GPU-visible host memory was touched from a forked child, where it would end the process by SIGBUS."""
 
 
+class FileError(PygDirectError, OSError):
+    """A file of rows is not, or no longer, what it says it is, or there is no room for it."""
+
+
 class PlacementWarning(UserWarning):
     """Memory was placed somewhere else than asked; the message says why."""
 

@@ -15,8 +15,9 @@ from torch_geometric.typing import SparseTensor, TensorFrame
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Listing
+from pyg_direct.features.rowfile import as_tensor
 from pyg_direct.graph.hetero import HeteroTopo
-from pyg_direct.loader.pyg import PlacedRows, as_tensor
+from pyg_direct.loader.pyg import PlacedRows
 
 # Slices an attribute for the rows of a type that a batch takes.
 Slicer = Callable[[Any, Tensor], Any]

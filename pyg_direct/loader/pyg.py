@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,6 +17,7 @@ from torch_geometric.typing import TensorFrame
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature, Listing
+from pyg_direct.features.rowfile import as_tensor
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.placement import Choice, Placed, Rows, choose_places
@@ -269,16 +269,6 @@ class Attributes(PlacedRows):
         store["input_id"] = input_id
         store["batch_size"] = input_id.numel()
         return out
-
-
-def as_tensor(value: Any) -> Tensor:
-    """A tensor or an array, which may be a memory map, as a tensor over the same bytes."""
-    if isinstance(value, Tensor):
-        return value
-    with warnings.catch_warnings():
-        # A read-only memory map is only read.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(value)
 
 
 def _count_bytes(value: Any) -> int:

@@ -11,7 +11,7 @@ from torch_geometric.data import FeatureStore as PygFeatureStore, TensorAttr
 
 from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.features.feature import Feature, Listing
-from pyg_direct.loader.pyg import as_tensor
+from pyg_direct.features.rowfile import as_tensor
 from pyg_direct.typing import Device
 
 

@@ -132,6 +132,13 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     return out
 
 
+def read_rows(table: Tensor, ids: Tensor, out: Tensor) -> None:
+    """Rows of a table that the CPU reads, into memory of the CPU; nothing is checked, and any thread may call it."""
+    unit = _widest_unit(table, table, out, (torch.int64, torch.int32, torch.int16, torch.uint8))
+    run_cpu(kernels.gather_rows_cpu, _rows_of(table, unit), _rows_of(table, unit), *Directory.empty(ids.device), ids,
+            _rows_of(out, unit))  # fmt: skip
+
+
 def check_widening(stored_dtype: torch.dtype, dtype: torch.dtype, exponents: Tensor | None, num_rows: int,
                     device: torch.device) -> Tensor:  # fmt: skip
     """The exponents of the rows, empty where there are none."""

@@ -1,0 +1,104 @@
+"""Rows on disk: read by threads from a mapped file, for a GPU through page-locked memory."""
+
+from __future__ import annotations
+
+import functools
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import IdError
+from pyg_direct.features.rowfile import RowFile
+from pyg_direct.features.tier import Tier
+from pyg_direct.kernels.jit import set_cpu_threads
+from pyg_direct.ops.gather import read_rows
+from pyg_direct.runtime.memory import Block, allocate_or_fall_back
+
+# Rows that are not in memory are waited for one by one in each thread: as many as a disk serves at once.
+_MOST_THREADS = 32
+# Fewer rows are not worth a thread.
+_LEAST_SHARE = 256
+_SLOT_BYTES = 16 << 20
+_SLOTS = 3
+
+
+@functools.cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """The threads of this process; those of its parent do not live in a fork."""
+    return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="pyg_direct_disk",
+                              initializer=functools.partial(set_cpu_threads, 1))  # fmt: skip
+
+
+class DiskTier(Tier):
+    """Rows of a file, read in place by threads; what was read lately is in the system's page cache.
+
+    Args:
+        file: The table. It is checked before every read that it has not changed.
+        num_threads: Reads under way at once.
+    """
+
+    def __init__(self, file: RowFile, num_threads: int = _MOST_THREADS) -> None:
+        super().__init__("mmap", file.rows.shape, file.rows.dtype, torch.device("cpu"))
+        self.file = file
+        self._num_threads = min(num_threads, _MOST_THREADS)
+
+    def _read(self, ids: Tensor, out: Tensor) -> None:
+        self.file.check()
+        for part in self.start(ids, out):
+            part.result()
+
+    def start(self, ids: Tensor, out: Tensor) -> list[Future[None]]:
+        """Let threads read rows of ids that were checked; `out` holds them when all futures are done."""
+        num_parts = max(1, min(self._num_threads, ids.numel() // _LEAST_SHARE))
+        share = -(-ids.numel() // num_parts)
+        submit = _pool(os.getpid()).submit
+        return [submit(read_rows, self.file.rows, *part)
+                for part in zip(ids.split(share), out.split(share), strict=True)]  # fmt: skip
+
+
+class _Slot(NamedTuple):
+    """Page-locked memory that rows pass through, and the event after which it may be written again."""
+
+    block: Block
+    free: torch.cuda.Event
+
+
+class StagedTier(Tier):
+    """Rows that the CPU reads, for a GPU: through slots of page-locked memory, one of which is copied to the GPU while
+    the next is filled. The host waits for the ids and for the rows.
+
+    Args:
+        source: The rows, on the CPU.
+        device: The GPU.
+    """
+
+    def __init__(self, source: Tier, device: torch.device) -> None:
+        super().__init__(source.placement, source.shape, source.dtype, device)
+        self._source = source
+        self._row_bytes = source.shape[1:].numel() * source.dtype.itemsize
+        self._slots: list[_Slot] = []
+
+    def _read(self, ids: Tensor, out: Tensor) -> None:
+        ids = ids.cpu()
+        low, high = (int(bound) for bound in torch.aminmax(ids))
+        if low < 0 or high >= self.shape[0]:
+            out.zero_()
+            raise IdError(f"ids must lie in [0, {self.shape[0]}), got {low if low < 0 else high}")
+        stream = torch.cuda.current_stream(self.device)
+        step = max(1, _SLOT_BYTES // max(1, self._row_bytes))
+        for number, (part, target) in enumerate(zip(ids.split(step), out.split(step), strict=True)):
+            slot = self._slot(number % _SLOTS)
+            slot.free.synchronize()
+            rows = slot.block.view_on_cpu(self.dtype, target.shape)
+            self._source.read(part, rows)
+            target.copy_(rows, non_blocking=True)
+            slot.free.record(stream)
+
+    def _slot(self, number: int) -> _Slot:
+        if number == len(self._slots):
+            size = max(_SLOT_BYTES, self._row_bytes)
+            self._slots.append(_Slot(allocate_or_fall_back(size, "pinned", self.device), torch.cuda.Event()))
+        return self._slots[number]

@@ -1,0 +1,201 @@
+"""Tables in files: `.npy`, `.safetensors`, or bare bytes, mapped as they lie; none of them can hold code."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import struct
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, FileError
+
+SAFETENSORS = {"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "U16": torch.uint16,
+               "I32": torch.int32, "U32": torch.uint32, "I64": torch.int64, "U64": torch.uint64, "F16": torch.float16,
+               "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
+               "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}  # fmt: skip
+_PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npz")
+_MOST_HEADER = 100 << 20
+_LENGTH = struct.Struct("<Q")
+
+
+class Layout(NamedTuple):
+    """Where rows lie in a file."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all rows take."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class RowFile:
+    """A table in a file that is read in place and never written.
+
+    Args:
+        path: `.npy`, `.safetensors`, or bytes of rows one behind the other.
+        name: For `.safetensors`: which tensor; None where there is one.
+        dtype, shape: For bare bytes: what they mean; the first of `shape` may be -1. For others: what is expected.
+        offset: For bare bytes: where they begin.
+
+    Attributes:
+        rows: `[N, ...]`, a tensor over the mapped file; only to be read.
+
+    Raises:
+        FileError: there is no such file, or it is damaged, shorter than it says, or a pickle.
+        ArgumentError: named argument, rule and value.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None,
+                 shape: Sequence[int] | None = None, offset: int = 0) -> None:  # fmt: skip
+        self.path = Path(path)
+        try:
+            with self.path.open("rb") as file:
+                self._stamp = _stamp(os.fstat(file.fileno()))
+                self.layout = self._read_layout(file, name, dtype, shape, offset)
+                self._check_length(self._stamp[0])
+                self.rows = self._map(file)
+        except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+            raise FileError(f"path must name a file that can be read, got {str(path)!r}: {error.strerror}") from error
+
+    def _read_layout(self, file: BinaryIO, name: str | None, dtype: torch.dtype | None, shape: Sequence[int] | None,
+                     offset: int) -> Layout:  # fmt: skip
+        kind = self.path.suffix.lower()
+        if kind in _PICKLES:
+            raise FileError(f"path must name a file that holds rows alone, got {self.path}, a pickle or an archive: "
+                            "loading one could run code; save its rows with pyg_direct.save_rows")  # fmt: skip
+        if kind == ".npy":
+            layout = _read_npy(file, self.path)
+        elif kind == ".safetensors":
+            layout = _read_safetensors(file, self.path, name, self._stamp[0])
+        else:
+            if dtype is None or shape is None:
+                raise ArgumentError(f"dtype and shape must be given for bare bytes such as {self.path}, got {dtype} "
+                                    f"and {shape}")  # fmt: skip
+            return self._bare_layout(dtype, tuple(shape), offset)
+        if dtype is not None and layout.dtype != dtype:
+            raise ArgumentError(f"dtype must be that of {self.path}, {layout.dtype}, got {dtype}")
+        if shape is not None and layout.shape != tuple(shape):
+            raise ArgumentError(f"shape must be that of {self.path}, {layout.shape}, got {tuple(shape)}")
+        if not layout.shape:
+            raise FileError(f"{self.path} must hold a table of at least one dimension, it holds a scalar")
+        return layout
+
+    def _bare_layout(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Layout:
+        if not shape or min(shape[1:], default=0) < 0 or shape[0] < -1 or offset < 0:
+            raise ArgumentError(f"shape and offset must not be negative, got {shape} and {offset}")
+        row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        if shape[0] == -1:
+            if row_bytes == 0 or (self._stamp[0] - offset) % row_bytes:
+                raise FileError(f"{self.path} must hold whole rows of {row_bytes} bytes from byte {offset} on, it has "
+                                f"{self._stamp[0]} bytes")  # fmt: skip
+            shape = ((self._stamp[0] - offset) // row_bytes, *shape[1:])
+        return Layout(offset, dtype, shape)
+
+    def _check_length(self, size: int) -> None:
+        needed = self.layout.offset + self.layout.num_bytes
+        if size < needed:
+            raise FileError(f"{self.path} must have {needed} bytes for {list(self.layout.shape)} of "
+                            f"{self.layout.dtype}, it has {size}: it was cut short")  # fmt: skip
+
+    def _map(self, file: BinaryIO) -> Tensor:
+        offset, dtype, shape = self.layout
+        if self.layout.num_bytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        # From the page that holds the first row.
+        ahead = offset % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(file.fileno(), ahead + self.layout.num_bytes, access=mmap.ACCESS_READ, offset=offset - ahead)
+        # Rows lie all over the file: what the system would read beside them is not wanted.
+        mapped.madvise(mmap.MADV_RANDOM)
+        self._mapped = mapped
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            flat = torch.frombuffer(mapped, dtype=torch.uint8)[ahead:]
+        return _as_dtype(flat, dtype).view(shape)
+
+    def check(self) -> None:
+        """Refuse to read on in a file that has changed: size, time of change and identity.
+
+        A file that is cut short in the very moment it is read ends the process, as with any mapped file.
+
+        Raises:
+            FileError: it has.
+        """
+        try:
+            stamp = _stamp(os.stat(self.path))
+        except OSError as error:
+            raise FileError(f"{self.path} was taken away while it was read: {error.strerror}") from error
+        if stamp != self._stamp:
+            before, now = self._stamp, stamp
+            raise FileError(f"{self.path} changed while it was read: {before[0]} bytes of time {before[1]} became "
+                            f"{now[0]} bytes of time {now[1]}; open it again")  # fmt: skip
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _as_dtype(flat: Tensor, dtype: torch.dtype) -> Tensor:
+    # A row that begins off its alignment cannot be seen as numbers.
+    return flat.view(dtype) if flat.data_ptr() % dtype.itemsize == 0 else flat.clone().view(dtype)
+
+
+def _read_npy(file: BinaryIO, path: Path) -> Layout:
+    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        shape, is_fortran, dtype = read_header[np.lib.format.read_magic(file)](file)
+    except (ValueError, KeyError, EOFError) as error:
+        raise FileError(f"{path} must be a .npy file of version 1 or 2: {error}") from error
+    if dtype.hasobject:
+        raise FileError(f"{path} must hold numbers, it holds Python objects, which are pickles")
+    if is_fortran and len(shape) > 1:
+        raise FileError(f"{path} must hold its rows one behind the other, it is in Fortran order")
+    try:
+        torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+    except (TypeError, ValueError) as error:
+        raise FileError(f"{path} must hold a dtype of torch in this machine's byte order, it holds {dtype}") from error
+    return Layout(file.tell(), torch_dtype, tuple(shape))
+
+
+def _read_safetensors(file: BinaryIO, path: Path, name: str | None, size: int) -> Layout:
+    head = file.read(_LENGTH.size)
+    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
+    if not 0 <= length <= min(_MOST_HEADER, size - _LENGTH.size):
+        raise FileError(f"{path} must begin with the length of its header, got {head!r} in {size} bytes")
+    try:
+        header: dict[str, Any] = json.loads(file.read(length))
+        tensors = {key: value for key, value in header.items() if key != "__metadata__"}
+        chosen = [value for key, value in tensors.items() if name is None or key == name]
+        facts = [(SAFETENSORS[value["dtype"]], tuple(map(int, value["shape"])), list(map(int, value["data_offsets"])))
+                 for value in chosen]  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileError(f"{path} must have a header of safetensors: {error!r}") from error
+    if len(facts) != 1:
+        raise ArgumentError(f"name must be one of {', '.join(sorted(tensors)) or 'no tensors'} in {path}, got {name!r}")
+    dtype, shape, (begin, end, *_) = facts[0] if len(facts[0][2]) > 1 else (*facts[0][:2], (-1, -1))
+    layout = Layout(_LENGTH.size + length + begin, dtype, shape)
+    if begin < 0 or min(shape, default=0) < 0 or end - begin != layout.num_bytes:
+        raise FileError(f"{path} must give {layout.num_bytes} bytes to {list(shape)} of {dtype}, it gives bytes "
+                        f"{begin} to {end}")  # fmt: skip
+    return layout
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A tensor or an array, which may be a memory map, as a tensor over the same bytes."""
+    if isinstance(value, Tensor):
+        return value
+    with warnings.catch_warnings():
+        # A read-only memory map is only read.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(value)
