@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
+from pyg_direct.loader.ranks import Share
 from pyg_direct.ops.draw import permute
 from pyg_direct.sampling.key import shuffle_key
 
@@ -20,33 +21,38 @@ class Seeds(NamedTuple):
     nodes: Tensor
 
 
+def can_share(loader: DataLoader[Any]) -> bool:
+    """Whether the order of an epoch follows from the loader's arguments, so that processes can share its batches."""
+    batching, sampler = loader.batch_sampler, loader.sampler
+    if type(batching) is not BatchSampler or batching.sampler is not sampler:
+        return False
+    return type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.generator is None
+        and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    )
+
+
 def order_of_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> Tensor | None:
     """Positions in the order of an epoch, int64 on the CPU; None when a sampler of the user's decides.
 
     Shuffling is a function of (seed, epoch), so that an epoch can be resumed and is equal on every machine.
     """
-    batching = loader.batch_sampler
-    if type(batching) is not BatchSampler or batching.sampler is not loader.sampler:
+    if not can_share(loader):
         return None
-    sampler = loader.sampler
     count = len(loader.dataset)  # type: ignore[arg-type]
-    if type(sampler) is SequentialSampler:
+    if type(loader.sampler) is SequentialSampler:
         return torch.arange(count)
-    if (
-        type(sampler) is RandomSampler
-        and not sampler.replacement
-        and sampler.generator is None
-        and (sampler.num_samples == count)
-    ):
-        return permute(count, key=shuffle_key(seed, epoch), device=getattr(loader, "device", "cpu"))
-    return None
+    return permute(count, key=shuffle_key(seed, epoch), device=getattr(loader, "device", "cpu"))
 
 
-def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, nodes: Tensor
-                    ) -> Iterator[tuple[int, Seeds]]:  # fmt: skip
-    """(number, seeds) of the batches of an epoch from batch `first` on; `nodes` are the input nodes, `[S]`.
+def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, nodes: Tensor,
+                    share: Share) -> Iterator[tuple[int, Seeds]]:  # fmt: skip
+    """(number, seeds) of a process's batches of an epoch from its batch `first` on; `nodes` are the input nodes, `[S]`.
 
-    Numbers are global: rank r of w under a `DistributedSampler` gets r, r + w, ... so that no two ranks share keys.
+    Numbers are global: process r of w gets r, r + w, ... by its `share` or under a `DistributedSampler`, so that no two
+    share keys.
     """
     stride, offset = 1, 0
     if isinstance(loader.sampler, DistributedSampler):
@@ -57,8 +63,9 @@ def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, 
         # Looked up for the whole epoch at once; a batch is then a view.
         nodes_in_order = nodes.index_select(0, order)
         end = len(order) // loader.batch_size * loader.batch_size if loader.drop_last else len(order)
-        for number in range(first, -(-end // loader.batch_size)):
-            begin = number * loader.batch_size
+        num_batches = -(-end // loader.batch_size)
+        for number in map(share.number_of, range(first, share.count_steps(num_batches))):
+            begin = number % num_batches * loader.batch_size
             part = slice(begin, min(begin + loader.batch_size, end))
             yield number, Seeds(order[part], nodes_in_order[part])
         return

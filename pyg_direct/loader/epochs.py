@@ -14,8 +14,9 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, LoaderWarning
 from pyg_direct.loader.background import Background
-from pyg_direct.loader.batches import Seeds, iterate_batches
+from pyg_direct.loader.batches import Seeds, can_share, iterate_batches
 from pyg_direct.loader.pipeline import Pipeline
+from pyg_direct.loader.ranks import Ranks, Share
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.size import parse_size
@@ -55,7 +56,8 @@ class EpochLoader:
         return threaded if self.num_workers > 0 else nullcontext()
 
     def _settle(self, device: Device, placement: str, topology_placement: str | None, feature_cache: int | str | None,
-                super_batch: int, seed: int | None, prefetch: int) -> None:  # fmt: skip
+                super_batch: int, seed: int | None, prefetch: int, ranks: Any = None,
+                uneven: str = "pad") -> None:  # fmt: skip
         """Check and keep the arguments that PyG's loaders do not have."""
         topology_placement = placement if topology_placement is None else topology_placement
         places = {"placement": placement, "topology_placement": topology_placement}
@@ -72,7 +74,9 @@ class EpochLoader:
         parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
         self.placement, self.topology_placement = placement, topology_placement
         self.feature_cache, self.prefetch, self.super_batch = feature_cache, prefetch, super_batch
+        self._ranks = Ranks(ranks, uneven)
         self.seed = resolve_seed(seed)
+        self._must_agree = seed is None and ranks is not None
         # The epoch that the next iteration runs and its first batch; and where the latest iteration stands.
         self._next_epoch = self._first_batch = 0
         self._standing = (0, 0)
@@ -106,13 +110,27 @@ class EpochLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of one that was resumed."""
+        share = self._share()
         self._prepare()
-        epoch, first = self._next_epoch, self._first_batch
+        if self._must_agree:
+            self.seed, self._must_agree = self._ranks.agree_on_seed(self.seed, self.device), False
+        epoch, first = self._next_epoch, self._first_batch // share.count
         self._next_epoch, self._first_batch = epoch + 1, 0
         self._standing = (epoch, first)
-        batches = iterate_batches(self, self.seed, epoch, first, self._input())  # type: ignore[arg-type]
+        batches = iterate_batches(self, self.seed, epoch, first, self._input(), share)  # type: ignore[arg-type]
         work = self._work_with_workers if self.num_workers > 0 else self._work_here  # type: ignore[attr-defined]
         return self._iterate(epoch, first, work(epoch, batches))
+
+    def _share(self) -> Share:
+        """Which batches are this process's."""
+        if self._ranks.ranks is not None and not can_share(self):  # type: ignore[arg-type]
+            raise ArgumentError("ranks needs batches that the loader itself makes, without sampler, batch_sampler or "
+                                "generator, equal in every process; a DistributedSampler needs no ranks")  # fmt: skip
+        return self._ranks.resolve()
+
+    def __len__(self) -> int:
+        """Batches of an epoch of this process."""
+        return self._share().count_steps(super().__len__())  # type: ignore[misc]
 
     def _iterate(self, epoch: int, first: int, batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches, first + 1):
@@ -150,8 +168,12 @@ class EpochLoader:
         return self._fetch(self._submit(epoch, number, seeds).finish(), number, seeds)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the loader stands: the next batch of the current epoch. Three integers, as all else follows."""
-        return {"seed": self.seed, "epoch": self._standing[0], "batch": self._standing[1]}
+        """Where the loader stands: the next batch of the current epoch. Three integers, as all else follows.
+
+        With `ranks`, the batch is the first that not all processes have had; an epoch may be resumed by another number
+        of them.
+        """
+        return {"seed": self.seed, "epoch": self._standing[0], "batch": self._standing[1] * self._ranks.resolve().count}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue where `state` was taken: the next iteration gives the remaining batches of that epoch.
@@ -163,8 +185,9 @@ class EpochLoader:
             value = state.get(name) if isinstance(state, dict) else None
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
                 raise ArgumentError(f"state must hold {name!r} as an integer in [0, 2**64), got {value!r}")
-        self.seed = state["seed"]
-        self._next_epoch, self._first_batch = self._standing = (state["epoch"], state["batch"])
+        self.seed, self._must_agree = state["seed"], False
+        self._next_epoch, self._first_batch = state["epoch"], state["batch"]
+        self._standing = state["epoch"], state["batch"] // self._ranks.resolve().count
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -58,6 +58,7 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
         placement: `auto`, `cuda`, `unified` or `cpu`: where the topology lives.
         seed: Seed of shuffling and of all draws; None takes torch's initial seed.
         prefetch: Batches made ahead.
+        ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:
@@ -69,12 +70,12 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
     def __init__(self, edge_index: Any, sizes: Sequence[int], node_idx: Tensor | None = None,
                  num_nodes: int | None = None, return_e_id: bool = True, transform: Callable[..., Any] | None = None,
                  *, device: Device = None, placement: str = "auto", seed: int | None = None, prefetch: int = 1,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
         if placement not in _MODES:
             raise ArgumentError(f"placement must be one of {', '.join(_MODES)}, got {placement!r}")
-        self._settle(device, placement, None, None, 1, seed, prefetch)
+        self._settle(device, placement, None, None, 1, seed, prefetch, ranks, uneven)
         self.edge_index, self.node_idx, self.num_nodes = edge_index, node_idx, num_nodes
         self.sizes, self.return_e_id = check_fanouts("sizes", sizes), bool(return_e_id)
         # `EpochLoader` would call it with one argument.

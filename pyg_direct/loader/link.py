@@ -39,7 +39,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         filter_per_worker: Accepted; rows are always fetched on the device.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each link, that batches hold instead of its position.
-        device, placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:
@@ -53,10 +53,10 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                  custom_cls: Any = None, input_id: Tensor | None = None, *, device: Device = None,
                  placement: str = "auto", feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         if device is None and isinstance(link_sampler, NeighborSampler):
             device = link_sampler.device
-        self._settle(device, placement, None, feature_cache, 1, seed, prefetch)
+        self._settle(device, placement, None, feature_cache, 1, seed, prefetch, ranks, uneven)
         self._open_links(data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
                          kwargs)  # fmt: skip
@@ -149,7 +149,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         exclude_target_edges: True: links that are sampled around are taken out of the batch's edges, so that a model
             cannot look them up; `"reverse"`: their reverse edges too (relation `rev_...`).
         device, placement, topology_placement, feature_cache, topology_cache, store_dtype, seed, prefetch,
-            time_comparison, time_window: See `NeighborLoader`.
+            time_comparison, time_window, ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:
@@ -168,14 +168,15 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
                  placement: str = "auto", topology_placement: str | None = None,
                  feature_cache: int | str | None = None, topology_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 time_comparison: str = "<=", time_window: int | None = None, custom_cls: Any = None,
+                 time_comparison: str = "<=", time_window: int | None = None,
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", custom_cls: Any = None,
                  input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
             is_set = ["'edge_label_time' is not set", "'time_attr' is not set"][time_attr is None]
             raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")
         if device is None and isinstance(neighbor_sampler, NeighborSampler):
             device = neighbor_sampler.device
-        self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
+        self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch, ranks, uneven)
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(
                 data, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,

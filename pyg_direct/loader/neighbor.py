@@ -91,6 +91,15 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         prefetch: Batches made ahead; on a GPU one more is being sampled, on a CPU each is made by a thread of its own,
             with a share of the cores. 0 makes a batch when it is asked for. When GPU memory runs out over it, it
             shrinks, with a warning.
+        ranks: For several processes that train together, each with a loader of the same arguments: batches are made as
+            for one process, of `batch_size` seeds each, and process r of w gets the batches r, r + w, ... of every
+            epoch. `"auto"` asks `torch.distributed`, or torchrun's variables, when an epoch starts, and is one process
+            where there are none; or (r, w). Without a `seed`, processes of a group take that of process 0. A
+            `DistributedSampler` may be given instead, which shares out seeds; batches then depend on w.
+        uneven: With `ranks`, where w does not divide the number of batches: `pad`: the processes left without one in
+            the last round sample the first seeds of the epoch anew, so that none waits for ever for the gradients of
+            the others; `drop`: the last round is left out; `keep`: they stop, for evaluation or inside
+            `torch.distributed.algorithms.join.Join`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             unless `multiprocessing_context` says how to start them: `"spawn"` gives processes that sample on the CPU.
 
@@ -120,13 +129,13 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  feature_cache: int | str | None = None, topology_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, sampling: str = "uniform", layer_dependency: bool = False,
                  super_batch: int = 1, seed: int | None = None, prefetch: int = 1, time_comparison: str = "<=",
-                 time_window: int | None = None, custom_cls: Any = None, input_id: Tensor | None = None,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 time_window: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
+                 custom_cls: Any = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ArgumentError("input_time needs time_attr, the name of the times it is compared with, got None")
         if device is None and isinstance(neighbor_sampler, NeighborSampler):
             device = neighbor_sampler.device
-        self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch)
+        self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven)
         if topology_cache not in (None, "auto"):
             parse_size(topology_cache, 0, "topology_cache")
         self.topology_cache = topology_cache

@@ -33,7 +33,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         filter_per_worker: Accepted; rows are always fetched on the device.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each seed, that batches hold instead of its position.
-        device, placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:
@@ -46,10 +46,10 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
                  custom_cls: Any = None, input_id: Tensor | None = None, *, device: Device = None,
                  placement: str = "auto", feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         if device is None and isinstance(node_sampler, NeighborSampler):
             device = node_sampler.device
-        self._settle(device, placement, None, feature_cache, 1, seed, prefetch)
+        self._settle(device, placement, None, feature_cache, 1, seed, prefetch, ranks, uneven)
         self._open_general(data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
                            custom_cls, input_id, store_dtype, kwargs)  # fmt: skip
 

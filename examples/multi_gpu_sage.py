@@ -1,0 +1,121 @@
+"""Train GraphSAGE on all GPUs of this host with PyTorch's DDP: `ranks="auto"` is all that the loader needs to know.
+
+    torchrun --nproc-per-node=gpu examples/multi_gpu_sage.py
+    python examples/multi_gpu_sage.py
+
+do the same; the second starts a process for each GPU itself and loads the graph once for all of them. With one GPU, or
+none, there is one process; `--processes 2 --device cpu` trains with two on the CPU. Data as in `ogbn_products_sage.py`.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from model import describe, load_dataset, score
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
+
+from pyg_direct import NeighborLoader
+from pyg_direct.datasets import NodeDataset
+
+
+def train(rank: int, count: int, dataset: NodeDataset, args: argparse.Namespace) -> None:
+    """What one process does; its process group is there."""
+    torch.manual_seed(args.seed)
+    device = torch.device("cuda", rank) if args.device == "cuda" else torch.device("cpu")
+    data: Data = dataset.to_data()
+    options = {"device": device, "placement": args.placement, "feature_cache": args.feature_cache, "seed": args.seed}
+    # Batches as for one process, dealt out in turn. A global step is of `count` batches.
+    train_loader = NeighborLoader(data, num_neighbors=[15, 10, 5], input_nodes=data.train_mask, shuffle=True,
+                                  batch_size=args.batch_size, ranks="auto", **options)  # fmt: skip
+
+    hidden = args.hidden or (256 if device.type == "cuda" else 64)
+    model = GraphSAGE(dataset.num_features, hidden, num_layers=3, out_channels=dataset.num_classes, dropout=0.3)
+    model = model.to(device)
+    parallel = DistributedDataParallel(model, [device] if device.type == "cuda" else None)
+    optimizer = torch.optim.Adam(parallel.parameters(), lr=args.lr)
+
+    for epoch in range(1, args.epochs + 1):
+        parallel.train()
+        begin, total_loss, num_seeds = time.perf_counter(), torch.zeros((), device=device), 0
+        for batch in train_loader:
+            optimizer.zero_grad()
+            out = parallel(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                           num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
+            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+            loss.backward()
+            optimizer.step()
+            total_loss += loss.detach() * batch.batch_size
+            num_seeds += batch.batch_size
+        totals = torch.stack([total_loss, torch.tensor(float(num_seeds), device=device)])
+        dist.all_reduce(totals)
+        if rank == 0:
+            loss, seconds = float(totals[0] / totals[1]), time.perf_counter() - begin
+            print(f"epoch {epoch}: loss {loss:.4f}, {seconds:.2f} s, {len(train_loader)} steps of {count} batches")
+
+    # Every process finds the classes of its share of the nodes, whatever their number: nobody waits within.
+    parallel.eval()
+    loader = NeighborLoader(data, num_neighbors=[15, 10, 5], batch_size=1024, ranks="auto", uneven="keep", **options)
+    predicted = torch.zeros(dataset.num_nodes, dtype=torch.int64, device=device)
+    with torch.no_grad():
+        for batch in loader:
+            out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                        num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
+            predicted[batch.n_id[: batch.batch_size]] = out.argmax(1)
+    dist.all_reduce(predicted)
+    if rank == 0:
+        scores = score(predicted.cpu(), dataset)
+        print("GraphSAGE: train {train:.2%}, valid {valid:.2%}, test {test:.2%}".format(**scores))
+
+
+def run(rank: int, count: int, dataset: NodeDataset | None, args: argparse.Namespace, address: str) -> None:
+    """Join the group and train."""
+    if args.device == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
+    dist.init_process_group("nccl" if args.device == "cuda" else "gloo", init_method=address, rank=rank,
+                            world_size=count)  # fmt: skip
+    if dataset is None:
+        dataset = load_dataset(args.data, args.scale, torch.device(args.device))
+    if rank == 0:
+        print(f"{describe(dataset, torch.device(args.device))} with {count} processes")
+    train(rank, count, dataset, args)
+    # Not where an error ends a process: the launcher then ends the others.
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="folder with graph.npz and features")
+    parser.add_argument("--scale", type=float, help="size of the generated graph; 1 is ogbn-products")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPUs if there are any")
+    parser.add_argument("--processes", type=int, help="all GPUs; one on a CPU")
+    parser.add_argument("--placement", default="auto", help="auto, cuda, unified, pinned or cpu")
+    parser.add_argument("--feature-cache", help="GPU memory for hot rows when features are on the host, e.g. 20%%")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--hidden", type=int, help="256 on a GPU, 64 on a CPU")
+    parser.add_argument("--lr", type=float, default=0.005)
+    parser.add_argument("--batch-size", type=int, default=256, help="seeds of each process")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+    if "WORLD_SIZE" in os.environ:  # torchrun
+        run(int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]), None, args, "env://")
+        return
+    count = args.processes or (torch.cuda.device_count() if args.device == "cuda" else 1)
+    dataset = load_dataset(args.data, args.scale, torch.device(args.device))
+    with tempfile.TemporaryDirectory() as folder:
+        # Tensors go through shared memory: every process sees the same edges and features.
+        mp.spawn(run, args=(count, dataset, args, f"file://{folder}/group"), nprocs=count)
+
+
+if __name__ == "__main__":
+    main()

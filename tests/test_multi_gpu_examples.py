@@ -1,0 +1,49 @@
+"""The examples for several processes, with two of them on the CPU, as a user starts them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+pytestmark = pytest.mark.slow
+
+
+def run(*command):
+    environment = {k: v for k, v in os.environ.items() if k != "PYG_DIRECT_DATA"}
+    environment |= {"PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=280,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def options(count):
+    return ["--device", "cpu", "--scale", "0.003", "--epochs", "6", "--batch-size", str(64 // count)]
+
+
+def losses_of(output):
+    return [float(loss) for loss in re.findall(r"^epoch \d: loss ([\d.]+), ", output, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_spawned_processes_learn(count):
+    output = run(EXAMPLES / "multi_gpu_sage.py", "--processes", str(count), *options(count))
+
+    losses = losses_of(output)
+    assert f"with {count} processes" in output
+    assert len(losses) == 6
+    assert losses[-1] < 0.7 * losses[0], output
+    assert float(re.search(r"test ([\d.]+)%", output)[1]) > 15, output
+
+
+def test_torchrun_does_what_spawned_processes_do():
+    spawned = run(EXAMPLES / "multi_gpu_sage.py", "--processes", "2", *options(2))
+
+    output = run("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", EXAMPLES / "multi_gpu_sage.py",
+                 *options(2))  # fmt: skip
+
+    assert losses_of(output) == pytest.approx(losses_of(spawned), rel=0.02)
