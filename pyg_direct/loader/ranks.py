@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,8 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 UNEVEN = ("pad", "drop", "keep")
 
 
-class Share(NamedTuple):
+@dataclass(frozen=True)
+class Share:
     """One process's part of the batches of an epoch: `rank`, `rank + count`, `rank + 2 * count`, ...
 
     The batches of an epoch and their numbers are the same for any `count`.
