@@ -71,7 +71,7 @@ class Ranks:
         if self.ranks is None:
             return Share()
         if self.ranks != "auto":
-            return Share(*self.ranks, self.uneven)
+            return Share(self.ranks[0], self.ranks[1], self.uneven)
         if has_group():
             return Share(dist.get_rank(), dist.get_world_size(), self.uneven)
         # What torchrun sets; the program may come to its process group later, or need none.
