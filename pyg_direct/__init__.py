@@ -2,6 +2,8 @@
 
 from pyg_direct import loader as loader, sampler as sampler
 from pyg_direct.features.feature import Feature
+from pyg_direct.features.hotness import count_reads
+from pyg_direct.features.parts import DeviceConfig
 from pyg_direct.features.save import save_rows
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.link import LinkLoader, LinkNeighborLoader
@@ -17,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Adj",
     "CSRTopo",
+    "DeviceConfig",
     "Feature",
     "FeatureStore",
     "GraphSageSampler",
@@ -26,6 +29,7 @@ __all__ = [
     "NodeLoader",
     "__version__",
     "accelerate",
+    "count_reads",
     "install",
     "save_rows",
     "uninstall",
