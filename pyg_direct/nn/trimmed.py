@@ -11,6 +11,7 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import conv
 from torch_geometric.nn.models import MLP
@@ -26,6 +27,26 @@ class Kept(NamedTuple):
 
     rows: Tensor
     kept: Tensor
+
+
+class _Split(torch.autograd.Function):
+    """Rows, and the first of them; their gradients meet in the memory of that of all rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_kept: int) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.shape, ctx.num_kept = x.shape, num_kept
+        return x.view_as(x), x.narrow(0, 0, num_kept)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, kept: Tensor | None) -> tuple[Tensor | None, None]:
+        if kept is None or grad is None:
+            return (grad if kept is None else F.pad(kept, (0, 0, 0, ctx.shape[0] - ctx.num_kept))), None
+        if torch.is_grad_enabled():
+            return grad + F.pad(kept, (0, 0, 0, ctx.shape[0] - ctx.num_kept)), None
+        # Sums and matrices, which is all that accelerated convolutions do with rows, give gradients of their own.
+        grad.narrow(0, 0, ctx.num_kept).add_(kept)
+        return grad, None
 
 
 # A row of their result depends on that row of what they are given, and on nothing else.
@@ -53,7 +74,7 @@ def forward(self: Any, layer: int, num_sampled_nodes_per_hop: Any, num_sampled_e
     if layer + 1 < min(len(convs), len(nodes)) and x.shape[0] == sum(nodes[: len(nodes) - layer]):
         num_kept = x.shape[0] - nodes[-(layer + 1)]
         if _computes_rows(convs[layer], x, edge_index, num_kept):
-            x = Kept(x, x.narrow(0, 0, num_kept))
+            x = Kept(*_Split.apply(x, num_kept))
     return x, edge_index, edge_attr
 
 
