@@ -2,34 +2,41 @@
 
 from pyg_direct import loader as loader, sampler as sampler
 from pyg_direct.features.feature import Feature
-from pyg_direct.features.hotness import count_reads
-from pyg_direct.features.parts import DeviceConfig
 from pyg_direct.features.save import save_rows
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.loader.hgt import HGTLoader
+from pyg_direct.loader.inference import infer, inference_loader
 from pyg_direct.loader.link import LinkLoader, LinkNeighborLoader
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.rows import FeatureStore
+from pyg_direct.loader.shadow import ShaDowKHopSampler
+from pyg_direct.loader.subgraph import SubGraphLoader
 from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.noedit.install import install, uninstall
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
+from pyg_direct.sampling.random_negative import RandomNegativeSampler
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Adj",
     "CSRTopo",
-    "DeviceConfig",
     "Feature",
     "FeatureStore",
     "GraphSageSampler",
+    "HGTLoader",
     "LinkLoader",
     "LinkNeighborLoader",
     "NeighborLoader",
     "NodeLoader",
+    "RandomNegativeSampler",
+    "ShaDowKHopSampler",
+    "SubGraphLoader",
     "__version__",
     "accelerate",
-    "count_reads",
+    "infer",
+    "inference_loader",
     "install",
     "save_rows",
     "uninstall",

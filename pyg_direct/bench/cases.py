@@ -24,6 +24,7 @@ from pyg_direct.bench.gather import (
     measure_stored_rows,
 )
 from pyg_direct.bench.growth import measure_growth, measure_papers
+from pyg_direct.bench.hetero import measure_links, measure_relations, measure_times, measure_types
 from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from pyg_direct.bench.loader import measure_loader, measure_python_time
 from pyg_direct.bench.memory import measure_host_memory
@@ -89,6 +90,16 @@ def aggregate(scale: float) -> Iterator[Row]:
     yield from measure_aggregation(batch, _name(scale))
 
 
+def hetero(scale: float) -> Iterator[Row]:
+    """Types, times, weights, separate trees, links and a hundred relations."""
+    on_gpu = torch.cuda.is_available()
+    yield from measure_types(scale)
+    yield from measure_relations(scale)
+    yield from measure_times(scale, (0, 8, 16) if on_gpu else (0, 2))
+    graph = synthetic_graph("products", scale=scale, topology_only=True, device=resolve_device(None)).to("cpu")
+    yield from measure_links(graph.to_data(), _name(scale))
+
+
 def startup(scale: float) -> Iterator[Row]:
     """Seconds to the first batch in fresh processes."""
     yield from measure_startup(0.1 * scale)
@@ -150,6 +161,7 @@ SHORT_CASES: dict[str, Case] = {
     "gather": gather,
     "loader": loader,
     "aggregate": aggregate,
+    "hetero": hetero,
     "startup": startup,
 }
 # Minutes, up to 100 GB of GPU or host memory, or other packages.

@@ -33,3 +33,5 @@ RELATION_DRAW = 2**62
 TREE_DRAW = 2**62 + 1
 # In the place of an item, for the ends of negative links.
 NEGATIVE_DRAW = 2**62 + 2
+# Likewise, for the nodes that a layer of HGT chooses.
+BUDGET_DRAW = 2**62 + 3

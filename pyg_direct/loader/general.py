@@ -15,8 +15,8 @@ from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.hetero import HeteroAttributes, TypeRanking
 from pyg_direct.loader.order import note_order
+from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.pyg import Attributes
-from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.stores import StoreAttributes
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.ops.check import check_ids
@@ -56,7 +56,7 @@ class GeneralLoader(EpochLoader):
     _general: Any = None
 
     def _prepare(self) -> Any:
-        ours = isinstance(self._sampler, NeighborSampler)
+        ours = isinstance(self._sampler, OwnSampler)
         if ours:
             self._sampler.refresh()
         topology = self._sampler._open_topology() if ours else None
@@ -78,7 +78,7 @@ class GeneralLoader(EpochLoader):
         raise NotImplementedError
 
     def _is_own(self) -> bool:
-        ours = isinstance(self._sampler, NeighborSampler) and isinstance(self.data, (Data, HeteroData))
+        ours = isinstance(self._sampler, OwnSampler) and isinstance(self.data, (Data, HeteroData))
         return ours and self.transform_sampler_output is None
 
     def _submit(self, epoch: int, number: int, seeds: Seeds) -> Drawn:
@@ -89,7 +89,7 @@ class GeneralLoader(EpochLoader):
 
     def _key(self, key: int | None) -> dict[str, int]:
         """Only our sampler takes a key; others draw as they do."""
-        return {"key": key} if isinstance(self._sampler, NeighborSampler) and key is not None else {}
+        return {"key": key} if isinstance(self._sampler, OwnSampler) and key is not None else {}
 
     def __call__(self, index: Any) -> Any:
         """The batch around the seeds at these positions; each call draws anew."""
@@ -117,7 +117,7 @@ class GeneralLoader(EpochLoader):
             out = self.transform_sampler_output(out)
         if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
             raise TypeError(f"the sampler must return a SamplerOutput or a HeteroSamplerOutput, got {type(out)}")
-        is_ours = isinstance(self._sampler, NeighborSampler) and self.transform_sampler_output is None
+        is_ours = isinstance(self._sampler, OwnSampler) and self.transform_sampler_output is None
         out = self._finalise(out)
         if isinstance(self._general, StoreAttributes):
             batch = self._general.build(out)
@@ -134,7 +134,7 @@ class GeneralLoader(EpochLoader):
     def _finalise(self, out: Output) -> Output:
         """The output on the device, with edge ids of the graph instead of those of its sampler."""
         perm = self._sampler.edge_permutation
-        if isinstance(self._sampler, NeighborSampler) and self.transform_sampler_output is None:
+        if isinstance(self._sampler, OwnSampler) and self.transform_sampler_output is None:
             return out
         device = self.device
         if isinstance(out, HeteroSamplerOutput):
@@ -168,7 +168,7 @@ class GeneralLoader(EpochLoader):
     def report(self) -> str:
         """What lives where, a line each."""
         attributes = self._prepare() if self._general is None else self._general
-        lines = [self._sampler.summarise()] if isinstance(self._sampler, NeighborSampler) else []
+        lines = [self._sampler.summarise()] if isinstance(self._sampler, OwnSampler) else []
         return "\n".join([*lines, *(f"{key}: {feature}" for key, feature in attributes.describe().items())])
 
 

@@ -16,6 +16,7 @@ from pyg_direct.features.store import check_store_dtype
 from pyg_direct.loader.epochs import settle_workers
 from pyg_direct.loader.general import GeneralLoader, Output
 from pyg_direct.loader.node import check_times
+from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.ops.check import check_ids
 from pyg_direct.sampling.negative import check_weight
@@ -54,7 +55,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                  placement: str = "auto", feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
-        if device is None and isinstance(link_sampler, NeighborSampler):
+        if device is None and isinstance(link_sampler, OwnSampler):
             device = link_sampler.device
         self._settle(device, placement, None, feature_cache, 1, seed, prefetch, ranks, uneven)
         self._open_links(data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
@@ -93,7 +94,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
 
     def _check_links(self) -> None:
         given = self.input_data
-        nodes: Any = self._sampler.num_nodes if isinstance(self._sampler, NeighborSampler) else None
+        nodes: Any = self._sampler.num_nodes if isinstance(self._sampler, OwnSampler) else None
         sizes = [nodes[given.input_type[end]] for end in (0, 2)] if isinstance(nodes, dict) else [nodes, nodes]
         given.row = check_ids("edge_label_index", given.row, sizes[0]).long()
         given.col = check_ids("edge_label_index", given.col, sizes[1]).long()
@@ -174,7 +175,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
             is_set = ["'edge_label_time' is not set", "'time_attr' is not set"][time_attr is None]
             raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")
-        if device is None and isinstance(neighbor_sampler, NeighborSampler):
+        if device is None and isinstance(neighbor_sampler, OwnSampler):
             device = neighbor_sampler.device
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch, ranks, uneven)
         if neighbor_sampler is None:

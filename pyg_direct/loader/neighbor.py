@@ -21,6 +21,7 @@ from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, settle_workers
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.order import largest_fanout, note_order
+from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.plain import NodeSampler, check_choices, from_output, is_plain, read_input_nodes, to_output
 from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
@@ -133,7 +134,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  custom_cls: Any = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ArgumentError("input_time needs time_attr, the name of the times it is compared with, got None")
-        if device is None and isinstance(neighbor_sampler, NeighborSampler):
+        if device is None and isinstance(neighbor_sampler, OwnSampler):
             device = neighbor_sampler.device
         self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven)
         if topology_cache not in (None, "auto"):

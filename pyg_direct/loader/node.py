@@ -14,8 +14,8 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
 from pyg_direct.loader.epochs import settle_workers
 from pyg_direct.loader.general import GeneralLoader, Output
+from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.plain import read_input_nodes
-from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.ops.check import check_ids
 from pyg_direct.typing import Device
 
@@ -47,7 +47,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
                  placement: str = "auto", feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
-        if device is None and isinstance(node_sampler, NeighborSampler):
+        if device is None and isinstance(node_sampler, OwnSampler):
             device = node_sampler.device
         self._settle(device, placement, None, feature_cache, 1, seed, prefetch, ranks, uneven)
         self._open_general(data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
@@ -68,7 +68,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         PygNodeLoader.__init__(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
                                False, custom_cls, input_id, **kwargs)  # fmt: skip
         size = None
-        if isinstance(node_sampler, NeighborSampler):
+        if isinstance(node_sampler, OwnSampler):
             sizes = node_sampler.num_nodes
             size = sizes[self.input_data.input_type] if isinstance(sizes, dict) else sizes
         self.input_data.node = check_ids("input_nodes", self.input_data.node, size).long()

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import (
-    BaseSampler,
     EdgeSamplerInput,
     HeteroSamplerOutput,
     NegativeSampling,
@@ -25,11 +24,12 @@ from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.graph import Parts, read_parts
 from pyg_direct.loader.links import Links, NegativeSource
 from pyg_direct.loader.order import largest_fanout
+from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.pyg import read_topology
 from pyg_direct.ops.check import check_fanouts, check_ids
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.sampling.general import GeneralPlan
-from pyg_direct.sampling.key import call_key, resolve_seed
+from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.options import GeneralRecipe
 from pyg_direct.sampling.sample import Recipe, check_hops
@@ -48,7 +48,7 @@ class _Opened:
     kept: list[Any] = field(default_factory=list)
 
 
-class NeighborSampler(BaseSampler):  # type: ignore[misc]
+class NeighborSampler(OwnSampler):
     """Samples around nodes and links, after PyG's class of that name; results are on `device`.
 
     All its arguments but `data` and those of placement are attributes that can be set, with effect on the next call.
@@ -179,11 +179,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         fanouts = self._fanouts()
         return largest_fanout(fanouts.values() if isinstance(fanouts, dict) else [fanouts])
 
-    @property
-    def edge_permutation(self) -> None:
-        """None: edge ids of results are final."""
-        return None
-
     def refresh(self) -> None:
         """Read the graph anew, so that edits of a `Data` or `HeteroData` take effect."""
         if isinstance(self.data, tuple):
@@ -195,11 +190,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             topology = parts.open("in" if self.sample_direction == "forward" else "out", self.is_sorted)
         if not any(topology is kept for kept in self._opened.kept):
             self._opened = _Opened(parts)
-
-    def summarise(self) -> str:
-        """The topology in a line, for reports."""
-        topology = self._open_topology()
-        return f"topology: {topology}"
 
     def sample_from_nodes(self, index: NodeSamplerInput, *, key: int | None = None
                           ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
@@ -250,10 +240,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             self._opened.plans[key] = made
         return made  # type: ignore[no-any-return]
 
-    def _next_key(self) -> int:
-        self._num_calls += 1
-        return call_key(self.seed, self._num_calls - 1)
-
     def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None
                 ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
         """Sample around seeds, by type where there are types; metadata is left to the caller."""
@@ -272,7 +258,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
             return SamplerOutput(sample.n_id, row, col, sample.e_id, num_sampled_nodes=sample.num_sampled_nodes,
                                  num_sampled_edges=sample.num_sampled_edges)  # fmt: skip
         times = seed_time if self.is_temporal else None
-        return _to_output(plan.sample(seed, key, seed_time=times), self.is_hetero)
+        return to_output(plan.sample(seed, key, seed_time=times), self.is_hetero)
 
     def _fanouts(self) -> Any:
         """Fanouts per hop, or per relation in the order of the graph."""
@@ -334,7 +320,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, device={self.device})"
 
 
-def _to_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
+def to_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
+    """A sample in PyG's form."""
     if is_hetero:
         return HeteroSamplerOutput(sample.node, sample.row, sample.col, sample.edge, sample.batch,
                                    sample.num_sampled_nodes, sample.num_sampled_edges)  # fmt: skip

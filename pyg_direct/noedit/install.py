@@ -7,9 +7,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
 from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.epochs import PLACEMENTS
 from pyg_direct.loader.placement import announce
+from pyg_direct.noedit.inference import make_inference
 from pyg_direct.noedit.standin import make_stand_in
 from pyg_direct.noedit.table import LEFT, REPLACEMENTS, Replacement
 from pyg_direct.runtime.device import resolve_device
@@ -25,8 +28,9 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
 
     A program then makes ours where it makes PyG's, with PyG's arguments and batches. `n_id`, `e_id` and `input_id` of a
     batch are found on the host, as PyG has them, and are copied there when they are read; everything else is on
-    `device`. What ours does not offer, and classes that the program derives from PyG's, are left to PyG. The logger
-    `pyg_direct` says what was replaced and what was left, and why, once. Installing again changes the arguments.
+    `device`. PyG's `model.inference(loader)` is done by `infer`. What ours does not offer, and classes that the program
+    derives from PyG's, are left to PyG. The logger `pyg_direct` says what was replaced and what was left, and why,
+    once. Installing again changes the arguments.
 
     Args:
         device: Where to sample and where batches are; None is the current GPU if there is one, else the CPU; `"data"`
@@ -51,6 +55,8 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         for module, name in list(_find_names(entry, original)):
             _BOUND.append((module, name, original))
             setattr(module, name, stand_in)
+    _BOUND.append((BasicGNN, "inference", BasicGNN.inference))
+    BasicGNN.inference = make_inference(BasicGNN.inference)
     names = ", ".join(_path(entry) for entry in REPLACEMENTS)
     announce(f"replaced {names} of PyG; left to PyG, as there are none of ours: {', '.join(LEFT)}")
 

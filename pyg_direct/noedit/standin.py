@@ -82,14 +82,14 @@ def _make(cls: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A method of `SparseTensor`, a property of the others.
         options["device"] = "cuda" if (is_on_gpu() if callable(is_on_gpu) else is_on_gpu) else "cpu"
     if "transform" in inspect.signature(cls.ours).parameters:
-        arguments["transform"] = partial(_transform, arguments.get("transform"))
+        arguments["transform"] = partial(show_batch, arguments.get("transform"))
     with warnings.catch_warnings():
         # A program of PyG's asks for workers as a matter of course.
         warnings.simplefilter("ignore", LoaderWarning)
         return cls.ours(**arguments, **{name: value for name, value in options.items() if name not in arguments})
 
 
-def _transform(transform: Callable[[Any], Any] | None, *batch: Any) -> Any:
+def show_batch(transform: Callable[[Any], Any] | None, *batch: Any) -> Any:
     """The batch as PyG would hand it over, then the program's own transform; the old sampler's comes in three."""
     shown = show_ids(batch[0] if len(batch) == 1 else batch)
     if transform is None:

@@ -31,9 +31,11 @@ REPLACEMENTS = (
     Replacement(f"{_LOADER}.node_loader", "NodeLoader", loader.NodeLoader, (_LOADER, _LIGHTNING)),
     Replacement(f"{_LOADER}.link_loader", "LinkLoader", loader.LinkLoader, (_LOADER, _LIGHTNING)),
     Replacement(f"{_LOADER}.neighbor_sampler", "NeighborSampler", loader.NeighborSampler, (_LOADER,)),
+    Replacement(f"{_LOADER}.hgt_loader", "HGTLoader", loader.HGTLoader, (_LOADER,)),
+    Replacement(f"{_LOADER}.shadow", "ShaDowKHopSampler", loader.ShaDowKHopSampler, (_LOADER,)),
     # Not in PyG's own loaders, which call it in their own way when a program is left to them.
     Replacement(f"{_SAMPLER}.neighbor_sampler", "NeighborSampler", sampler.NeighborSampler, (_SAMPLER, _LIGHTNING)),
 )
 
 # Loaders of PyG's that sample, for which there is none of ours.
-LEFT = ("HGTLoader", "ShaDowKHopSampler", "GraphSAINTSampler", "ClusterLoader", "RandomNodeLoader")
+LEFT = ("GraphSAINTSampler", "ClusterLoader", "RandomNodeLoader")

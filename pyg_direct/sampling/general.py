@@ -14,21 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.graph.hetero import PlacedHetero
-from pyg_direct.kernels.worklist import (
-    COLUMNS,
-    EDGES,
-    FANOUT,
-    FIRST,
-    FLAGS,
-    FRONT,
-    LOCAL,
-    RELATION,
-    ROWS,
-    SOURCE_BASE,
-    SOURCE_START,
-    TIMED,
-    WEIGHTED,
-)
+from pyg_direct.kernels.worklist import COLUMNS, TIMED, WEIGHTED
 from pyg_direct.ops.check import check_key
 from pyg_direct.ops.general import Frontier, Picked, Rules, move_segments, pick_edges
 from pyg_direct.sampling.hashed import SMALLEST_TABLE, HashNumbering
@@ -37,6 +23,7 @@ from pyg_direct.sampling.options import GeneralRecipe
 from pyg_direct.sampling.seeds import Seeds, read_seeds
 from pyg_direct.sampling.subgraph import GeneralSample
 from pyg_direct.sampling.tabled import Scratch, TableNumbering, fits_table
+from pyg_direct.sampling.worklist import list_work
 
 
 class _Hop(NamedTuple):
@@ -116,12 +103,13 @@ class GeneralPlan:
         return sample
 
     def _sample(self, start: Seeds, key: int, numbering: Numbering) -> GeneralSample:
+        topo = self.topology.topo
         hops, edges = [_Hop(start.rows, start.trees, start.counts)], []
         numbering.start(start.identities, start.counts)
         known = np.zeros_like(start.counts)
         for hop in range(len(self._fanouts)):
             front = hops[-1]
-            relations, work = self._list_work(self._fanouts[hop], front.counts, known, start.bases)
+            relations, work = list_work(topo, self._flags, self._fanouts[hop], front.counts, known, start.bases)
             known = known + front.counts
             picked = self._pick(work, front, start, key, hop)
             new_counts = numbering.enter(picked.sources, picked.ends)
@@ -139,24 +127,6 @@ class GeneralPlan:
         if self.recipe.subgraph_type == "induced":
             return self._induce(sample, start, numbering)
         return sample
-
-    def _list_work(self, fanouts: np.ndarray, counts: np.ndarray, known: np.ndarray, bases: np.ndarray
-                   ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """(relations with items, the work list) for `counts` nodes of each type, whose local ids follow `known`."""
-        topo = self.topology.topo
-        items = counts[topo.expanded] * (fanouts != 0)
-        relations = np.flatnonzero(items)
-        work = np.zeros((len(relations) + 1, COLUMNS), np.int64)
-        entries, expanded, reached = work[:-1], topo.expanded[relations], topo.reached[relations]
-        np.cumsum(items[relations], out=work[1:, FIRST])
-        begins = np.cumsum(counts) - counts
-        entries[:, RELATION], entries[:, FANOUT] = relations, fanouts[relations]
-        entries[:, ROWS], entries[:, EDGES] = topo.row_starts[relations], topo.edge_starts[relations]
-        entries[:, FRONT], entries[:, LOCAL] = begins[expanded], known[expanded]
-        entries[:, FLAGS] = self._flags[relations]
-        entries[:, SOURCE_START] = topo.type_starts[reached]
-        entries[:, SOURCE_BASE] = bases[reached]
-        return relations, work.reshape(-1)
 
     def _pick(self, work: np.ndarray, front: _Hop, start: Seeds, key: int, hop: int) -> Picked:
         if work[-COLUMNS] == 0:
@@ -183,11 +153,11 @@ class GeneralPlan:
         by_type = node_counts.sum(0).tolist()
         by_relation = num_edges.sum(0).tolist()
         return GeneralSample(
-            node=_split(topo.node_types, rows, by_type),
-            row=_split(topo.edge_types, sources, by_relation),
-            col=_split(topo.edge_types, targets, by_relation),
-            edge=dict(_split(topo.edge_types, ids, by_relation)),
-            batch=_split(topo.node_types, trees, by_type) if self.disjoint else None,
+            node=split_by(topo.node_types, rows, by_type),
+            row=split_by(topo.edge_types, sources, by_relation),
+            col=split_by(topo.edge_types, targets, by_relation),
+            edge=dict(split_by(topo.edge_types, ids, by_relation)),
+            batch=split_by(topo.node_types, trees, by_type) if self.disjoint else None,
             num_sampled_nodes=dict(zip(topo.node_types, node_counts.T.tolist(), strict=True)),
             num_sampled_edges=dict(zip(topo.edge_types, num_edges.T.tolist(), strict=True)),
         )
@@ -199,7 +169,7 @@ class GeneralPlan:
         rows = torch.cat(list(sample.node.values())) if topo.node_types else start.rows
         trees = torch.cat(list(sample.batch.values())) if sample.batch else rows[:0]
         all_neighbors = np.full(len(topo.edge_types), -1)
-        relations, work = self._list_work(all_neighbors, counts, np.zeros_like(counts), start.bases)
+        relations, work = list_work(topo, self._flags, all_neighbors, counts, np.zeros_like(counts), start.bases)
         picked = self._pick(work, _Hop(rows, trees, counts), start, 0, 0)
         sources = numbering.find(picked.sources)
         is_inside = sources >= 0
@@ -232,5 +202,6 @@ def _regroup(pieces: list[list[Tensor]], counts: np.ndarray) -> list[Tensor]:
     return out
 
 
-def _split(names: tuple, array: Tensor, sizes: list[int]) -> dict:  # type: ignore[type-arg]
+def split_by(names: tuple, array: Tensor, sizes: list[int]) -> dict:  # type: ignore[type-arg]
+    """Parts of an array that stand one after the other, by name."""
     return dict(zip(names, array.split(sizes), strict=True)) if names else {}

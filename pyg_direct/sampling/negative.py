@@ -114,7 +114,7 @@ class EdgeSet:
 
 
 def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Tensor, until: Tensor | None,
-                   edges: EdgeSet | None, device: torch.device) -> Drawn:  # fmt: skip
+                   edges: EdgeSet | None, device: torch.device, tries: int = TRIES) -> Drawn:  # fmt: skip
     """Negative links, number after number, drawn under `key`.
 
     Args:
@@ -123,8 +123,9 @@ def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Ten
         targets: What targets are drawn from.
         sources: What sources are drawn from, or the sources, int64 `[count]`.
         until: The last time of a node for each link, int64 `[count]`; None without times.
-        edges: Pairs to avoid, by drawing up to `TRIES` times; None to take what comes.
+        edges: Pairs to avoid, by drawing up to `tries` times; None to take what comes.
         device: Where to draw.
+        tries: See `edges`.
     """
     numbers = torch.arange(count, device=device)
     own_keys = [derive_key(key, NEGATIVE_DRAW, end) for end in (0, 1)]
@@ -142,7 +143,7 @@ def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Ten
     num_edges = 0
     if edges is not None:
         wrong = edges.contains(source, target).nonzero().view(-1)
-        for slot in range(1, TRIES):
+        for slot in range(1, tries):
             if not wrong.numel():
                 break
             source[wrong], target[wrong], is_timely[wrong] = draw(lambda values, at=wrong: values[at], slot)  # type: ignore[misc]

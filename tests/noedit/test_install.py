@@ -11,9 +11,12 @@ import torch_geometric
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import neighbor_loader
 from torch_geometric.nn import GraphSAGE
+from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 import pyg_direct
 from pyg_direct.loader import placement
+from pyg_direct.loader.inference import infer
+from pyg_direct.noedit import inference
 from pyg_direct.noedit.table import REPLACEMENTS
 from tests.graphs import make_random_graph
 
@@ -117,7 +120,7 @@ def test_what_is_replaced_and_left_is_said_once(said):
 
     assert len(said.messages) == 1
     assert "loader.NeighborLoader" in said.messages[0]
-    assert "HGTLoader" in said.messages[0]
+    assert "GraphSAINTSampler" in said.messages[0]
 
 
 @pytest.mark.usefixtures("_installed")
@@ -219,3 +222,20 @@ def test_a_place_that_there_is_not_is_refused_and_nothing_replaced():
         pyg_direct.install(placement="nowhere")
 
     assert {key: getattr(sys.modules[key[0]], key[1]) for key in PYG} == PYG
+
+
+@pytest.mark.usefixtures("_installed")
+def test_inference_of_models_is_ours_where_the_loader_is(monkeypatch):
+    data = Data(x=torch.randn(30, 4), edge_index=torch.randint(30, (2, 90)))
+    model = GraphSAGE(4, 8, 2, 3).eval()
+    loader = torch_geometric.loader.NeighborLoader(data, [-1], batch_size=7)
+    expected = BasicGNN.inference.__wrapped__(model, loader)
+    asked = []
+    monkeypatch.setattr(inference, "infer", lambda *args, **kwargs: asked.append(args) or infer(*args, **kwargs))
+
+    got = model.inference(loader)
+    few = torch_geometric.loader.NeighborLoader(data, [-1], batch_size=7, transform=lambda batch: batch)
+
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(model.inference(few), expected)
+    assert len(asked) == 1

@@ -1,0 +1,178 @@
+"""The general sampler: types, times, weights, separate trees, links and many relations; edges a second of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice, repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
+from torch_geometric.typing import WITH_PYG_LIB
+
+from pyg_direct.bench.contest import OURS
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.timing import wait_for_gpu
+from pyg_direct.bench.typed import LAST_DAY, make_mag, make_relations, make_tables
+from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.loader.link import LinkNeighborLoader
+from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.runtime.device import resolve_device
+from pyg_direct.sampling.general import GeneralPlan
+from pyg_direct.sampling.options import GeneralRecipe
+
+WINDOWS = 5
+
+
+def measure_types(scale: float, batches: int = 20, sizes: tuple[int, ...] = (1024, 8192)) -> Iterator[Row]:
+    """Sampling around papers of a graph like ogbn-mag: uniform, in separate trees, by weight, and by time."""
+    device = resolve_device(None)
+    data = make_mag(scale, device)
+    num_nodes, edges = dict(data.num_nodes_dict), dict(data.edge_index_dict)
+    generator = torch.Generator(device).manual_seed(2)
+    weights = {kind: torch.rand(pairs.shape[1], generator=generator, device=device) for kind, pairs in edges.items()}
+    times = {kind: torch.randint(1000, (size,), generator=generator, device=device)
+             for kind, size in num_nodes.items()}  # fmt: skip
+    options: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "uniform": ({}, {}),
+        "disjoint": ({}, {"disjoint": True}),
+        "weighted": ({"edge_weight": weights}, {}),
+        "times": ({"node_time": times}, {}),
+        "times, last": ({"node_time": times}, {"temporal_strategy": "last"}),
+    }
+    for name, (parts, choices) in options.items():
+        topology = HeteroTopo(num_nodes, edges, **parts).place(device=device)
+        plan = GeneralPlan(topology, GeneralRecipe([15, 10, 5], **choices))
+        for size in sizes:
+            seeds = [{"paper": torch.randint(num_nodes["paper"], (size,))} for _ in range(batches)]
+            yield _rate_row(f"hetero/mag{_scaled(scale)}/{size}", name, plan, seeds)
+        del topology, plan
+
+
+def measure_relations(scale: float, batches: int = 10, size: int = 1000) -> Iterator[Row]:
+    """A hundred relations beside one, at equal edges: of one, a node has ten times the fanout."""
+    device = resolve_device(None)
+    seconds: dict[int, list[float]] = {}
+    for count, fanouts in ((1, [20, 10]), (100, [2, 1])):
+        data = make_relations(count, scale, device)
+        topology = HeteroTopo(dict(data.num_nodes_dict), dict(data.edge_index_dict)).place(device=device)
+        plan = GeneralPlan(topology, GeneralRecipe(fanouts))
+        kinds = topology.topo.node_types
+        seeds = [{kind: torch.randint(data[kind].num_nodes, (size // len(kinds),)) for kind in kinds}
+                 for _ in range(batches)]  # fmt: skip
+        edges, times = _time_batches(plan.sample, seeds)
+        seconds[count] = [t / e for t, e in zip(times, edges, strict=True)]
+        yield Row.of(f"hetero/relations{_scaled(scale)}/{size}", f"{count} relations", _unit(device),
+                     [e / t / _scale(device) for t, e in zip(times, edges, strict=True)],
+                     note=f"{sum(edges) / len(edges):.0f} edges a batch")  # fmt: skip
+        del data, topology, plan
+    one = sorted(seconds[1])[batches // 2]
+    yield Row.of(f"hetero/relations{_scaled(scale)}/{size}", "100 relations over one, time an edge", "x",
+                 [t / one for t in seconds[100]])  # fmt: skip
+
+
+def measure_times(scale: float, workers: tuple[int, ...], batches: int = 20, size: int = 512) -> Iterator[Row]:
+    """Batches a second of `NeighborLoader` over tables with times, features included; beside PyG's loader."""
+    device = resolve_device(None)
+    data = make_tables(scale, device, num_features=64)
+    seeds = torch.randint(data["user"].num_nodes, (100 * size,))
+    times = torch.randint(LAST_DAY * 9 // 10, LAST_DAY, (len(seeds),))
+    common: dict[str, Any] = {"num_neighbors": [128, 128], "input_nodes": ("user", seeds), "time_attr": "time",
+                              "input_time": times, "batch_size": size, "shuffle": True, "drop_last": True}  # fmt: skip
+    case = f"hetero/tables{_scaled(scale)}/{size}"
+    ours = NeighborLoader(data, seed=0, **common)
+    edges, own = _time_loader(ours, batches, 3)
+    note = f"{edges:.0f} edges a batch"
+    yield Row.of(case, OURS, "ms", [1e3 * t for t in own], note=note)
+    if not WITH_PYG_LIB:
+        # torch-sparse has no times.
+        return
+    on_host = data.cpu()
+    best: list[float] = []
+    for count in workers:
+        peer = PygNeighborLoader(on_host, num_workers=count, **common)
+        edges, seconds = _time_loader(peer, batches, 3 * count + 2)
+        yield Row.of(case, f"PyG's loader, pyg-lib, {count} workers", "ms", [1e3 * t for t in seconds],
+                     note=f"{edges:.0f} edges a batch")  # fmt: skip
+        best = min(best, seconds, key=sum) if best else seconds
+    mean = sum(best) / len(best)
+    yield Row.of(case, f"{OURS} over PyG's loader at its best", "x", [mean / t for t in own])
+
+
+def measure_links(data: Data, name: str, batches: int = 30, size: int = 1024) -> Iterator[Row]:
+    """Edges a second of `LinkNeighborLoader` with as many negatives as links, and of `NeighborLoader`, at equal seeds.
+
+    A batch of L links has L negatives: 4 L ends, of which a node is one seed.
+    """
+    common: dict[str, Any] = {"num_neighbors": [15, 10, 5], "shuffle": True, "drop_last": True, "seed": 0}
+    device = resolve_device(None)
+    links = data.edge_index[:, torch.randperm(data.edge_index.shape[1])[: 200 * size]]
+    link = LinkNeighborLoader(data, edge_label_index=links, neg_sampling="binary", batch_size=size // 4, **common)
+    node = NeighborLoader(data, batch_size=size, **common)
+    rates = {}
+    for kind, loader in (("NeighborLoader", node), ("LinkNeighborLoader", link)):
+        edges, seconds = _time_loader(loader, batches, 5)
+        rates[kind] = [edges / t / _scale(device) for t in seconds]
+        yield Row.of(f"hetero/links/{name}/{size}", kind, _unit(device), rates[kind],
+                     note=f"{edges:.0f} edges a batch, no features")  # fmt: skip
+    nodes = sorted(rates["NeighborLoader"])[len(rates["NeighborLoader"]) // 2]
+    yield Row.of(f"hetero/links/{name}/{size}", "links over nodes", "x",
+                 [rate / nodes for rate in rates["LinkNeighborLoader"]])  # fmt: skip
+
+
+def _rate_row(case: str, metric: str, plan: GeneralPlan, seeds: Sequence[Mapping[str, Tensor]]) -> Row:
+    device = plan.topology.device
+    edges, seconds = _time_batches(plan.sample, seeds)
+    rates = [e / t / _scale(device) for e, t in zip(edges, seconds, strict=True)]
+    milliseconds = 1e3 * sorted(seconds)[len(seconds) // 2]
+    return Row.of(case, metric, _unit(device), rates,
+                  note=f"{sum(edges) / len(edges):.0f} edges a batch, {milliseconds:.2f} ms")  # fmt: skip
+
+
+def _time_batches(sample: Callable[..., Any], seeds: Sequence[Any]) -> tuple[list[int], list[float]]:
+    """(edges, seconds) of each batch, one after the other with the GPU idle between."""
+    edges, seconds = [], []
+    for number, own in enumerate([*seeds[:3], *seeds]):
+        wait_for_gpu()
+        begin = time.perf_counter()
+        made = sample(own, number)
+        wait_for_gpu()
+        if number >= 3:
+            seconds.append(time.perf_counter() - begin)
+            edges.append(sum(ids.numel() for ids in made.row.values()))
+    return edges, seconds
+
+
+def _time_loader(loader: Any, batches: int, warm_up: int) -> tuple[float, list[float]]:
+    """(edges a batch, seconds a batch of each window)."""
+    source = chain.from_iterable(repeat(loader))
+    edges = [_count_edges(batch) for batch in islice(source, warm_up)]
+    seconds = []
+    for _ in range(WINDOWS):
+        wait_for_gpu()
+        begin = time.perf_counter()
+        edges += [_count_edges(batch) for batch in islice(source, batches)]
+        wait_for_gpu()
+        seconds.append((time.perf_counter() - begin) / batches)
+    return sum(edges) / len(edges), seconds
+
+
+def _count_edges(batch: Data | HeteroData) -> int:
+    if isinstance(batch, HeteroData):
+        return sum(pairs.shape[1] for pairs in batch.edge_index_dict.values())
+    return int(batch.edge_index.shape[1])
+
+
+def _scaled(scale: float) -> str:
+    return "" if scale == 1 else f" x {scale:g}"
+
+
+def _unit(device: torch.device) -> str:
+    return "G/s" if device.type == "cuda" else "M/s"
+
+
+def _scale(device: torch.device) -> float:
+    return 1e9 if device.type == "cuda" else 1e6

@@ -1,0 +1,125 @@
+"""`HGTLoader` and its sampler: a number of nodes of each type a layer, after PyG's classes, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch_geometric.data import HeteroData
+from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput
+
+from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.loader.graph import read_parts
+from pyg_direct.loader.node import NodeLoader
+from pyg_direct.loader.own import OwnSampler
+from pyg_direct.loader.sampler import to_output
+from pyg_direct.runtime.device import resolve_device
+from pyg_direct.sampling.hgt import MOST_NEIGHBORS, HgtPlan
+from pyg_direct.sampling.key import resolve_seed
+from pyg_direct.typing import Device
+
+Samples = Sequence[int] | Mapping[str, Sequence[int]]
+
+
+class HGTSampler(OwnSampler):
+    """Samples layer by layer, after PyG's class of that name; results are on `device` (see `HGTLoader`).
+
+    Args:
+        data: A `HeteroData`.
+        num_samples: Nodes of each type in each layer, or these for each type.
+        is_sorted: Accepted; rows are made once, whatever the order of edges.
+        share_memory: Accepted; there are no worker processes to share with.
+        device, placement, seed: See `NeighborLoader`.
+        most_neighbors: Neighbors of a node and relation that are looked at, -1 for all; of more, as many are drawn.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+        NotImplementedError: a `Data` or a pair of stores, as in PyG.
+    """
+
+    def __init__(self, data: HeteroData, num_samples: Samples, is_sorted: bool = False, share_memory: bool = False, *,
+                 device: Device = None, placement: str = "auto", seed: int | None = None,
+                 most_neighbors: int = MOST_NEIGHBORS) -> None:  # fmt: skip
+        if not isinstance(data, HeteroData):
+            raise NotImplementedError(f"data of type {type(data).__name__} with HGT sampling, as in PyG")
+        self.data, self.device, self.placement = data, resolve_device(device), placement
+        self.seed, self._num_calls = resolve_seed(seed), 0
+        by_type = num_samples if isinstance(num_samples, Mapping) else dict.fromkeys(data.node_types, num_samples)
+        self.num_samples = {kind: list(own) for kind, own in by_type.items()}
+        self.most_neighbors = most_neighbors
+        self.num_hops = max((len(own) for own in self.num_samples.values()), default=0)
+        self._topology: HeteroTopo | None = None
+        self._plan: HgtPlan | None = None
+        self.refresh()
+
+    @property
+    def num_nodes(self) -> dict[str, int]:
+        """Number of nodes by type."""
+        return self._open_topology().num_nodes
+
+    def refresh(self) -> None:
+        """Read the graph anew, so that edits take effect."""
+        topology = read_parts(self.data).open("in", False)
+        if topology is not self._topology:
+            self._topology = topology
+            self._plan = HgtPlan(topology.place(self.placement, self.device), self.num_samples, self.most_neighbors)
+
+    def _open_topology(self) -> HeteroTopo:
+        assert self._topology is not None
+        return self._topology
+
+    def sample_from_nodes(self, index: NodeSamplerInput, *, key: int | None = None) -> HeteroSamplerOutput:
+        """Sample around nodes.
+
+        Args:
+            index: PyG's input: ids and their type.
+            key: Draw under this key instead of the sampler's own count of calls.
+        """
+        assert self._plan is not None
+        key = self._next_key() if key is None else key
+        out = to_output(self._plan.sample({index.input_type: index.node}, key), is_hetero=True)
+        out.metadata = (index.input_id, index.time)
+        return out
+
+    def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: Any = None) -> HeteroSamplerOutput:
+        """Not offered, as in PyG."""
+        raise NotImplementedError("links with HGT sampling, as in PyG")
+
+
+class HGTLoader(NodeLoader):
+    """Batches of HGT's layer-wise sampling, after PyG's class of that name, on `device`; torch-sparse is not needed.
+
+    A layer takes `num_samples` nodes of each type among the neighbors of the nodes so far, with chances in proportion
+    to the square of the sum of 1 / (number of neighbors) over those that list them; a batch has the edges among its
+    nodes. Exactly that many nodes are taken where there are so many, without replacement. Batches are equal on every
+    device but for ties in the last bit of a logarithm.
+
+    Args:
+        data: A `HeteroData`.
+        num_samples: Nodes of each type in each layer, or these for each type.
+        input_nodes: Seeds: a node type, or (type, ids or mask).
+        is_sorted: Accepted; rows are made once, whatever the order of edges.
+        transform, transform_sampler_output, filter_per_worker: See `NeighborLoader`.
+        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        most_neighbors: Neighbors of a node and relation that are looked at, -1 for all; of more, as many are drawn.
+            As torch-sparse has it, 50.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        NotImplementedError: a `Data` or a pair of stores, as in PyG.
+    """
+
+    def __init__(self, data: HeteroData, num_samples: Samples, input_nodes: Any, is_sorted: bool = False,
+                 transform: Callable[[Any], Any] | None = None,
+                 transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None,
+                 *, device: Device = None, placement: str = "auto", topology_placement: str | None = None,
+                 feature_cache: int | str | None = None, store_dtype: torch.dtype | None = None,
+                 seed: int | None = None, prefetch: int = 1, most_neighbors: int = MOST_NEIGHBORS,
+                 **kwargs: Any) -> None:  # fmt: skip
+        self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
+        sampler = HGTSampler(data, num_samples, is_sorted, device=self.device, placement=self.topology_placement,
+                             seed=self.seed, most_neighbors=most_neighbors)  # fmt: skip
+        self._open_general(data, sampler, input_nodes, None, transform, transform_sampler_output, None, None,
+                           store_dtype, kwargs)  # fmt: skip

@@ -1,0 +1,196 @@
+"""Layer-wise inference: each layer of a model over all nodes and all their neighbors, then the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from tqdm import tqdm
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.graph.placed import place_array
+from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.ops.gather import gather_rows
+from pyg_direct.runtime.device import budget_of, free_bytes
+from pyg_direct.runtime.memory import Block, allocate_or_fall_back
+
+# Edges that a batch has on average, and the most nodes: enough to fill a GPU, few enough for their messages.
+_BATCH_EDGES = {"cuda": 1 << 21, "cpu": 1 << 17}
+_MOST_NODES = 1 << 16
+
+
+def inference_loader(data: Data, batch_size: int | None = None, **options: Any) -> NeighborLoader:
+    """Batches of all nodes in order, each with all its neighbors, without attributes: `n_id` and edges.
+
+    What `infer` and PyG's `model.inference` go over for every layer. `batch.edge_index` leads to the first
+    `batch.batch_size` nodes; `x_all[batch.n_id]` are the rows that they need.
+
+    Args:
+        data: A `Data` with `edge_index` or `adj_t`; of its attributes only `x` stays, and is not part of batches.
+        batch_size: Nodes a batch; None takes as many as have about two million edges on a GPU.
+        **options: Arguments of `NeighborLoader`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if not isinstance(data, Data):
+        raise ArgumentTypeError(f"data must be a Data, got {type(data).__name__}")
+    for name in ("num_neighbors", "input_nodes", "shuffle"):
+        if name in options:
+            raise ArgumentError(f"{name} is settled by layer-wise inference, got {options[name]!r}")
+    bare = Data(num_nodes=data.num_nodes)
+    key = "edge_index" if "edge_index" in data else "adj_t"
+    bare[key] = data[key]
+    loader = NeighborLoader(bare, [-1], batch_size=1 if batch_size is None else batch_size, **options)
+    if batch_size is None:
+        mean = max(1.0, data.num_edges / max(1, int(data.num_nodes)))
+        count = min(_MOST_NODES, max(256, int(_BATCH_EDGES[loader.device.type] / mean)))
+        loader = NeighborLoader(bare, [-1], batch_size=count, **options)
+    return loader
+
+
+@torch.no_grad()
+def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, batch_size: int | None = None,
+          placement: str = "auto", progress_bar: bool = False, **options: Any) -> Tensor:  # fmt: skip
+    """What a PyG model (`GraphSAGE`, `GCN`, ... with `jk=None` or `"last"`) computes for all nodes, layer by layer.
+
+    The result of PyG's `model.inference(loader)`. Rows of a layer stay in GPU memory where they fit, else in unified
+    host memory, which the GPU reads and writes in place; so neither they nor the graph need fit the GPU.
+
+    Args:
+        model: A model of PyG's `BasicGNN`, in evaluation mode, on the device of batches.
+        data: A `Data` with `x`, or a loader over all nodes in order with `num_neighbors=[-1]`.
+        x: Features of the nodes `[N, F]` instead of those of `data`.
+        batch_size: Nodes a batch; see `inference_loader`.
+        placement: Where rows between layers live: `auto`, `cuda`, `unified`, `pinned` or `cpu`.
+        progress_bar: Whether to show a bar.
+        **options: Arguments of `NeighborLoader`, such as `device` and `topology_placement`.
+
+    Returns:
+        Float `[N, C]` on the GPU, or on the CPU if it does not fit the GPU.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if not hasattr(model, "inference_per_layer"):
+        raise ArgumentTypeError(f"model must be a BasicGNN of PyG, got {type(model).__name__}")
+    if model.training:
+        raise ArgumentError("model must be in evaluation mode; call model.eval() first")
+    if model.jk_mode not in (None, "last"):
+        raise ArgumentError(f"model must have jk=None or 'last', got {model.jk_mode!r}")
+    if isinstance(data, NeighborLoader):
+        loader = data
+        check_inference_loader(loader)
+        x = loader.data.x if x is None else x
+        loader = inference_loader(loader.data, loader.batch_size if batch_size is None else batch_size,
+                                  device=loader.device, topology_placement=loader.topology_placement,
+                                  prefetch=loader.prefetch, seed=loader.seed)  # fmt: skip
+    else:
+        loader = inference_loader(data, batch_size, **options)
+        x = data.x if x is None else x
+    if not isinstance(x, Tensor) or len(x) != loader.data.num_nodes:
+        raise ArgumentError(f"x must have a row for each of the {loader.data.num_nodes} nodes, got "
+                            f"{type(x).__name__ if not isinstance(x, Tensor) else tuple(x.shape)}")  # fmt: skip
+    rows = _Rows.of(x, placement, loader.device)
+    steps = tqdm(total=model.num_layers * len(loader), desc="inference", disable=not progress_bar)
+    for layer in range(model.num_layers):
+        rows = _run_layer(model, layer, rows, loader, placement, steps)
+    steps.close()
+    return rows.as_result()
+
+
+def check_inference_loader(loader: NeighborLoader) -> None:
+    """A loader must go over all nodes in order, with all neighbors of one hop.
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    fanouts = loader.num_neighbors if loader._recipe is not None else loader.node_sampler.num_neighbors.values
+    if list(fanouts) != [-1]:
+        raise ArgumentError(f"data must be a loader with num_neighbors=[-1], got {fanouts}")
+    nodes = loader.input_data.node
+    if nodes.numel() != loader.data.num_nodes or bool((nodes != torch.arange(nodes.numel())).any()):
+        raise ArgumentError("data must be a loader over all nodes in order; leave out input_nodes")
+    if not isinstance(loader.sampler, torch.utils.data.SequentialSampler):
+        raise ArgumentError("data must be a loader with shuffle=False")
+
+
+class _Rows:
+    """A row for each node, where the device reads and writes it.
+
+    Args:
+        view: The rows on the device.
+        block: Memory behind them, if it is on the host.
+    """
+
+    def __init__(self, view: Tensor, block: Block | None) -> None:
+        self.view, self._block = view, block
+
+    @classmethod
+    def of(cls, x: Tensor, placement: str, device: torch.device) -> _Rows:
+        """Features; ones that do not fit the GPU move to unified memory, so that they are not held twice."""
+        if x.device == device:
+            return cls(x.contiguous(), None)
+        where = _choose_place(x.numel() * x.element_size(), placement, device)
+        view, _, block = place_array(x.contiguous(), where, device, "x")
+        return cls(view, block)
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], dtype: torch.dtype, placement: str, device: torch.device) -> _Rows:
+        """Rows to write."""
+        num_bytes = torch.Size(shape).numel() * dtype.itemsize
+        where = _choose_place(num_bytes, placement, device)
+        if where in ("cuda", "cpu"):
+            return cls(torch.empty(shape, dtype=dtype, device=device), None)
+        block = allocate_or_fall_back(num_bytes, where, device)
+        return cls(block.view_on_gpu(dtype, shape, device), block)
+
+    def read(self, ids: Tensor) -> Tensor:
+        """The rows of some nodes."""
+        return gather_rows(self.view, ids) if self.view.is_cuda else self.view.index_select(0, ids)
+
+    def write(self, begin: int, rows: Tensor) -> None:
+        """Write consecutive rows from `begin` on."""
+        part = self.view[begin : begin + len(rows)]
+        if self._block is None:
+            part.copy_(rows)
+        else:
+            # A kernel, which writes over the link at its rate, where a copy to unified memory does not.
+            torch.add(rows, 0, out=part)
+
+    def as_result(self) -> Tensor:
+        """The rows as a tensor of the device, or of the CPU where they are on the host."""
+        if self._block is None:
+            return self.view
+        torch.cuda.current_stream(self.view.device).synchronize()
+        return self._block.view_on_cpu(self.view.dtype, self.view.shape)
+
+
+def _choose_place(num_bytes: int, placement: str, device: torch.device) -> str:
+    if placement != "auto":
+        return placement
+    if device.type == "cpu":
+        return "cpu"
+    # Those of the layer before are there too, and a batch's messages.
+    return "cuda" if num_bytes <= budget_of(free_bytes(device.index)) // 2 else "unified"
+
+
+def _run_layer(model: Any, layer: int, rows: _Rows, loader: NeighborLoader, placement: str, steps: Any) -> _Rows:
+    made: _Rows | None = None
+    begin = 0
+    for batch in loader:
+        x = rows.read(batch.n_id)
+        edges = batch.adj_t if "adj_t" in batch else batch.edge_index
+        out = model.inference_per_layer(layer, x, edges, batch.batch_size)
+        if made is None:
+            shape = (int(loader.data.num_nodes), *out.shape[1:])
+            made = _Rows.empty(shape, out.dtype, placement, loader.device)
+        made.write(begin, out)
+        begin += batch.batch_size
+        steps.update(1)
+    if made is None:
+        width = model.out_channels if layer == model.num_layers - 1 else model.hidden_channels
+        made = _Rows.empty((0, width), rows.view.dtype, placement, loader.device)
+    return made

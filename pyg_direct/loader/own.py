@@ -1,0 +1,48 @@
+"""What loaders know of samplers of ours, beyond PyG's interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch_geometric.sampler import BaseSampler
+
+from pyg_direct.sampling.key import call_key
+
+
+class OwnSampler(BaseSampler):  # type: ignore[misc]
+    """A sampler on `device` whose draws are functions of a key, and whose results have final edge ids there."""
+
+    device: torch.device
+    seed: int
+    _num_calls: int
+    edge_permutation = None
+    # Whether edges lead to the nodes expanded.
+    sample_direction = "forward"
+
+    @property
+    def num_nodes(self) -> int | dict[str, int]:
+        """Number of nodes, by type where there are types."""
+        raise NotImplementedError
+
+    @property
+    def max_degree(self) -> int | None:
+        """Upper bound of the edges of one relation that a node of a sample has; None for none."""
+        return None
+
+    def refresh(self) -> None:
+        """Read the graph anew, so that edits take effect."""
+        raise NotImplementedError
+
+    def _open_topology(self) -> Any:
+        """The topology, which ranks rows for caches."""
+        raise NotImplementedError
+
+    def summarise(self) -> str:
+        """The topology in a line, for reports."""
+        return f"topology: {self._open_topology()}"
+
+    def _next_key(self) -> int:
+        """The key of the next call outside an epoch."""
+        self._num_calls += 1
+        return call_key(self.seed, self._num_calls - 1)

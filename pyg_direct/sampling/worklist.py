@@ -1,0 +1,47 @@
+"""The work list of a hop (see `kernels/worklist.py`), from the numbers of nodes to expand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.kernels.worklist import (
+    COLUMNS,
+    EDGES,
+    FANOUT,
+    FIRST,
+    FLAGS,
+    FRONT,
+    LOCAL,
+    RELATION,
+    ROWS,
+    SOURCE_BASE,
+    SOURCE_START,
+)
+
+
+def list_work(topo: HeteroTopo, flags: np.ndarray, fanouts: np.ndarray, counts: np.ndarray, known: np.ndarray,
+              bases: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(relations with items, the work list) for nodes that stand type after type.
+
+    Args:
+        topo: The graph.
+        flags: TIMED and WEIGHTED of each relation, int64 `[R]`.
+        fanouts: Fanout of each relation, int64 `[R]`.
+        counts: Nodes of each type, int64 `[T]`.
+        known: Local id of the first of them, int64 `[T]`.
+        bases: Where each type begins among the identities, int64 `[T]` at least.
+    """
+    items = counts[topo.expanded] * (fanouts != 0)
+    relations = np.flatnonzero(items)
+    work = np.zeros((len(relations) + 1, COLUMNS), np.int64)
+    entries, expanded, reached = work[:-1], topo.expanded[relations], topo.reached[relations]
+    np.cumsum(items[relations], out=work[1:, FIRST])
+    begins = np.cumsum(counts) - counts
+    entries[:, RELATION], entries[:, FANOUT] = relations, fanouts[relations]
+    entries[:, ROWS], entries[:, EDGES] = topo.row_starts[relations], topo.edge_starts[relations]
+    entries[:, FRONT], entries[:, LOCAL] = begins[expanded], known[expanded]
+    entries[:, FLAGS] = flags[relations]
+    entries[:, SOURCE_START] = topo.type_starts[reached]
+    entries[:, SOURCE_BASE] = bases[reached]
+    return relations, work.reshape(-1)

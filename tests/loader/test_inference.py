@@ -1,0 +1,103 @@
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT, GCN, GraphSAGE
+
+from pyg_direct import NeighborLoader, infer, inference_loader
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+
+
+def make_data(num_nodes=90, num_edges=400):
+    torch.manual_seed(1)
+    edge_index = torch.randint(num_nodes, (2, num_edges))
+    return Data(x=torch.randn(num_nodes, 6), edge_index=edge_index)
+
+
+def make_model(data, device, cls=GraphSAGE, **options):
+    torch.manual_seed(2)
+    return cls(data.num_features, 8, num_layers=3, out_channels=5, **options).to(device).eval()
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": "batch_norm"}, {"jk": "last"}, {"act": None}])
+def test_equals_the_model_on_the_whole_graph(device, options):
+    data = make_data()
+    model = make_model(data, device, **options)
+    with torch.no_grad():
+        expected = model(data.x.to(device), data.edge_index.to(device))
+
+    got = infer(model, data, batch_size=37, device=device)
+
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cls", [GraphSAGE, GAT])
+def test_equals_pygs_own_inference_over_the_same_loader(device, cls):
+    data = make_data()
+    model = make_model(data, device, cls)
+    loader = NeighborLoader(data, [-1], batch_size=32, device=device)
+    expected = model.inference(loader, device=device, embedding_device=device)
+
+    got = infer(model, loader)
+
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(infer(model, loader, x=data.x.to(device)), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("placement", ["cuda", "unified", "pinned"])
+def test_rows_between_layers_may_live_on_the_host(placement):
+    data = make_data(500, 4000)
+    model = make_model(data, "cuda")
+    with torch.no_grad():
+        expected = model(data.x.to("cuda"), data.edge_index.to("cuda")).cpu()
+
+    got = infer(model, data, batch_size=64, placement=placement, topology_placement="unified")
+
+    assert got.is_cuda == (placement == "cuda")
+    torch.testing.assert_close(got.cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loader_goes_over_all_nodes_in_order(device):
+    data = make_data()
+
+    batches = list(inference_loader(data, 40, device=device))
+
+    assert [batch.batch_size for batch in batches] == [40, 40, 10]
+    assert torch.cat([batch.n_id[: batch.batch_size] for batch in batches]).tolist() == list(range(90))
+    assert sorted(torch.cat([batch.e_id for batch in batches]).tolist()) == list(range(400))
+    assert "x" not in batches[0]
+    assert inference_loader(data, device=device).batch_size > 90
+
+
+def test_an_empty_graph_has_no_rows():
+    data = Data(x=torch.empty(0, 6), edge_index=torch.empty(2, 0, dtype=torch.int64))
+
+    assert infer(make_model(data, "cpu"), data, device="cpu").shape == (0, 5)
+
+
+def test_refuses_what_would_give_wrong_rows():
+    data = make_data()
+    model = make_model(data, "cpu")
+    for loader, words in [
+        (NeighborLoader(data, [3], batch_size=9, device="cpu"), "num_neighbors"),
+        (NeighborLoader(data, [-1], torch.arange(9), batch_size=9, device="cpu"), "all nodes"),
+        (NeighborLoader(data, [-1], batch_size=9, device="cpu", shuffle=True), "shuffle"),
+    ]:
+        with pytest.raises(ArgumentError, match=words):
+            infer(model, loader)
+    with pytest.raises(ArgumentError, match="eval"):
+        infer(make_model(data, "cpu").train(), data, device="cpu")
+    with pytest.raises(ArgumentError, match="jk"):
+        infer(make_model(data, "cpu", jk="cat"), data, device="cpu")
+    with pytest.raises(ArgumentError, match="x must have a row"):
+        infer(model, data, x=data.x[:5], device="cpu")
+    with pytest.raises(ArgumentTypeError, match="BasicGNN"):
+        infer(torch.nn.Linear(1, 1), data, device="cpu")
+    with pytest.raises(ArgumentError, match="num_neighbors is settled"):
+        inference_loader(data, num_neighbors=[2], device="cpu")
+
+
+def test_weights_of_the_model_get_no_gradient():
+    data = make_data()
+
+    assert not infer(make_model(data, "cpu", GCN), data, device="cpu").requires_grad
