@@ -222,3 +222,57 @@ extern "C" __device__ int sum_slice_16(int *, u64 to, u64 z, u64 col, u64 weight
     }
     return 0;
 }
+
+// Adds four items to a row of fp32, whoever else adds to it.
+__device__ __forceinline__ void add_4(float *to, float a, float b, float c, float d)
+{
+#if __CUDA_ARCH__ >= 900
+    atomicAdd(reinterpret_cast<float4 *>(to), make_float4(a, b, c, d));
+#else
+    atomicAdd(to, a), atomicAdd(to + 1, b), atomicAdd(to + 2, c), atomicAdd(to + 3, d);
+#endif
+}
+
+template <class Kind, class Index>
+__device__ __forceinline__ void spread_span(u64 out, u64 grad, const Index *row, const float *weight, int count,
+                                            int heads, unsigned pieces, float scale)
+{
+    float value[Kind::items];
+    unpack(Kind(), *reinterpret_cast<const uint4 *>(grad), value);
+#pragma unroll
+    for (int i = 0; i < Kind::items; ++i) value[i] *= scale;
+#pragma unroll 4
+    for (int e = 0; e < count; ++e) {
+        float *to = reinterpret_cast<float *>(out) + (u64)(unsigned)row[e] * pieces * Kind::items;
+        const float share = weight != nullptr ? weight[(long long)e * heads] : 1.0f;
+#pragma unroll
+        for (int i = 0; i < Kind::items; i += 4)
+            add_4(to + i, share * value[i], share * value[i + 1], share * value[i + 2], share * value[i + 3]);
+    }
+}
+
+// The adjoint: adds piece `piece` of row `target` of `grad`, times weight[e] and `scale`, to rows row[e] of `out`, fp32,
+// for the edges [first, last).
+extern "C" __device__ int spread_span_16(int *, u64 out, u64 grad, u64 row, int index_bytes, u64 weight,
+                                         long long first, long long last, long long target, int heads, int pieces,
+                                         int piece, float scale, int kind)
+{
+    const int count = (int)(last - first), head = heads == 1 ? 0 : piece / (pieces / heads);
+    const int items = kind == 0 ? 4 : 8;
+    const float *shares = weight == 0 ? nullptr : reinterpret_cast<const float *>(weight) + first * heads + head;
+    const u64 from = grad + ((u64)target * pieces + piece) * 16, to = out + (u64)piece * items * 4;
+    const u64 ids = row + first * index_bytes;
+    const int *narrow_ids = reinterpret_cast<const int *>(ids);
+    const long long *wide_ids = reinterpret_cast<const long long *>(ids);
+    if (kind == 0) {
+        if (index_bytes == 8) spread_span<Float32>(to, from, wide_ids, shares, count, heads, pieces, scale);
+        else spread_span<Float32>(to, from, narrow_ids, shares, count, heads, pieces, scale);
+    } else if (kind == 1) {
+        if (index_bytes == 8) spread_span<Float16>(to, from, wide_ids, shares, count, heads, pieces, scale);
+        else spread_span<Float16>(to, from, narrow_ids, shares, count, heads, pieces, scale);
+    } else {
+        if (index_bytes == 8) spread_span<Bfloat16>(to, from, wide_ids, shares, count, heads, pieces, scale);
+        else spread_span<Bfloat16>(to, from, narrow_ids, shares, count, heads, pieces, scale);
+    }
+    return 0;
+}

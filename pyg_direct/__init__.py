@@ -2,6 +2,8 @@
 
 from pyg_direct import loader as loader, sampler as sampler
 from pyg_direct.features.feature import Feature
+from pyg_direct.features.hotness import count_reads
+from pyg_direct.features.parts import DeviceConfig
 from pyg_direct.features.save import save_rows
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.hgt import HGTLoader
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Adj",
     "CSRTopo",
+    "DeviceConfig",
     "Feature",
     "FeatureStore",
     "GraphSageSampler",
@@ -35,6 +38,7 @@ __all__ = [
     "SubGraphLoader",
     "__version__",
     "accelerate",
+    "count_reads",
     "infer",
     "inference_loader",
     "install",

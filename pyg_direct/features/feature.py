@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PlacementWarning
+from pyg_direct.features.filed import FiledRows
+from pyg_direct.features.hotness import Listing, check_hotness, choose_hottest, score_rows
 from pyg_direct.features.link import blocks_for_rows, find_link_blocks
 from pyg_direct.features.store import check_store_dtype, narrow_rows
 from pyg_direct.kernels.state import NO_POSITION
@@ -21,23 +23,6 @@ from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.memory import Block, move
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
-
-
-class Listing(Protocol):
-    """What ranks rows: the part of a `CSRTopo` that a feature reads."""
-
-    @property
-    def indices(self) -> Tensor:
-        """Nodes listed by rows, `[E]`."""
-
-    @property
-    def node_count(self) -> int:
-        """N."""
-
-    @property
-    def edge_count(self) -> int:
-        """E."""
-
 
 POLICIES = ("device_replicate", "p2p_clique_replicate")
 _FREE_SHARE = 0.9
@@ -52,7 +37,7 @@ _PIECE = 1 << 18
 _FLAGS: list[Tensor] = []
 
 
-class Feature:
+class Feature(FiledRows):
     """Rows by node id, after Quiver's class of that name.
 
     The rows that fit `device_cache_size` and are listed by most other rows of `csr_topo` are copied to GPU memory;
@@ -67,6 +52,8 @@ class Feature:
         csr_topo: The graph, to rank rows by.
         device: Instead of `rank`: the device that results are on, e.g. `"cpu"`.
         placement: Host memory for the rows: `unified` (default) or `pinned`.
+        hotness: What ranks rows: `degree` (by `csr_topo`), or a score for each, such as counted reads (`count_reads`).
+        host_cache_size: Of a table in a file: host memory for hot rows; as `device_cache_size`.
         store_dtype: Keep float32 rows as `torch.float16`, `torch.bfloat16` or `torch.float8_e4m3fn` (which comes
             with a scale for each row, one byte of GPU memory) and read them as float32: less memory and fewer bytes
             over the link, for the precision of that dtype. The table that rows are taken from stays as it is.
@@ -79,8 +66,8 @@ class Feature:
 
     def __init__(self, rank: int = 0, device_list: Sequence[int] = (0,), device_cache_size: int | str = 0,
                  cache_policy: str = "device_replicate", csr_topo: Listing | None = None, *, device: Device = None,
-                 placement: str = "unified", store_dtype: torch.dtype | None = None,
-                 link_blocks: int | None = None) -> None:  # fmt: skip
+                 placement: str = "unified", store_dtype: torch.dtype | None = None, link_blocks: int | None = None,
+                 hotness: str | Tensor = "degree", host_cache_size: int | str = 0) -> None:  # fmt: skip
         if cache_policy not in POLICIES:
             raise ArgumentError(f"cache_policy must be one of {', '.join(POLICIES)}, got {cache_policy!r}")
         if cache_policy == "p2p_clique_replicate" or len(device_list) > 1:
@@ -90,6 +77,7 @@ class Feature:
         if placement not in ("unified", "pinned"):
             raise ArgumentError(f"placement must be 'unified' or 'pinned', got {placement!r}")
         check_store_dtype(store_dtype)
+        check_hotness(hotness)
         if link_blocks is not None and (isinstance(link_blocks, bool) or not isinstance(link_blocks, int)):
             raise ArgumentTypeError(f"link_blocks must be an int or None, got {link_blocks!r}")
         if link_blocks is not None and link_blocks < 1:
@@ -101,24 +89,26 @@ class Feature:
         self.device_cache_size = device_cache_size
         self.csr_topo = csr_topo
         self.store_dtype, self.link_blocks = store_dtype, link_blocks
+        self._file = self._resident = self._spilled = self._errors = None
+        self.hotness, self.host_cache_size = hotness, host_cache_size
         self._placement = placement
         parse_size(device_cache_size, 0)
+        parse_size(host_cache_size, 0, "host_cache_size")
         self._hot: Tensor | None = None
         self._cold: Tensor | None = None
         self._directory: Directory | None = None
         self._block: Block | None = None
-        self._shape: torch.Size | None = None
-        self._dtype = torch.float32
+        self._shape, self._dtype = None, torch.float32
         self._exponents: Tensor | None = None
         self._max_blocks: int | None = None
-        self._errors: Tensor | None = None
         self._reader: RowReader | None = None
         self._flag: Any = None
+        self._order: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
         """Shape of the whole table, `[N, ...]`."""
-        return self._filled()[1]
+        return self._filled()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,11 +118,15 @@ class Feature:
     @property
     def num_hot_rows(self) -> int:
         """Rows in GPU memory."""
+        if self._resident is not None:
+            return self._resident.num_hot_rows
         return 0 if self._hot is None or not self._hot.is_cuda else self._hot.shape[0]
 
     @property
     def placement(self) -> str:
         """Where the rows live that are not in GPU memory; `cuda` when all are."""
+        if self._spilled is not None:
+            return "mmap"
         if self._block is not None:
             return self._block.placement
         return self.device.type
@@ -161,14 +155,9 @@ class Feature:
             raise ArgumentTypeError(f"cpu_tensor must be a tensor, got {type(cpu_tensor).__name__}")
         if cpu_tensor.dim() == 0:
             raise ArgumentError("cpu_tensor must have at least one dimension, got a scalar")
-        if self.csr_topo is not None and cpu_tensor.shape[0] < self.csr_topo.node_count:
-            raise ArgumentError(
-                f"cpu_tensor must have a row for each of the {self.csr_topo.node_count} nodes of csr_topo, "
-                f"got {cpu_tensor.shape[0]}"
-            )
+        self._check_count(cpu_tensor.shape[0])
         rows = cpu_tensor.detach().resolve_conj().resolve_neg()
-        self._hot = self._cold = self._directory = self._block = None
-        self._exponents = self._max_blocks = self._reader = None
+        self._clear()
         self._shape, self._dtype = rows.shape, rows.dtype
         if self.store_dtype is not None and self.store_dtype != rows.dtype:
             rows, self._exponents = narrow_rows(rows, self.store_dtype)
@@ -191,8 +180,9 @@ class Feature:
                 self._hot = hot
                 return self
             budget = self._shrink(num_bytes)
+        scores = score_rows(self.hotness, self.csr_topo, len(rows)) if budget > 0 else None
         while True:
-            hot_ids, misses = self._choose_hot_rows(len(rows), budget * len(rows) // num_bytes)
+            hot_ids, misses = choose_hottest(scores, len(rows), budget * len(rows) // num_bytes)
             hot = self._copy_to_gpu(rows, hot_ids)
             if hot is not None:
                 break
@@ -230,13 +220,6 @@ class Feature:
                       f"hot rows; {budget // 2} are tried instead", PlacementWarning, stacklevel=3)  # fmt: skip
         return budget // 2
 
-    def _choose_hot_rows(self, num_rows: int, count: int) -> tuple[Tensor, float]:
-        """(ids of the `count` hottest rows, ascending; share of all reads that will miss them, by listings)."""
-        if self.csr_topo is None:
-            return torch.arange(count), 1 - count / num_rows
-        listed, order = count_listings(self.csr_topo, num_rows).sort(descending=True, stable=True)
-        return order[:count].sort().values.cpu(), 1 - int(listed[:count].sum()) / max(1, int(listed.sum()))
-
     def _place_on_host(self, cpu_tensor: Tensor, hot: Tensor, hot_ids: Tensor, misses: float) -> None:
         plain = not (cpu_tensor.requires_grad or cpu_tensor.is_conj() or cpu_tensor.is_neg())
         source = cpu_tensor if plain and cpu_tensor.is_contiguous() else (
@@ -257,10 +240,32 @@ class Feature:
         # Hot rows take blocks of their own, so that as many as before wait for the link.
         self._max_blocks = math.ceil(blocks / max(misses, _LEAST_MISSES))
 
-    def _filled(self) -> tuple[Tensor, torch.Size]:
-        if self._hot is None or self._shape is None:
+    def set_local_order(self, local_order: Tensor) -> None:
+        """Name the rows: from now on the id `local_order[i]` is that of row `i`, as in Quiver.
+
+        Args:
+            local_order: int32 or int64 `[N]`, each of 0 to N - 1 once.
+        """
+        order, num_rows = check_ids("local_order", local_order, self._filled()[0]).cpu().long(), self._filled()[0]
+        seen = torch.zeros(num_rows, dtype=torch.bool)
+        seen[order] = True
+        if len(order) != num_rows or not bool(seen.all()):
+            raise ArgumentError(f"local_order must hold each of 0 to {num_rows - 1} once, got {len(order)} ids, "
+                                f"{int(seen.sum())} of them different")  # fmt: skip
+        # Rows count from 1, so that what is no id, for which a gather gives 0, is none afterwards either.
+        place = torch.empty(num_rows, dtype=torch.int64)
+        place[order] = torch.arange(1, num_rows + 1)
+        self._order = place.to(self.device)
+
+    def _clear(self) -> None:
+        self._hot = self._cold = self._directory = self._block = None
+        self._exponents = self._max_blocks = self._reader = None
+        self._file = self._resident = self._spilled = self._order = None
+
+    def _filled(self) -> torch.Size:
+        if self._shape is None:
             raise ArgumentError("this Feature holds no rows yet: call from_cpu_tensor first")
-        return self._hot, self._shape
+        return self._shape
 
     def __getitem__(self, node_idx: Tensor | Sequence[int]) -> Tensor:
         """Rows of the ids, `[n, ...]` on `device`.
@@ -268,23 +273,28 @@ class Feature:
         Ids on the CPU are checked at once. An id on the GPU that is out of range gives a row of zeros, and an
         `IdError` at the next use of this feature or at `synchronize()`, as reading it would cost a wait.
         """
-        hot, shape = self._filled()
+        shape = self._filled()
         self._raise_earlier_error()
         if self._block is not None:
             self._block.check_process()
         ids = node_idx if isinstance(node_idx, Tensor) else torch.as_tensor(node_idx)
         ids = ids.long() if not isinstance(node_idx, Tensor) and ids.numel() == 0 else ids
-        ids = check_ids("node_idx", ids, shape[0])
+        ids = check_ids("node_idx", ids, shape[0]).to(self.device, non_blocking=True)
+        if self._order is not None:
+            ids = gather_rows(self._order, ids, errors=self._errors) - 1
+        return self._spilled.read(ids) if self._spilled is not None else self.gather(ids, self._errors)
+
+    def gather(self, ids: Tensor, errors: Tensor | None) -> Tensor:
+        """Rows of ids on `device` from memory, `[n, ...]`; see `gather_rows`."""
+        hot = self._hot
         stored: Any = {"dtype": self._dtype, "exponents": self._exponents}
-        if self.device.type == "cpu":
-            return gather_rows(hot, ids.cpu(), **stored)
+        assert hot is not None
         if not hot.is_cuda:
-            return gather_rows(hot, check_ids("node_idx", ids.cpu(), shape[0]), **stored).to(self.device)
-        ids = ids.to(self.device, non_blocking=True)
+            return gather_rows(hot, ids.cpu(), **stored).to(self.device)
         if self._cold is None:
-            return gather_rows(hot, ids, errors=self._errors, **stored)
+            return gather_rows(hot, ids, errors=errors, **stored)
         table, cold = (self._cold, None) if self._directory is None else (hot, self._cold)
-        return gather_rows(table, ids, cold=cold, directory=self._directory, errors=self._errors,
+        return gather_rows(table, ids, cold=cold, directory=self._directory, errors=errors,
                            max_blocks=self._max_blocks, **stored)  # fmt: skip
 
     def read(self, ids: Tensor) -> Tensor:
@@ -294,8 +304,9 @@ class Feature:
             ids: int64 `[n]`, contiguous and on `device`; the kernel still checks that they lie in the table.
         """
         if self._reader is None:
-            hot, _ = self._filled()
-            if not hot.is_cuda or not ids.is_cuda:
+            self._filled()
+            hot = self._hot
+            if hot is None or self._order is not None or not hot.is_cuda or not ids.is_cuda:
                 return self[ids]
             assert self._errors is not None
             # Without a directory all rows are in one of the two tables.
@@ -340,12 +351,3 @@ class Feature:
             f"Feature({list(self._shape)} of {self._dtype}, {self.num_hot_rows} rows in GPU memory, "
             f"the others {self.placement}, device={self.device})"
         )
-
-
-def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
-    """How many rows of the topology list each node, int64 `[num_rows]`: how often sampling may meet it."""
-    counts = torch.zeros(num_rows, dtype=torch.int64, device=csr_topo.indices.device)
-    step = 1 << 26
-    for begin in range(0, csr_topo.edge_count, step):
-        counts += torch.bincount(csr_topo.indices[begin : begin + step], minlength=num_rows)
-    return counts

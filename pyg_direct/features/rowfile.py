@@ -48,6 +48,7 @@ class RowFile:
         name: For `.safetensors`: which tensor; None where there is one.
         dtype, shape: For bare bytes: what they mean; the first of `shape` may be -1. For others: what is expected.
         offset: For bare bytes: where they begin.
+        is_bare: Take the file for bare bytes whatever its name.
 
     Attributes:
         rows: `[N, ...]`, a tensor over the mapped file; only to be read.
@@ -58,8 +59,8 @@ class RowFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None,
-                 shape: Sequence[int] | None = None, offset: int = 0) -> None:  # fmt: skip
-        self.path = Path(path)
+                 shape: Sequence[int] | None = None, offset: int = 0, is_bare: bool = False) -> None:  # fmt: skip
+        self.path, self._is_bare = Path(path), is_bare
         try:
             with self.path.open("rb") as file:
                 self._stamp = _stamp(os.fstat(file.fileno()))
@@ -71,7 +72,7 @@ class RowFile:
 
     def _read_layout(self, file: BinaryIO, name: str | None, dtype: torch.dtype | None, shape: Sequence[int] | None,
                      offset: int) -> Layout:  # fmt: skip
-        kind = self.path.suffix.lower()
+        kind = "" if self._is_bare else self.path.suffix.lower()
         if kind in _PICKLES:
             raise FileError(f"path must name a file that holds rows alone, got {self.path}, a pickle or an archive: "
                             "loading one could run code; save its rows with pyg_direct.save_rows")  # fmt: skip
@@ -123,6 +124,12 @@ class RowFile:
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             flat = torch.frombuffer(mapped, dtype=torch.uint8)[ahead:]
         return _as_dtype(flat, dtype).view(shape)
+
+    def stream(self) -> Tensor:
+        """The rows, which are about to be read from the first to the last, once."""
+        self.check()
+        self._mapped.madvise(mmap.MADV_SEQUENTIAL)
+        return self.rows
 
     def check(self) -> None:
         """Refuse to read on in a file that has changed: size, time of change and identity.

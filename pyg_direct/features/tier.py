@@ -11,6 +11,7 @@ from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.gather import gather_rows
+from pyg_direct.ops.scatter import scatter_rows
 from pyg_direct.runtime.memory import Block
 
 
@@ -51,7 +52,7 @@ class Tier(ABC):
             self._read(ids, out)
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
-        """Replace row `ids[i]` by `rows[i]`; of an id that comes twice, one of its rows.
+        """Replace row `ids[i]` by `rows[i]`; of an id that comes several times, the last one.
 
         Raises:
             ArgumentError: this place cannot be written; else as `read`.
@@ -112,18 +113,9 @@ class TableTier(Tier):
         Raises:
             ArgumentError, ArgumentTypeError, IdError: as `read`.
         """
-        ids = check_ids("ids", ids, self.shape[0])
-        shape = (ids.numel(), *self.shape[1:])
-        if rows.shape != shape or rows.dtype != self.dtype or rows.device != self.device or ids.device != self.device:
-            raise ArgumentError(f"rows must be {shape} of {self.dtype} on {self.device}, got {tuple(rows.shape)} of "
-                                f"{rows.dtype} on {rows.device} for ids on {ids.device}")  # fmt: skip
-        if rows.numel() > 0:
-            # As bytes, since torch writes not every dtype by index.
-            self._bytes_of(self.table).index_copy_(0, ids.long(), self._bytes_of(rows.contiguous()))
-
-    @staticmethod
-    def _bytes_of(rows: Tensor) -> Tensor:
-        return rows.detach().resolve_conj().reshape(len(rows), -1).view(torch.uint8)
+        if rows.device != self.device:
+            raise ArgumentError(f"rows must be on {self.device}, got rows on {rows.device}")
+        scatter_rows(self.table, ids, rows, errors=self._errors)
 
     def raise_earlier_error(self) -> None:
         """Raise what a read on a GPU has met since."""

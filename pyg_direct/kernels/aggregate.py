@@ -13,6 +13,7 @@ from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, device_funct
 from pyg_direct.kernels.span import NOWHERE, TO_ROW, find_item, slice_length, span_of
 
 sum_span_16 = device_function("sum_span_16", "u8 u8 u8 i4 u8 i8 i8 i4 i4 i4 f4 i4 i4")
+spread_span_16 = device_function("spread_span_16", "u8 u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 f4 i4")
 
 
 @body
@@ -165,6 +166,23 @@ def spread_rows_gpu(grad, indptr, row, target, weight, num_edges, width, channel
             cuda.atomic.add(out, source * width + f, grad[t * width + f] * share)
             f += lanes
         e += (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
+
+
+@gpu_kernel("u8 I[] u8 i4 u8 i8 i8 i4 i4 i4 i4 i4 i4[] i4[] u8", I=("i4", "i8"), sources=("aggregate",))
+def spread_wide_rows_gpu(grad, indptr, row, index_bytes, weight, num_edges, num_targets, pieces, heads, lane_bits, mean,
+                         kind, slices, counts, out):  # fmt: skip
+    """As `spread_rows_gpu`, for rows of `pieces` times 16 bytes, aligned, each read once; `out` is fp32."""
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = np.int32(1 << lane_bits)
+    tiles = np.int64((pieces + lanes - 1) >> lane_bits)
+    group = thread >> lane_bits
+    item = group // tiles
+    piece = np.int32(group - item * tiles) * lanes + np.int32(thread & (lanes - 1))
+    if item < num_targets + slices.shape[0] // 2 and piece < pieces:
+        target, first, last, place, degree = find_item(indptr, num_edges, num_targets, slices, counts, item)
+        if place != NOWHERE and first < last:
+            scale = scale_of(np.float32(degree), mean, np.float32(1))
+            spread_span_16(out, grad, row, index_bytes, weight, first, last, target, heads, pieces, piece, scale, kind)
 
 
 @cpu_kernel

@@ -7,8 +7,9 @@ import re
 from pyg_direct.errors import DeviceError
 
 # A driver runs PTX of its GPU's architecture and of older ones. The code uses nothing newer than PTX 8.0, which every
-# driver of CUDA 12 reads; 8.6 is the first that knows compute capability 10.0.
-PTX_VERSIONS = {(7, 5): "8.0", (8, 0): "8.0", (9, 0): "8.0", (10, 0): "8.6"}
+# driver of CUDA 12 reads; but on compute capability 9.0 four numbers are added to memory at once, which drivers of CUDA
+# 12.1 read; and 8.6 is the first that knows 10.0.
+PTX_VERSIONS = {(7, 5): "8.0", (8, 0): "8.0", (9, 0): "8.1", (10, 0): "8.6"}
 
 
 def nearest_target(compute_capability: tuple[int, int]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from torch_geometric.sampler import HeteroSamplerOutput
 from torch_geometric.typing import SparseTensor, TensorFrame
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.feature import Listing
+from pyg_direct.features.hotness import Listing
 from pyg_direct.features.rowfile import as_tensor
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.pyg import PlacedRows

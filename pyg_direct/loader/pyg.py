@@ -16,7 +16,8 @@ from torch_geometric.data import Data
 from torch_geometric.typing import TensorFrame
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.feature import Feature, Listing
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.hotness import Listing
 from pyg_direct.features.rowfile import as_tensor
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch_geometric.data import FeatureStore as PygFeatureStore, TensorAttr
 
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.features.feature import Feature, Listing
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.hotness import Listing
 from pyg_direct.features.rowfile import as_tensor
 from pyg_direct.typing import Device
 

@@ -7,9 +7,9 @@ the memory of another later is not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,9 +50,7 @@ class _Batch:
         self.nodes, self.targets, self.edges, self.max_degree = nodes, targets, edges, max_degree
         self._indptr: Tensor | None = None
         self._indptr_edges = -1
-        self._transposed: dict[tuple[int, int], Transposed] = {}
-        self.looped: dict[tuple[int, int], Tensor] = {}
-        self._has_loops: dict[int, bool] = {}
+        self._made: dict[Any, Any] = {}
 
     def view(self, edge_index: Tensor) -> SortedEdges:
         """The edges of `edge_index`, which holds the first of the batch."""
@@ -62,30 +60,39 @@ class _Batch:
         return SortedEdges(self._find_offsets(target), row, target, self.nodes[hop],
                            self.targets[hop - 1] if hop > 0 else 0, self.max_degree)  # fmt: skip
 
+    def fits(self, edge_index: Tensor, num_sources: int, num_targets: int) -> bool:
+        """Whether the edges of `edge_index` lie among so many nodes."""
+        edges = self.view(edge_index)
+        return edges.least_sources <= num_sources and edges.least_targets <= num_targets < edges.indptr.numel()
+
     def _find_offsets(self, target: Tensor) -> Tensor:
         if self._indptr is not None and self._indptr_edges >= target.numel():
             return self._indptr
         indptr = compress(target, self.targets[-1])
-        # What a graph is captured with is computed when it is replayed.
-        if not (target.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if not _is_capturing(target):
             self._indptr, self._indptr_edges = indptr, target.numel()
         return indptr
 
-    def transpose(self, edges: SortedEdges, num_rows: int) -> Transposed:
-        """The same edges by source; made once for all layers that share them."""
-        key = edges.row.numel(), num_rows
-        if key not in self._transposed:
-            self._transposed[key] = Transposed.of(edges.row, edges.target, num_rows)
-        return self._transposed[key]
+    def remember(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` makes of these edges, once for all layers that share them; without a gradient."""
+        if key in self._made:
+            return self._made[key]
+        made = make()
+        if not _is_capturing(made):
+            self._made[key] = made
+        return made
 
-    def has_loops(self, edge_index: Tensor) -> bool:
-        """Whether an edge leads from a node to itself; waits for the device, once for all layers that share them."""
-        num_edges = edge_index.shape[1]
-        for known, has_loops in self._has_loops.items():
-            if known == num_edges or (known > num_edges and not has_loops):
-                return has_loops
-        self._has_loops[num_edges] = bool((edge_index[0] == edge_index[1]).any())
-        return self._has_loops[num_edges]
+    def transpose(self, edges: SortedEdges, num_rows: int) -> Transposed:
+        """The same edges by source."""
+        made: Transposed = self.remember(("by source", edges.row.numel(), num_rows),
+                                         lambda: Transposed.of(edges.row, edges.target, num_rows))  # fmt: skip
+        return made
+
+
+def _is_capturing(made: Any) -> bool:
+    """Whether a graph is captured: what it is captured with is computed when it is replayed."""
+    tensor = made if isinstance(made, Tensor) else made[0]
+    return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 _BATCHES: dict[tuple[int, int], _Batch] = {}
@@ -157,27 +164,35 @@ def find_sorted(edge_index: Tensor) -> SortedEdges | None:
     return None if batch is None else batch.view(edge_index)
 
 
-def add_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """A sorted `edge_index` with a loop behind the edges of each of `num_nodes` nodes, sorted too.
+def add_loops(edge_index: Tensor, num_targets: int, num_sources: int | None = None) -> Tensor:
+    """A sorted `edge_index` with a loop behind the edges of each of `num_targets` nodes, sorted too.
 
-    `edge_index` must be known to be sorted; its own loops stay. Made once for the layers that share it.
+    `edge_index` must be known to be sorted, with fewer sources than `num_sources` (by default `num_targets`); its own
+    loops stay. Made once for the layers that share it.
     """
     batch = find_batch(edge_index)
     assert batch is not None, "edges are not known to be sorted"
-    num_edges = edge_index.shape[1]
-    known = batch.looped.get((num_edges, num_nodes))
-    if known is not None:
-        return known
+    num_sources = num_targets if num_sources is None else num_sources
     indptr, row, target, *_ = batch.view(edge_index)
-    # Each target before an edge's own has one loop more.
-    nodes = torch.arange(num_nodes, dtype=row.dtype, device=row.device)
-    looped = edge_index.new_empty(2, num_edges + num_nodes)
-    place = torch.arange(num_edges, dtype=row.dtype, device=row.device) + target
-    loop_place = indptr[1 : num_nodes + 1].clamp(max=num_edges) + nodes
-    looped.index_copy_(1, place.long(), edge_index)
-    looped.index_copy_(1, loop_place.long(), nodes.expand(2, -1))
-    degree = None if batch.max_degree is None else batch.max_degree + 1
-    register_sorted(looped, [num_nodes, 0], [looped.shape[1]], degree)
-    if not (row.is_cuda and torch.cuda.is_current_stream_capturing()):
-        batch.looped[num_edges, num_nodes] = looped
+    num_edges = row.numel()
+
+    def make() -> Tensor:
+        edges, loops = loop_places(indptr, target, num_targets)
+        looped = edge_index.new_empty(2, num_edges + num_targets)
+        looped.index_copy_(1, edges, edge_index)
+        nodes = torch.arange(num_targets, dtype=row.dtype, device=row.device)
+        return looped.index_copy_(1, loops, nodes.expand(2, -1))
+
+    looped: Tensor = batch.remember(("looped", num_edges, num_targets, num_sources), make)
+    if find_batch(looped) is None:
+        degree = None if batch.max_degree is None else batch.max_degree + 1
+        register_sorted(looped, [num_sources, 0], [looped.shape[1]], degree, [num_targets, 0])
     return looped
+
+
+def loop_places(indptr: Tensor, target: Tensor, num_targets: int) -> tuple[Tensor, Tensor]:
+    """Where edges and loops stand once each of `num_targets` nodes has a loop behind its edges, int64."""
+    # Each target before an edge's own has one loop more.
+    nodes = torch.arange(num_targets, device=target.device)
+    edges = torch.arange(target.numel(), device=target.device) + target
+    return edges, indptr[1 : num_targets + 1].clamp(max=target.numel()) + nodes

@@ -143,7 +143,7 @@ class _Sum(torch.autograd.Function):
         by_source = (None, None, None) if transposed is None else transposed
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight, indptr, row, target, *by_source)
         ctx.shape, ctx.mean, ctx.deterministic = x.shape, mean, deterministic
-        ctx.num_targets = num_targets
+        ctx.num_targets, ctx.max_degree = num_targets, max_degree
         return _kernels.sum_rows(x, indptr, row, weight, num_targets, mean, max_degree)
 
     @staticmethod
@@ -165,7 +165,7 @@ class _Sum(torch.autograd.Function):
             if by_source[0] is None and (ctx.deterministic or not runs_on_gpu(grad)):
                 by_source = Transposed.of(row, target, num_rows)
             if by_source[0] is None:
-                grad_x = _kernels.spread_rows(grad, indptr, row, target, weight, num_rows, ctx.mean)
+                grad_x = _kernels.spread_rows(grad, indptr, row, target, weight, num_rows, ctx.mean, ctx.max_degree)
             else:
                 sources, targets, edge = by_source
                 share = _shares(indptr, target, weight, ctx.mean, num_edges, grad.dtype)

@@ -21,8 +21,8 @@ _MOST = 2**31
 _SCHEMAS = (
     "sum_rows(Tensor x, Tensor indptr, Tensor? row, Tensor? weight, SymInt num_targets, bool mean, int max_degree)"
     " -> Tensor",
-    "spread_rows(Tensor grad, Tensor indptr, Tensor row, Tensor target, Tensor? weight, SymInt num_rows, bool mean)"
-    " -> Tensor",
+    "spread_rows(Tensor grad, Tensor indptr, Tensor row, Tensor target, Tensor? weight, SymInt num_rows, bool mean,"
+    " int max_degree) -> Tensor",
     "dot_rows(Tensor grad, Tensor x, Tensor indptr, Tensor? row, Tensor target, int heads, bool mean) -> Tensor",
     "extreme_rows(Tensor x, Tensor indptr, Tensor? row, SymInt num_targets, bool largest, int max_degree)"
     " -> (Tensor, Tensor)",
@@ -93,6 +93,12 @@ def _plain(tensor: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(dtype).reshape(-1)
 
 
+def _is_wide(rows: Tensor, channels: int, most: int) -> bool:
+    """Whether rows are read in pieces of 16 bytes, none of which belongs to two heads."""
+    is_aligned = channels * rows.element_size() % _PIECE == 0 and rows.data_ptr() % _PIECE == 0
+    return rows.dtype in _WIDE_KINDS and is_aligned and most < _MOST and not SIMULATED
+
+
 def _work_dtype(dtype: torch.dtype) -> torch.dtype:
     """What items are added up in, and what kernels read that know no 16-bit items."""
     return torch.promote_types(dtype, torch.float32)
@@ -117,12 +123,10 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
     slices = _Slices.of(indptr, num_edges, num_targets, max_degree)
     shares = _plain(weight, x, work)
     partials = torch.empty(slices.capacity * width, dtype=work, device=x.device)
-    channel_bytes = width // heads * x.element_size()
-    is_aligned = channel_bytes % _PIECE == 0 and x.data_ptr() % _PIECE == 0
-    if x.dtype in _WIDE_KINDS and is_aligned and max(x.shape[0], num_edges) < _MOST and not SIMULATED:
+    if _is_wide(x, width // heads, max(x.shape[0], num_edges)):
         # Sums of slices are fp32, and so is then the output for a while.
         out = torch.empty(num_targets, width, dtype=work if slices.capacity else x.dtype, device=x.device)
-        pieces = heads * channel_bytes // _PIECE
+        pieces = width * x.element_size() // _PIECE
         lane_bits = _lane_bits(pieces)
         groups = (num_targets + slices.capacity) * -(-pieces // (1 << lane_bits))
         run_gpu(kernels.sum_wide_rows_gpu, _grid(groups, lane_bits), x.data_ptr(), indptr, row.data_ptr(),
@@ -142,17 +146,28 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
 
 
 def spread_rows(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weight: Tensor | None, num_rows: int,
-                mean: bool) -> Tensor:  # fmt: skip
+                mean: bool, max_degree: int) -> Tensor:  # fmt: skip
     """Gradient of `sum_rows` in `x`, by atomics: [N, F]."""
-    width, num_edges = grad.shape[1], row.numel()
+    (num_targets, width), num_edges = grad.shape, row.numel()
     work = _work_dtype(grad.dtype)
     out = torch.zeros(num_rows, width, dtype=work, device=grad.device)
-    if num_edges > 0 and width > 0:
-        heads = 1 if weight is None else weight.shape[1]
+    if num_edges == 0 or width == 0:
+        return out.to(grad.dtype)
+    heads = 1 if weight is None else weight.shape[1]
+    indptr, row, shares = indptr.contiguous(), _plain(row, row, indptr.dtype), _plain(weight, grad, work)
+    if _is_wide(grad, width // heads, max(num_rows, num_edges)):
+        slices = _Slices.of(indptr, num_edges, num_targets, max_degree)
+        pieces = width * grad.element_size() // _PIECE
+        lane_bits = _lane_bits(pieces)
+        groups = (num_targets + slices.capacity) * -(-pieces // (1 << lane_bits))
+        run_gpu(kernels.spread_wide_rows_gpu, _grid(groups, lane_bits), grad.data_ptr(), indptr, row.data_ptr(),
+                row.element_size(), shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean),
+                _WIDE_KINDS[grad.dtype], slices.slices, slices.counts, out.data_ptr())  # fmt: skip
+    else:
         lane_bits = _lane_bits(width)
-        run_gpu(kernels.spread_rows_gpu, _grid(num_edges, lane_bits), _plain(grad, grad, work), indptr.contiguous(),
-                _plain(row, row, indptr.dtype), _plain(target, row, indptr.dtype), _plain(weight, grad, work),
-                num_edges, width, width // heads, lane_bits, int(mean), out.view(-1))  # fmt: skip
+        run_gpu(kernels.spread_rows_gpu, _grid(num_edges, lane_bits), _plain(grad, grad, work), indptr, row,
+                _plain(target, row, indptr.dtype), shares, num_edges, width, width // heads, lane_bits, int(mean),
+                out.view(-1))  # fmt: skip
     return out.to(grad.dtype)
 
 
@@ -225,7 +240,7 @@ def spread_extremes(grad: Tensor, x: Tensor, best: Tensor, winner: Tensor, indpt
 def _register() -> None:
     shapes: dict[str, Callable[..., Any]] = {
         "sum_rows": lambda x, indptr, row, weight, num_targets, mean, max_degree: x.new_empty(num_targets, x.shape[1]),
-        "spread_rows": lambda grad, indptr, row, target, weight, num_rows, mean: grad.new_empty(
+        "spread_rows": lambda grad, indptr, row, target, weight, num_rows, mean, max_degree: grad.new_empty(
             num_rows, grad.shape[1]
         ),
         "dot_rows": lambda grad, x, indptr, row, target, heads, mean: x.new_empty(

@@ -119,24 +119,24 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
         return out
     if runs_on_gpu(ids):
         if errors is None:
-            errors = _unread_errors(ids.device)
+            errors = unread_errors(ids.device)
         choose_gather(hot, cold, directory, dtype, exponents, errors, max_blocks, out.data_ptr())(ids, out)
     elif dtype != stored_dtype:
         unit = _UNIT[hot.dtype.itemsize]
-        run_cpu(kernels.widen_rows_cpu, _rows_of(hot, unit), _rows_of(cold, unit), *directory, ids, STORED[hot.dtype],
-                exponents, _rows_of(out, torch.uint32))  # fmt: skip
+        run_cpu(kernels.widen_rows_cpu, *(rows_in_units(t, unit) for t in (hot, cold)), *directory, ids,
+                STORED[hot.dtype], exponents, rows_in_units(out, torch.uint32))  # fmt: skip
     else:
-        unit = _widest_unit(hot, cold, out, (torch.int64, torch.int32, torch.int16, torch.uint8))
-        run_cpu(kernels.gather_rows_cpu, *(_rows_of(t, unit) for t in (hot, cold)), *directory, ids,
-                _rows_of(out, unit))  # fmt: skip
+        unit = widest_unit(hot, cold, out, (torch.int64, torch.int32, torch.int16, torch.uint8))
+        run_cpu(kernels.gather_rows_cpu, *(rows_in_units(t, unit) for t in (hot, cold)), *directory, ids,
+                rows_in_units(out, unit))  # fmt: skip
     return out
 
 
 def read_rows(table: Tensor, ids: Tensor, out: Tensor) -> None:
     """Rows of a table that the CPU reads, into memory of the CPU; nothing is checked, and any thread may call it."""
-    unit = _widest_unit(table, table, out, (torch.int64, torch.int32, torch.int16, torch.uint8))
-    run_cpu(kernels.gather_rows_cpu, _rows_of(table, unit), _rows_of(table, unit), *Directory.empty(ids.device), ids,
-            _rows_of(out, unit))  # fmt: skip
+    unit = widest_unit(table, table, out, (torch.int64, torch.int32, torch.int16, torch.uint8))
+    rows = rows_in_units(table, unit)
+    run_cpu(kernels.gather_rows_cpu, rows, rows, *Directory.empty(ids.device), ids, rows_in_units(out, unit))
 
 
 def check_widening(stored_dtype: torch.dtype, dtype: torch.dtype, exponents: Tensor | None, num_rows: int,
@@ -166,7 +166,8 @@ def _no_exponents(device: torch.device) -> Tensor:
 _UNREAD: dict[torch.device, Tensor] = {}
 
 
-def _unread_errors(device: torch.device) -> Tensor:
+def unread_errors(device: torch.device) -> Tensor:
+    """Where kernels report bad ids that nobody asks for."""
     errors = _UNREAD.get(device)
     if errors is None:
         errors = torch.full((1,), NO_POSITION, dtype=torch.int64, device=device)
@@ -184,12 +185,14 @@ def _row_bytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape[1:]) * tensor.element_size()
 
 
-def _widest_unit(hot: Tensor, cold: Tensor, out: Tensor, units: tuple[torch.dtype, ...]) -> torch.dtype:
+def widest_unit(hot: Tensor, cold: Tensor, out: Tensor, units: tuple[torch.dtype, ...]) -> torch.dtype:
+    """The first of `units` in which rows of all three tables can be counted, as they lie."""
     alignment = _row_bytes(out) | hot.data_ptr() | cold.data_ptr() | out.data_ptr()
     return next(u for u in units if alignment % u.itemsize == 0)
 
 
-def _rows_of(tensor: Tensor, unit: torch.dtype) -> Tensor:
+def rows_in_units(tensor: Tensor, unit: torch.dtype) -> Tensor:
+    """The same rows `[N, units]`, whatever their shape and dtype."""
     width = _row_bytes(tensor) // unit.itemsize
     if tensor.numel() == 0:
         return torch.empty(0, width, dtype=unit, device=tensor.device)

@@ -6,7 +6,7 @@ import torch
 
 from pyg_direct import CSRTopo, Feature
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError
-from pyg_direct.features.feature import count_listings
+from pyg_direct.features.hotness import choose_hottest, count_listings
 from tests.poison import poisoned_memory
 
 DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
@@ -203,9 +203,8 @@ def test_rows_given_out_are_copies(device):
 
 def test_the_hottest_rows_are_those_listed_most():
     topo = CSRTopo(torch.tensor([[4, 4, 4, 2, 2, 0, 4, 1], [0, 1, 2, 0, 1, 2, 3, 4]]), num_nodes=6)
-    feature = Feature(csr_topo=topo, device="cpu")
 
-    chosen = [feature._choose_hot_rows(8, count) for count in (0, 1, 2, 3, 8)]
+    chosen = [choose_hottest(count_listings(topo, 8), 8, count) for count in (0, 1, 2, 3, 8)]
 
     assert count_listings(topo, 8).tolist() == [1, 1, 2, 0, 4, 0, 0, 0]
     assert [hottest.tolist() for hottest, _ in chosen] == [[], [4], [2, 4], [0, 2, 4], list(range(8))]
@@ -213,9 +212,7 @@ def test_the_hottest_rows_are_those_listed_most():
 
 
 def test_without_a_graph_the_first_rows_are_hot():
-    feature = Feature(device="cpu")
-
-    hottest, misses = feature._choose_hot_rows(8, 3)
+    hottest, misses = choose_hottest(None, 8, 3)
 
     assert (hottest.tolist(), misses) == ([0, 1, 2], 5 / 8)
 

@@ -7,7 +7,7 @@ import torch
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.nn import sorted as module
-from pyg_direct.nn.sorted import add_loops, find_batch, find_sorted, register_sorted
+from pyg_direct.nn.sorted import add_loops, find_sorted, register_sorted
 
 # Two seeds, then one new node, then one.
 EDGES = torch.tensor([[1, 2, 2, 0, 3], [0, 0, 1, 2, 2]])
@@ -110,7 +110,6 @@ def test_loops_are_made_once(device):
     edge_index = make_edges(device)
 
     assert add_loops(edge_index, 4) is add_loops(edge_index, 4)
-    assert find_batch(edge_index).has_loops(edge_index) is False
 
 
 @pytest.mark.parametrize(("nodes", "edges"), [([2, 1], [3, 2]), ([2, 1, 1], [3, 1])])

@@ -1,0 +1,120 @@
+"""Which rows are read most: ranked by the graph, by counted reads, or by a user's scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+
+RANKINGS = ("degree", "frequency")
+
+
+class Listing(Protocol):
+    """What ranks rows: the part of a `CSRTopo` that a feature reads."""
+
+    @property
+    def indices(self) -> Tensor:
+        """Nodes listed by rows, `[E]`."""
+
+    @property
+    def node_count(self) -> int:
+        """N."""
+
+    @property
+    def edge_count(self) -> int:
+        """E."""
+
+
+class Hottest(NamedTuple):
+    """The hottest rows of a table, as many as were asked for.
+
+    Attributes:
+        ids: Ascending, int64, on the CPU.
+        misses: Share of all reads that goes to other rows, as far as the scores tell.
+    """
+
+    ids: Tensor
+    misses: float
+
+
+def check_hotness(hotness: str | Tensor) -> None:
+    """Refuse what ranks no rows.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if isinstance(hotness, Tensor):
+        if hotness.dim() != 1 or hotness.is_complex():
+            raise ArgumentError(f"hotness must hold one number for each row, got {tuple(hotness.shape)} of "
+                                f"{hotness.dtype}")  # fmt: skip
+        return
+    if not isinstance(hotness, str):
+        raise ArgumentTypeError(f"hotness must be a name or a tensor of scores, got {type(hotness).__name__}")
+    if hotness not in RANKINGS:
+        raise ArgumentError(f"hotness must be one of {', '.join(RANKINGS)} or a tensor of scores, got {hotness!r}")
+
+
+def score_rows(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> Tensor | None:
+    """Scores of all rows, `[num_rows]`; None where nothing tells them apart.
+
+    Raises:
+        ArgumentError: there are other than `num_rows` scores, one is no number, or reads were not counted yet.
+    """
+    if isinstance(hotness, Tensor):
+        if len(hotness) != num_rows:
+            raise ArgumentError(f"hotness must hold a score for each of the {num_rows} rows, got {len(hotness)}")
+        if hotness.is_floating_point() and bool(hotness.isnan().any()):
+            raise ArgumentError("hotness must hold numbers, got a NaN")
+        return hotness
+    if hotness == "frequency":
+        raise ArgumentError("hotness='frequency' needs reads that were counted: pass hotness=count_reads(batches, "
+                            "num_rows), or let a loader count them")  # fmt: skip
+    return None if csr_topo is None else count_listings(csr_topo, num_rows)
+
+
+def choose_hottest(scores: Tensor | None, num_rows: int, count: int) -> Hottest:
+    """The `count` rows with the highest scores, the first ones among equals; without scores the first rows."""
+    if scores is None:
+        return Hottest(torch.arange(count), 1 - count / max(1, num_rows))
+    ranked, order = scores.sort(descending=True, stable=True)
+    ranked = ranked.clamp(min=0).double()
+    misses = 1 - float(ranked[:count].sum()) / max(float(ranked.sum()), 1e-300)
+    return Hottest(order[:count].sort().values.cpu(), min(1.0, max(0.0, misses)))
+
+
+def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
+    """How many rows of the topology list each node, int64 `[num_rows]`: how often sampling may meet it."""
+    counts = torch.zeros(num_rows, dtype=torch.int64, device=csr_topo.indices.device)
+    step = 1 << 26
+    for begin in range(0, csr_topo.edge_count, step):
+        counts += torch.bincount(csr_topo.indices[begin : begin + step], minlength=num_rows)
+    return counts
+
+
+def count_reads(batches: Iterable[Tensor], num_rows: int) -> Tensor:
+    """How often each row is read by the batches of a pre-sampling run, int32 `[num_rows]`, counted where their ids are
+    (GNNLab, section 6). Pass it as `Feature(hotness=)`.
+
+    Args:
+        batches: Ids of the rows that a batch reads, int32 or int64 `[n]` each, such as `n_id` of a sample.
+        num_rows: N.
+
+    Raises:
+        ArgumentError: ids lie outside [0, num_rows); told at the end.
+    """
+    counts: Tensor | None = None
+    for ids in batches:
+        if counts is None:
+            # One place more, for ids that are none.
+            counts = torch.zeros(num_rows + 1, dtype=torch.int32, device=ids.device)
+        ids = torch.where((ids >= 0) & (ids < num_rows), ids, num_rows).long()
+        counts.index_add_(0, ids, torch.ones(1, dtype=torch.int32, device=ids.device).expand(ids.numel()))
+    if counts is None:
+        return torch.zeros(num_rows, dtype=torch.int32)
+    if int(counts[-1]) > 0:
+        raise ArgumentError(f"batches must hold ids in [0, {num_rows}), got {int(counts[-1])} outside")
+    return counts[:-1]

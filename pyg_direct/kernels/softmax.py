@@ -1,0 +1,181 @@
+"""Weights of edges by a softmax over the edges of each target, and their adjoint.
+
+score(e, h) = leaky(source[row[e], h] + target[t, h] + edge[e, h]), of which arrays that are empty count as zero, and
+alpha[e, h] = exp(score(e, h) - best) / (1e-16 + the sum of these over the edges of t), where best is the largest. With
+`loops` the last edge of each target leads from the target to itself, and other such edges weigh nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.kernels.span import span_of
+
+# What PyG adds to the sum, so that it is never zero.
+TINY = 1e-16
+
+
+@body
+def add_scores(source, target, edge, row, e, t, h, heads, zero):
+    """The score of an edge before `leaky`."""
+    score = zero
+    if source.shape[0] > 0:
+        score += source[np.int64(row[e]) * heads + h]
+    if target.shape[0] > 0:
+        score += target[t * heads + h]
+    if edge.shape[0] > 0:
+        score += edge[e * heads + h]
+    return score
+
+
+@body
+def leaky(score, slope):
+    """The score, times `slope` where it is negative."""
+    return score if score > 0 else score * slope
+
+
+@body
+def is_counted(row, e, t, last, loops):
+    """Whether an edge of target t weighs anything; `last` is behind the last of its edges."""
+    return loops == 0 or e + 1 == last or np.int64(row[e]) != t
+
+
+@body
+def pull_back(alpha, grad, total, score, slope):
+    """Gradient of a score before `leaky`; `total` is the sum of alpha times grad over the edges of the target."""
+    share = alpha * (grad - total)
+    return share if score > 0 else share * slope
+
+
+@cpu_kernel
+def softmax_edges_cpu(source, target, edge, indptr, row, num_edges, num_targets, heads, loops, slope, alpha):
+    zero = alpha.dtype.type(0)
+    for t in prange(num_targets):
+        first, last = span_of(indptr, t, num_edges)
+        for h in range(heads):
+            best = -alpha.dtype.type(np.inf)
+            for e in range(first, last):
+                if is_counted(row, e, t, last, loops):
+                    best = max(best, leaky(add_scores(source, target, edge, row, e, t, h, heads, zero), slope))
+            total = zero
+            for e in range(first, last):
+                share = zero
+                if is_counted(row, e, t, last, loops):
+                    score = leaky(add_scores(source, target, edge, row, e, t, h, heads, zero), slope)
+                    share = math.exp(score - best)
+                alpha[e * heads + h] = share
+                total += share
+            for e in range(first, last):
+                alpha[e * heads + h] /= total + TINY
+
+
+@gpu_kernel("T[] T[] T[] I[] I[] i8 i8 i4 i4 i4 f8 T[]", T=("f4", "f8"), I=("i4", "i8"))
+def softmax_edges_gpu(source, target, edge, indptr, row, num_edges, num_targets, heads, lane_bits, loops, slope, alpha):
+    """2**lane_bits threads share a target and head, and its edges out among them."""
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = np.int32(1 << lane_bits)
+    lane = np.int32(thread & (lanes - 1))
+    # The lanes of a group leave its loop together, those of a warp need not.
+    mask = np.uint32(((1 << lanes) - 1) << ((cuda.threadIdx.x & 31) - lane))
+    zero, bend = alpha.dtype.type(0), alpha.dtype.type(slope)
+    pair = thread >> lane_bits
+    while pair < num_targets * heads:
+        t = pair // heads
+        h = pair - t * heads
+        first, last = span_of(indptr, t, num_edges)
+        best = -alpha.dtype.type(np.inf)
+        e = first + lane
+        while e < last:
+            if is_counted(row, e, t, last, loops):
+                best = max(best, leaky(add_scores(source, target, edge, row, e, t, h, heads, zero), bend))
+            e += lanes
+        step = lanes >> 1
+        while step > 0:
+            best = max(best, cuda.shfl_xor_sync(mask, best, step))
+            step >>= 1
+        total = zero
+        e = first + lane
+        while e < last:
+            share = zero
+            if is_counted(row, e, t, last, loops):
+                score = leaky(add_scores(source, target, edge, row, e, t, h, heads, zero), bend)
+                share = alpha.dtype.type(math.exp(score - best))
+            alpha[e * heads + h] = share
+            total += share
+            e += lanes
+        step = lanes >> 1
+        while step > 0:
+            total += cuda.shfl_xor_sync(mask, total, step)
+            step >>= 1
+        scale = alpha.dtype.type(1) / (total + alpha.dtype.type(TINY))
+        e = first + lane
+        while e < last:
+            alpha[e * heads + h] *= scale
+            e += lanes
+        pair += (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
+
+
+@cpu_kernel
+def pull_softmax_cpu(grad, alpha, source, target, edge, indptr, row, num_edges, num_targets, heads, slope, to_edges,
+                     to_targets):  # fmt: skip
+    """Gradients `to_edges` [E, H] of scores before `leaky`, and their sums `to_targets` [T, H]."""
+    zero = alpha.dtype.type(0)
+    for t in prange(num_targets):
+        first, last = span_of(indptr, t, num_edges)
+        for h in range(heads):
+            total = zero
+            for e in range(first, last):
+                total += alpha[e * heads + h] * grad[e * heads + h]
+            own = zero
+            for e in range(first, last):
+                score = add_scores(source, target, edge, row, e, t, h, heads, zero)
+                share = pull_back(alpha[e * heads + h], grad[e * heads + h], total, score, slope)
+                to_edges[e * heads + h] = share
+                own += share
+            to_targets[t * heads + h] = own
+
+
+@gpu_kernel("T[] T[] T[] T[] T[] I[] I[] i8 i8 i4 i4 f8 T[] T[] T[]", T=("f4", "f8"), I=("i4", "i8"))
+def pull_softmax_gpu(grad, alpha, source, target, edge, indptr, row, num_edges, num_targets, heads, lane_bits, slope,
+                     to_edges, to_targets, to_sources):  # fmt: skip
+    """As `pull_softmax_cpu`; `to_sources` gets their sums by source, by atomics, where it and they are not empty."""
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = np.int32(1 << lane_bits)
+    lane = np.int32(thread & (lanes - 1))
+    mask = np.uint32(((1 << lanes) - 1) << ((cuda.threadIdx.x & 31) - lane))
+    zero, bend = alpha.dtype.type(0), alpha.dtype.type(slope)
+    pair = thread >> lane_bits
+    while pair < num_targets * heads:
+        t = pair // heads
+        h = pair - t * heads
+        first, last = span_of(indptr, t, num_edges)
+        total = zero
+        e = first + lane
+        while e < last:
+            total += alpha[e * heads + h] * grad[e * heads + h]
+            e += lanes
+        step = lanes >> 1
+        while step > 0:
+            total += cuda.shfl_xor_sync(mask, total, step)
+            step >>= 1
+        own = zero
+        e = first + lane
+        while e < last:
+            score = add_scores(source, target, edge, row, e, t, h, heads, zero)
+            share = pull_back(alpha[e * heads + h], grad[e * heads + h], total, score, bend)
+            if to_edges.shape[0] > 0:
+                to_edges[e * heads + h] = share
+            if to_sources.shape[0] > 0 and share != zero:
+                cuda.atomic.add(to_sources, np.int64(row[e]) * heads + h, share)
+            own += share
+            e += lanes
+        step = lanes >> 1
+        while step > 0:
+            own += cuda.shfl_xor_sync(mask, own, step)
+            step >>= 1
+        if lane == 0 and to_targets.shape[0] > 0:
+            to_targets[t * heads + h] = own
+        pair += (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits

@@ -1,0 +1,123 @@
+"""GATConv and GATv2Conv over sorted edges: scores, their softmax over targets, and the weighted sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import aggr, conv
+
+from pyg_direct.nn.propagate import DTYPES, is_plain
+from pyg_direct.nn.sorted import SortedEdges, add_loops, find_batch
+from pyg_direct.nn.trimmed import Kept, has_hooks
+from pyg_direct.ops.aggregate import aggregate
+from pyg_direct.ops.softmax import softmax
+
+_HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
+
+
+def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """What replaces `forward` of an accelerated GATConv or GATv2Conv."""
+    if torch.compiler.is_compiling():
+        return type(self).forward(self, x, edge_index, edge_attr, *args, **kwargs)
+    out = None
+    if (edge_attr is None and not any(value is not None for value in (*args, *kwargs.values()))
+            and type(self.aggr_module) is aggr.SumAggregation and is_plain(self, edge_index)
+            and not any(getattr(self, name) for name in _HOOKS)):  # fmt: skip
+        out = _attend(self, x, edge_index)
+    return type(self).forward(self, x, edge_index, edge_attr, *args, **kwargs) if out is None else out
+
+
+def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
+    rows, targets = x if isinstance(x, (tuple, list)) else (x, x)
+    batch = find_batch(edge_index)
+    if (
+        batch is None
+        or not all(isinstance(part, Tensor) and part.dim() == 2 and part.dtype in DTYPES for part in (rows, targets))
+        or not batch.fits(edge_index, rows.shape[0], targets.shape[0])
+        # PyG gives loops to the nodes that are sources and targets, which must then be all targets.
+        or (self.add_self_loops and targets.shape[0] > rows.shape[0])
+    ):
+        return None
+    edges = batch.view(edge_index)
+    if self.add_self_loops:
+        looped = add_loops(edge_index, targets.shape[0], rows.shape[0])
+        known = find_batch(looped)
+        assert known is not None, "edges are not known to be sorted"
+        edges = known.view(looped)
+    # Targets are the first of the rows.
+    is_part = targets is rows or isinstance(x, Kept)
+    weigh = _weigh_v2 if isinstance(self, conv.GATv2Conv) else _weigh
+    heads, channels, num_targets = self.heads, self.out_channels, targets.shape[0]
+    late = weigh is _weigh and _sums_first(self, rows, num_targets)
+    made, alpha = weigh(self, rows, targets, edges, is_part, late)
+    alpha = F.dropout(alpha, self.dropout, self.training)
+    dtype = torch.promote_types(made.dtype, alpha.dtype)
+    out = aggregate(made.to(dtype), edges.indptr, edges.row, weight=alpha.to(dtype), target=edges.target,
+                    num_targets=num_targets, max_degree=edges.max_degree)  # fmt: skip
+    if late:
+        out = self.lin(out)
+    out = out.view(num_targets, heads, channels)
+    out = out.view(num_targets, heads * channels) if self.concat else out.mean(dim=1)
+    if self.res is not None:
+        out = out + self.res(targets)
+    return out if self.bias is None else out + self.bias
+
+
+def _sums_first(self: Any, rows: Tensor, num_targets: int) -> bool:
+    """Whether rows are narrower, or fewer, before their matrix; with one head the sum may come first."""
+    return (
+        self.heads == 1
+        and self.lin is not None
+        and not has_hooks(self.lin)
+        and (rows.shape[1] <= self.out_channels or 2 * num_targets <= rows.shape[0])
+        and not torch.is_autocast_enabled(rows.device.type)
+    )
+
+
+def _weigh(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_part: bool, late: bool
+           ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(rows to add up, their weights) of GATConv; with `late` the rows come before their matrix."""
+    heads, channels = self.heads, self.out_channels
+    if late:
+        # (x W) a = x (W a)
+        to_source = self.lin.weight.t() @ self.att_src.view(channels, 1)
+        to_target = self.lin.weight.t() @ self.att_dst.view(channels, 1)
+        return rows, _softmax(self, edges, targets, rows @ to_source, targets @ to_target)
+    made = self.lin(rows) if self.lin is not None else self.lin_src(rows)
+    if self.lin is not None and is_part:
+        others = made[: targets.shape[0]]
+    else:
+        others = self.lin(targets) if self.lin is not None else self.lin_dst(targets)
+    source = (made.view(-1, heads, channels) * self.att_src).sum(dim=-1)
+    target = (others.view(-1, heads, channels) * self.att_dst).sum(dim=-1)
+    return made.view(-1, heads, channels), _softmax(self, edges, targets, source, target)
+
+
+def _weigh_v2(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_part: bool, late: bool
+              ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(rows to add up, their weights) of GATv2Conv."""
+    heads, channels = self.heads, self.out_channels
+    made = self.lin_l(rows).view(-1, heads, channels)
+    if self.share_weights and is_part:
+        others = made[: targets.shape[0]]
+    else:
+        others = self.lin_r(targets).view(-1, heads, channels)
+    both = made.index_select(0, edges.row) + others.index_select(0, edges.target)
+    scores = (F.leaky_relu(both, self.negative_slope) * self.att).sum(dim=-1)
+    return made, _softmax(self, edges, targets, edge=scores)
+
+
+def _softmax(self: Any, edges: SortedEdges, targets: Tensor, source: Tensor | None = None,
+             target: Tensor | None = None, edge: Tensor | None = None) -> Tensor:  # fmt: skip
+    """Weights of edges, in the dtype of the scores."""
+    given = next(part for part in (source, edge) if part is not None)
+    work = torch.promote_types(given.dtype, torch.float32)
+    source, target, edge = (None if part is None else part.to(work) for part in (source, target, edge))
+    # GATv2Conv bends what its scores are sums of.
+    slope = self.negative_slope if edge is None else 1.0
+    alpha = softmax(source, target, edge, edges.indptr, edges.row, num_targets=targets.shape[0], negative_slope=slope,
+                    loops=self.add_self_loops, max_degree=edges.max_degree)  # fmt: skip
+    return alpha.to(given.dtype)

@@ -1,0 +1,141 @@
+"""What replaces `propagate` of accelerated convolutions: our operator where a batch allows it, else PyG's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import aggr, conv
+
+from pyg_direct.nn.sorted import SortedEdges, find_batch
+from pyg_direct.ops.aggregate import aggregate
+from pyg_direct.ops.launch import runs_on_gpu
+
+_REDUCES = {
+    aggr.SumAggregation: "sum",
+    aggr.MeanAggregation: "mean",
+    aggr.MaxAggregation: "max",
+    aggr.MinAggregation: "min",
+}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_NARROW = 8
+_HOOKS = ("_propagate_forward_pre_hooks", "_propagate_forward_hooks", "_message_forward_pre_hooks",
+          "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks")  # fmt: skip
+
+
+def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
+    """What replaces `propagate` of an accelerated convolution."""
+    kind = next(kind for kind in MESSAGES if isinstance(self, kind))
+    out = None
+    if is_plain(self, edge_index):
+        out = _aggregate(self, MESSAGES[kind], edge_index, size, kwargs)
+    return type(self).propagate(self, edge_index, size=size, **kwargs) if out is None else out
+
+
+def is_plain(self: Any, edge_index: Any) -> bool:
+    """Whether nothing looks at the messages, and they flow as usual."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
+        and isinstance(edge_index, Tensor)
+        and type(self.aggr_module) in _REDUCES
+        and self.flow == "source_to_target"
+        and not self.explain
+        and self.decomposed_layers == 1
+        and not any(getattr(self, name) for name in _HOOKS)
+        and not self.aggr_module._forward_hooks
+        and not self.aggr_module._forward_pre_hooks
+    )
+
+
+def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Any:
+    """The result of `propagate`; None where PyG's own code must find it, or must refuse."""
+    batch = find_batch(edge_index)
+    x = kwargs["x"]
+    source, destination = x if isinstance(x, (tuple, list)) else (x, x)
+    if batch is None or not isinstance(source, Tensor) or source.dtype not in DTYPES:
+        return None
+    num_sources = source.shape[0]
+    num_targets = num_sources if destination is None else destination.shape[0]
+    edges = batch.view(edge_index)
+    if (
+        source.device != edge_index.device
+        or num_sources < edges.least_sources
+        or not edges.least_targets <= num_targets < edges.indptr.numel()
+        or (size is not None and tuple(size) != (num_sources, num_targets))
+    ):
+        return None
+    reduce = _REDUCES[type(self.aggr_module)]
+    made = make(self, source, edges, kwargs)
+    if made is None:
+        return None
+    rows, weight, of_edges = made
+    tracked = torch.is_grad_enabled() and rows.requires_grad
+    if rows.dtype not in DTYPES or (weight is not None and reduce in ("max", "min")):
+        return None
+    if not runs_on_gpu(rows) and not wins_on_cpu(rows, reduce, tracked):
+        return None
+    if of_edges:
+        return aggregate(rows, edges.indptr, reduce=reduce, weight=weight, target=edges.target,
+                         num_targets=num_targets, max_degree=edges.max_degree)  # fmt: skip
+    transposed = None
+    sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows)
+    if sorts and tracked and reduce in ("sum", "mean"):
+        transposed = batch.transpose(edges, num_sources)
+    return aggregate(rows, edges.indptr, edges.row, reduce=reduce, weight=weight, target=edges.target,
+                     num_targets=num_targets, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip
+
+
+def wins_on_cpu(rows: Tensor, reduce: str, tracked: bool) -> bool:
+    """Whether the loops of a CPU are faster than torch's: not at narrow rows, nor at extremes without a gradient."""
+    return rows.shape[1:].numel() >= _NARROW and (tracked or reduce in ("sum", "mean"))
+
+
+# What each class sends along an edge: (rows, weights of edges, whether rows belong to edges instead of nodes).
+_Message = tuple[Tensor, Tensor | None, bool] | None
+
+
+def _copy_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
+    return (x, None, False) if x.dim() == 2 else None
+
+
+def _weigh_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
+    weight = kwargs.get("edge_weight")
+    if weight is None:
+        return _copy_rows(self, x, edges, kwargs)
+    if x.dim() != 2 or weight.numel() != edges.row.numel():
+        return None
+    return *promote(x, weight.view(-1)), False
+
+
+def _attend(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
+    alpha = kwargs["alpha"]
+    if x.dim() != 3 or tuple(alpha.shape) != (edges.row.numel(), x.shape[1]):
+        return None
+    return *promote(x, alpha), False
+
+
+def promote(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the dtype of their product."""
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    return x.to(dtype), weight.to(dtype)
+
+
+def _add_edge_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
+    attribute = kwargs.get("edge_attr")
+    if x.dim() != 2 or not isinstance(attribute, Tensor) or attribute.shape[0] != edges.row.numel():
+        return None
+    return self.message(x.index_select(0, edges.row), attribute), None, True
+
+
+MESSAGES: dict[type, Callable[..., _Message]] = {
+    conv.SAGEConv: _copy_rows,
+    conv.GINConv: _copy_rows,
+    conv.GraphConv: _weigh_rows,
+    conv.GCNConv: _weigh_rows,
+    conv.GINEConv: _add_edge_rows,
+    conv.GATConv: _attend,
+    conv.GATv2Conv: _attend,
+}

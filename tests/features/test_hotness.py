@@ -1,0 +1,62 @@
+"""Rows are ranked by the graph, by counted reads and by scores."""
+
+import pytest
+import torch
+
+from pyg_direct import Feature, count_reads
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.hotness import choose_hottest, score_rows
+
+
+def test_reads_are_counted(device):
+    batches = [torch.tensor(ids, device=device) for ids in ([3, 1, 3], [3], [], [0])]
+
+    counts = count_reads((ids.long() for ids in batches), 5)
+
+    assert (counts.tolist(), counts.device.type) == ([1, 1, 0, 3, 0], device.type)
+
+
+def test_nothing_read_counts_nothing():
+    assert count_reads([], 3).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("bad", [5, -1])
+def test_ids_of_no_row_are_told(device, bad):
+    with pytest.raises(ArgumentError, match=r"batches must hold ids in \[0, 5\), got 2 outside"):
+        count_reads([torch.tensor([0, bad, bad], device=device)], 5)
+
+
+def test_scores_choose_the_hottest_rows(device):
+    scores = torch.tensor([0.5, 3.0, 0.5, 4.0], device=device)
+
+    ids, misses = choose_hottest(scores, 4, 2)
+
+    assert (ids.tolist(), misses) == ([1, 3], pytest.approx(1 / 8))
+
+
+def test_among_equals_the_first_rows_are_hotter():
+    assert choose_hottest(torch.ones(6), 6, 2).ids.tolist() == [0, 1]
+
+
+def test_scores_of_nothing_miss_everything():
+    assert choose_hottest(torch.zeros(6), 6, 2).misses == 1.0
+
+
+@pytest.mark.parametrize(("hotness", "error", "words"), [
+    ("speed", ArgumentError, "hotness must be one of degree, frequency or a tensor"),
+    (3, ArgumentTypeError, "hotness must be a name or a tensor of scores, got int"),
+    (torch.zeros(2, 2), ArgumentError, r"one number for each row, got \(2, 2\)"),
+])  # fmt: skip
+def test_what_ranks_nothing_is_refused(hotness, error, words):
+    with pytest.raises(error, match=words):
+        Feature(device="cpu", hotness=hotness)
+
+
+@pytest.mark.parametrize(("hotness", "words"), [
+    (torch.zeros(3), "a score for each of the 4 rows, got 3"),
+    (torch.tensor([1.0, float("nan"), 0.0, 0.0]), "got a NaN"),
+    ("frequency", "needs reads that were counted"),
+])  # fmt: skip
+def test_scores_of_other_rows_are_refused(hotness, words):
+    with pytest.raises(ArgumentError, match=words):
+        score_rows(hotness, None, 4)
