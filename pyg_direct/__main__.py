@@ -9,6 +9,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from pyg_direct.distributed.command import partition
 from pyg_direct.errors import PygDirectError
 from pyg_direct.noedit.install import install
 
@@ -38,6 +39,9 @@ def run(
     sys.argv = [str(script), *(arguments or [])]
     sys.path[0] = str(script.resolve().parent)
     runpy.run_path(str(script), run_name="__main__")
+
+
+app.command()(partition)
 
 
 if __name__ == "__main__":

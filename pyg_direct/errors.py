@@ -47,3 +47,11 @@ class PlacementWarning(UserWarning):
 
 class LoaderWarning(UserWarning):
     """A loader argument was accepted but has no effect here; the message says why."""
+
+
+class PartitionError(PygDirectError, ValueError):
+    """A partition on disk is missing, damaged, or of another version; the message names the file."""
+
+
+class RankError(PygDirectError, RuntimeError):
+    """Another process of the group failed or is gone; the message names its rank."""

@@ -29,3 +29,16 @@ def place_edges_cpu(rows, columns, chunks, cursors, indices, edge_ids):
                 cursors[row] = at + 1
                 indices[at] = columns[e]
                 edge_ids[at] = e
+
+
+@cpu_kernel
+def order_edges_cpu(rows, chunks, cursors, edge_ids):
+    """As `place_edges_cpu`, for the ids of the edges alone."""
+    share = (cursors.shape[0] + chunks - 1) // chunks
+    for c in prange(chunks):
+        low, high = c * share, min((c + 1) * share, cursors.shape[0])
+        for e in range(rows.shape[0]):
+            row = rows[e]
+            if row >= low and row < high:
+                edge_ids[cursors[row]] = e
+                cursors[row] += 1

@@ -64,6 +64,22 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int) -> Compressed:
     return Compressed(indptr, indices, edge_ids)
 
 
+def order_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """(offsets int64 `[R + 1]`, positions of the edges row after row, in the order given within each) on the CPU.
+
+    Args:
+        rows: int32 or int64 `[E]`, values in [0, num_rows).
+        num_rows: R.
+    """
+    chunks = 2 * cpu_chunks()
+    indptr = torch.zeros(num_rows + 1, dtype=torch.int64)
+    run_cpu(kernels.count_rows_cpu, rows, chunks, indptr[1:])
+    torch.cumsum(indptr[1:], 0, out=indptr[1:])
+    order = torch.empty(rows.numel(), dtype=torch.int32 if rows.numel() < 2**31 else torch.int64)
+    run_cpu(kernels.order_edges_cpu, rows, chunks, indptr[:-1].clone(), order)
+    return indptr, order
+
+
 def _compress_on_gpu(rows: Tensor, columns: Tensor, num_nodes: int, node_dtype: torch.dtype,
                      edge_dtype: torch.dtype) -> Compressed:  # fmt: skip
     order = torch.sort(rows.to(node_dtype), stable=True).indices

@@ -1,0 +1,1 @@
+"""Graphs over several processes and machines: partitions on disk, exchange of frontiers and rows, loaders over both."""

@@ -1,0 +1,102 @@
+"""Which part a node goes to: by METIS, or by one stream of the edges, with memory by the number of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from pyg_direct.kernels.partition import cluster_edges_cpu, count_ties_cpu
+from pyg_direct.ops.launch import cpu_chunks, run_cpu
+
+METHODS = ("hash", "range", "metis", "streaming")
+# Communities of at most this share of a part's edge ends can be packed into equal parts.
+_COMMUNITIES_A_PART = 8
+# Passes over the edges that move whole communities to the part they have most ties to, and bytes for their ties.
+_REFINEMENTS = 3
+_TIES_BYTES = 1 << 30
+
+# Calls give the edges anew: (sources, targets), integers over one id space of all node types.
+Stream = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+
+def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 0) -> np.ndarray:
+    """Part of each node, int64 `[N]`, so that few edges are cut, by pymetis; the edges are held in memory.
+
+    Parallel edges and both directions of an edge count as one edge of their number's weight.
+    """
+    if num_parts == 1 or num_nodes == 0:
+        return np.zeros(num_nodes, np.int64)
+    import pymetis
+
+    keys = [np.empty(0, np.int64)]
+    for sources, targets in stream():
+        a, b = sources.astype(np.int64), targets.astype(np.int64)
+        kept = a != b
+        keys += [a[kept] * num_nodes + b[kept], b[kept] * num_nodes + a[kept]]
+    joined, weights = np.unique(np.concatenate(keys), return_counts=True)
+    neighbors = joined % num_nodes
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(joined // num_nodes, minlength=num_nodes))])
+    adjacency = pymetis.CSRAdjacency(offsets, neighbors)
+    _, parts = pymetis.part_graph(num_parts, adjacency, eweights=weights, options=pymetis.Options(seed=seed))
+    return np.asarray(parts, np.int64)
+
+
+def assign_by_stream(stream: Stream, num_nodes: int, num_edges: int, num_parts: int) -> np.ndarray:
+    """Part of each node, int64 `[N]`: communities found in one pass, packed into parts of equal numbers of nodes.
+
+    After the two phases of 2PS (Mayer et al., ICDE 2022): streaming clustering, then clusters to parts, here also by
+    their ties. Memory is 32 bytes a node.
+    """
+    if num_parts == 1 or num_nodes == 0:
+        return np.zeros(num_nodes, np.int64)
+    degree, volume = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, np.int64)
+    community = np.arange(num_nodes)
+    largest = max(1, 2 * num_edges // (num_parts * _COMMUNITIES_A_PART))
+    for sources, targets in stream():
+        run_cpu(cluster_edges_cpu, sources, targets, degree, community, volume, largest)
+    del degree, volume
+    names, labels, sizes = np.unique(community, return_inverse=True, return_counts=True)
+    parts = _pack(sizes, num_parts)
+    if len(names) * num_parts * 8 <= _TIES_BYTES:
+        for _ in range(_REFINEMENTS):
+            ties = np.zeros((len(names), num_parts), np.int64)
+            table = parts[labels]
+            for sources, targets in stream():
+                run_cpu(count_ties_cpu, sources, targets, table, labels, cpu_chunks(), ties)
+            parts = _move(parts, sizes, ties)
+    return parts[labels]
+
+
+def _pack(sizes: np.ndarray, num_parts: int) -> np.ndarray:
+    """Part of each community, the largest first, to the part that has the fewest nodes."""
+    parts, loads = np.zeros(len(sizes), np.int64), np.zeros(num_parts, np.int64)
+    order = np.argsort(-sizes, kind="stable")
+    several = order[: np.searchsorted(-sizes[order], -1)]
+    for item in several:
+        part = int(loads.argmin())
+        parts[item] = part
+        loads[part] += sizes[item]
+    single = order[len(several) :]
+    # What is missing to equal loads is filled with single nodes.
+    room = np.maximum(-(-sizes.sum() // num_parts) - loads, 0)
+    parts[single] = np.repeat(np.arange(num_parts), room)[: len(single)]
+    return parts
+
+
+def _move(parts: np.ndarray, sizes: np.ndarray, ties: np.ndarray) -> np.ndarray:
+    """Communities moved to the part that they have most ties to, as far as it has room; those that gain most first."""
+    num_parts = ties.shape[1]
+    parts, loads = parts.copy(), np.bincount(parts, weights=sizes, minlength=num_parts).astype(np.int64)
+    capacity = int(1.03 * sizes.sum() / num_parts) + 1
+    gains = ties.max(1) - np.take_along_axis(ties, parts[:, None], 1)[:, 0]
+    candidates = np.flatnonzero(gains > 0)
+    best = ties[candidates].argmax(1)
+    for at in torch.from_numpy(gains[candidates]).argsort(descending=True, stable=True).tolist():
+        item, part = candidates[at], best[at]
+        if loads[part] + sizes[item] <= capacity:
+            loads[parts[item]] -= sizes[item]
+            loads[part] += sizes[item]
+            parts[item] = part
+    return parts

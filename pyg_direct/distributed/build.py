@@ -1,0 +1,252 @@
+"""Writes the files of a partition step by step; a step that was done, or a piece of one, is not done again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from pyg_direct.distributed.assign import assign_by_metis, assign_by_stream
+from pyg_direct.distributed.book import Book, table_dtype
+from pyg_direct.distributed.buckets import EdgeBuckets, group
+from pyg_direct.distributed.files import ArrayFile, Journal, closing_all, write_array
+from pyg_direct.distributed.inputs import Inputs
+from pyg_direct.distributed.manifest import EdgeEntry, Manifest, NodeEntry, part_folder
+from pyg_direct.errors import IdError
+from pyg_direct.graph.relation import EdgeType
+
+# Bytes that a node or an edge takes while its piece is worked on, beside its rows.
+_NODE_BYTES, _EDGE_BYTES = 64, 160
+_MOST_PIECE = 1 << 23
+# Pieces between two notes of how far a step is.
+_NOTE_EVERY = 8
+
+
+class Builder:
+    """Writes a partition into a folder.
+
+    Args:
+        folder, journal: Where, and what of it is there.
+        inputs: What it is made from.
+        num_parts, direction, seed: See `partition_graph`.
+        memory: Bytes for pieces.
+        progress: Show progress bars.
+    """
+
+    def __init__(self, folder: Path, journal: Journal, inputs: Inputs, num_parts: int, direction: str, memory: int,
+                 seed: int, progress: bool) -> None:  # fmt: skip
+        self._folder, self._journal, self._inputs, self._num_parts = folder, journal, inputs, num_parts
+        self._direction, self._memory, self._seed, self._progress = direction, memory, seed, progress
+        self._types, self._relations = list(inputs.num_nodes), list(inputs.edges)
+        self._work = folder / "work"
+
+    def build(self) -> Manifest:
+        """Do what is not done."""
+        self._work.mkdir(exist_ok=True)
+        for part in range(self._num_parts):
+            (self._folder / part_folder(part)).mkdir(exist_ok=True)
+        books = self._make_books()
+        part_nodes = np.stack([self._write_nodes(number, books[kind]) for number, kind in enumerate(self._types)],
+                              axis=1) if self._types else np.zeros((self._num_parts, 0), np.int64)  # fmt: skip
+        written = [self._write_edges(number, books) for number in range(len(self._relations))]
+        self._write_names()
+        manifest = self._describe(books, part_nodes.tolist(), written)
+        for file in self._work.iterdir():
+            file.unlink()
+        self._work.rmdir()
+        manifest.write(self._folder)
+        return manifest
+
+    def _bar(self, what: str, total: int, done: int) -> tqdm[Any]:
+        return tqdm(total=total, initial=done, desc=what, unit_scale=True, disable=not self._progress, mininterval=0.5)
+
+    def _make_books(self) -> dict[str, Book]:
+        sizes, method, books = self._inputs.num_nodes, self._inputs.method, {}
+        if method == "hash":
+            return {kind: Book(size, self._num_parts) for kind, size in sizes.items()}
+        if method == "range":
+            return {kind: Book.by_range(size, self._num_parts) for kind, size in sizes.items()}
+        if isinstance(method, str) and self._journal.get("books") is None:
+            starts = self._starts()
+            if method == "metis":
+                tables = assign_by_metis(self._stream, int(starts[-1]), self._num_parts, self._seed)
+            else:
+                num_edges = sum(source.num_edges for source in self._inputs.edges.values())
+                tables = assign_by_stream(self._stream, int(starts[-1]), num_edges, self._num_parts)
+            given = {kind: tables[starts[i] : starts[i + 1]] for i, kind in enumerate(self._types)}
+        else:
+            given = method if isinstance(method, dict) else {}
+        for number, kind in enumerate(self._types):
+            file = self._folder / f"book-{number}.npy"
+            if self._journal.get("books") is None:
+                assigned = given.get(kind, np.zeros(sizes[kind], np.int64))
+                books[kind] = Book.by_table(_checked(assigned, self._num_parts), self._num_parts)
+                write_array(file, books[kind].table.numpy())  # type: ignore[union-attr]
+            else:
+                table = torch.from_numpy(np.load(file)).to(table_dtype(self._num_parts))
+                books[kind] = Book(sizes[kind], self._num_parts, table=table)
+        self._journal.note("books", True)
+        return books
+
+    def _starts(self) -> np.ndarray:
+        """Where each type begins in one id space of all."""
+        return np.concatenate([[0], np.cumsum([self._inputs.num_nodes[kind] for kind in self._types])])
+
+    def _stream(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """All edges over the one id space."""
+        starts = dict(zip(self._types, self._starts().tolist(), strict=False))
+        for edge_type, source in self._inputs.edges.items():
+            sizes = [self._inputs.num_nodes[edge_type[end]] for end in (0, 2)]
+            for _, *ends in source.read(self._piece(_EDGE_BYTES)):
+                _check_ends(edge_type, ends, sizes)
+                yield (np.asarray(ends[0], np.int64) + starts[edge_type[0]],
+                       np.asarray(ends[1], np.int64) + starts[edge_type[2]])  # fmt: skip
+
+    def _piece(self, item_bytes: int) -> int:
+        return max(1, min(_MOST_PIECE, self._memory // item_bytes))
+
+    def _write_nodes(self, number: int, book: Book) -> np.ndarray:
+        """Write ids, rows and times of a node type; nodes of each part."""
+        kind, size = self._types[number], self._inputs.num_nodes[self._types[number]]
+        arrays = dict(self._node_files(number))
+        row_bytes = sum(array[:1].nbytes if len(array) else 0 for array in arrays.values())
+        piece = self._piece(_NODE_BYTES + 2 * row_bytes)
+        counts = np.zeros(self._num_parts, np.int64)
+        for begin in range(0, size, _MOST_PIECE):
+            owners = book.owners_between(begin, min(begin + _MOST_PIECE, size))
+            counts += np.bincount(owners, minlength=self._num_parts)
+        step = f"nodes {number}"
+        done, lengths = self._journal.get(step, [0, [0] * self._num_parts])
+        if done == size and step in self._journal:
+            return counts
+        places = np.lib.format.open_memmap(self._work / f"places-{number}.npy", "r+" if done else "w+", np.int32 if
+                                           counts.max(initial=0) < 2**31 else np.int64, (size,))  # fmt: skip
+        files = {name: [ArrayFile(self._folder / part_folder(part) / name, array.dtype,
+                                  (int(counts[part]), *array.shape[1:]), had) for part, had in enumerate(lengths)]
+                 for name, array in {f"node-{number}.ids.npy": np.empty(0, np.int64), **arrays}.items()}  # fmt: skip
+        written = np.array(lengths)
+        with closing_all(file for parts in files.values() for file in parts), \
+                self._bar(f"nodes {kind}", size, done) as bar:  # fmt: skip
+            for turn, begin in enumerate(range(done, size, piece), 1):
+                end = min(begin + piece, size)
+                order, ends = group(book.owners_between(begin, end), self._num_parts)
+                own = {f"node-{number}.ids.npy": np.arange(begin, end)}
+                own |= {name: np.asarray(array[begin:end]) for name, array in arrays.items()}
+                for part, (low, high) in enumerate(itertools.pairwise(ends)):
+                    for name, rows in own.items():
+                        files[name][part].append(rows[order[low:high]])
+                    places[begin + order[low:high]] = written[part] + np.arange(high - low)
+                written += np.diff(ends)
+                bar.update(end - begin)
+                if turn % _NOTE_EVERY == 0 and end < size:
+                    places.flush()
+                    for file in (file for parts in files.values() for file in parts):
+                        file.flush()
+                    self._journal.note(step, [end, written.tolist()])
+        places.flush()
+        self._journal.note(step, [size, written.tolist()])
+        return counts
+
+    def _node_files(self, number: int) -> Iterator[tuple[str, np.ndarray]]:
+        kind = self._types[number]
+        for place, rows in enumerate(self._inputs.node_rows.get(kind, {}).values()):
+            yield f"node-{number}.rows-{place}.npy", rows
+        if kind in self._inputs.node_time:
+            yield f"node-{number}.time.npy", self._inputs.node_time[kind]
+
+    def _write_edges(self, number: int, books: dict[str, Book]) -> tuple[list[int], int]:
+        """Write the edges of a relation; (edges of each part, number of cut ones)."""
+        edge_type = self._relations[number]
+        target, source = (2, 0) if self._direction == "in" else (0, 2)
+        buckets = EdgeBuckets(self._work, number, self._num_parts, self._inputs, edge_type,
+                              edge_type[source])  # fmt: skip
+        step = f"edges {number}"
+        done, lengths, cut = self._journal.get(step, [0, [0] * self._num_parts, 0])
+        count = self._inputs.edges[edge_type].num_edges
+        sizes = [self._inputs.num_nodes[edge_type[end]] for end in (0, 2)]
+        if not (done == count and step in self._journal):
+            places = np.load(self._work / f"places-{self._types.index(edge_type[target])}.npy", mmap_mode="r")
+            buckets.open(lengths)
+            name = "edges" if self._inputs.is_homogeneous else "edges " + " ".join(edge_type)
+            with buckets, self._bar(name, count, done) as bar:
+                stream = self._inputs.edges[edge_type].read(self._piece(_EDGE_BYTES), done)
+                for turn, (begin, *ends) in enumerate(stream, 1):
+                    _check_ends(edge_type, ends, sizes)
+                    rows, columns = (torch.from_numpy(np.array(ends[at], np.int64)) for at in
+                                     ((1, 0) if self._direction == "in" else (0, 1)))  # fmt: skip
+                    owners = books[edge_type[target]].owners(rows)
+                    cut += int((owners != books[edge_type[source]].owners(columns)).sum())
+                    buckets.append(begin, owners.numpy(), np.asarray(places[rows.numpy()]), columns.numpy())
+                    bar.update(len(rows))
+                    if turn % _NOTE_EVERY == 0:
+                        buckets.flush()
+                        self._journal.note(step, [begin + len(rows), buckets.lengths, cut])
+            lengths = buckets.lengths
+            self._journal.note(step, [count, lengths, cut])
+        name = "rows" if self._inputs.is_homogeneous else "rows " + " ".join(edge_type)
+        with self._bar(name, count, 0) as bar:
+            for part in range(self._num_parts):
+                if self._journal.get(f"rows {number} {part}") is None:
+                    num_rows = self._count_nodes(part, edge_type[target])
+                    buckets.compress(self._folder / part_folder(part), part, lengths[part], num_rows,
+                                     max(1, self._memory // _EDGE_BYTES))  # fmt: skip
+                    self._journal.note(f"rows {number} {part}", True)
+                buckets.drop(part)
+                bar.update(lengths[part])
+        return lengths, cut
+
+    def _count_nodes(self, part: int, kind: str) -> int:
+        return int(self._journal.get(f"nodes {self._types.index(kind)}")[1][part])
+
+    def _write_names(self) -> None:
+        """Write the names of nodes by id, where edges have names."""
+        if not self._inputs.names:
+            return
+        import pyarrow
+        from pyarrow import parquet
+
+        for kind, known in self._inputs.names.items():
+            table = pyarrow.table({"name": pyarrow.array(list(known), pyarrow.string())})
+            parquet.write_table(table, self._folder / f"names-{self._types.index(kind)}.parquet")
+
+    def _describe(self, books: dict[str, Book], part_nodes: list[list[int]],
+                  written: list[tuple[list[int], int]]) -> Manifest:  # fmt: skip
+        inputs, nodes, edges = self._inputs, [], []
+        for number, (kind, size) in enumerate(inputs.num_nodes.items()):
+            book: dict[str, Any] = {"kind": books[kind].kind}
+            if books[kind].bounds is not None:
+                book["bounds"] = books[kind].bounds.tolist()  # type: ignore[union-attr]
+            if books[kind].table is not None:
+                book["file"] = f"book-{number}.npy"
+            rows = {
+                name: f"node-{number}.rows-{place}.npy" for place, name in enumerate(inputs.node_rows.get(kind, {}))
+            }
+            time = f"node-{number}.time.npy" if kind in inputs.node_time else None
+            nodes.append(NodeEntry(kind, size, book, rows, time))
+        for number, (edge_type, source) in enumerate(inputs.edges.items()):
+            rows = {name: f"edge-{number}.rows-{place}.npy"
+                    for place, name in enumerate(inputs.edge_rows.get(edge_type, {}))}  # fmt: skip
+            reached = edge_type[0 if self._direction == "in" else 2]
+            time = "edge" if edge_type in inputs.edge_time else "node" if reached in inputs.node_time else None
+            edges.append(EdgeEntry(edge_type, source.num_edges, edge_type in inputs.edge_weight, time, rows))
+        method = inputs.method if isinstance(inputs.method, str) else "given"
+        part_edges = [[lengths[part] for lengths, _ in written] for part in range(self._num_parts)]
+        return Manifest(self._num_parts, method, self._direction, inputs.is_homogeneous, nodes, edges, part_nodes,
+                        part_edges, sum(cut for _, cut in written))  # fmt: skip
+
+
+def _checked(table: np.ndarray, num_parts: int) -> np.ndarray:
+    if len(table) and not 0 <= table.min() <= table.max() < num_parts:
+        raise IdError(f"method must hold parts in [0, {num_parts}), got {table.min()} to {table.max()}")
+    return np.asarray(table, np.int64)
+
+
+def _check_ends(edge_type: EdgeType, ends: Any, sizes: list[int]) -> None:
+    for end, size in zip(ends, sizes, strict=True):
+        if len(end) and not 0 <= int(end.min()) <= int(end.max()) < size:
+            raise IdError(f"edges[{edge_type}] must hold ids in [0, {size}), got {end.min()} to {end.max()}")

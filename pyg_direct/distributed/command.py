@@ -1,0 +1,94 @@
+"""`python -m pyg_direct partition`: a graph in files, in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import numpy as np
+import typer
+
+from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.errors import PygDirectError
+
+
+def partition(
+    out: Annotated[Path, typer.Argument(help="Folder of the partition, which must not exist yet.")],
+    edges: Annotated[list[str], typer.Option(help="File (.npy or .parquet) of the edges; src:name:dst=FILE for each "
+                                             "relation of a graph with types.")],
+    num_parts: Annotated[int, typer.Option(help="Number of parts.")],
+    num_nodes: Annotated[Optional[list[str]], typer.Option(help="N, or TYPE=N; by default by the largest id.")] = None,  # noqa: UP045
+    method: Annotated[str, typer.Option(help="hash, range, metis, streaming, or a .npy file of parts.")] = "hash",
+    direction: Annotated[str, typer.Option(help="Edges that a part holds of its nodes: in or out.")] = "in",
+    node_rows: Annotated[Optional[list[str]], typer.Option(help="NAME=FILE.npy, or TYPE.NAME=FILE.npy.")] = None,  # noqa: UP045
+    edge_rows: Annotated[Optional[list[str]], typer.Option(help="NAME=FILE.npy, src:name:dst.NAME=FILE.npy.")] = None,  # noqa: UP045
+    node_time: Annotated[Optional[list[str]], typer.Option(help="FILE.npy, or TYPE=FILE.npy.")] = None,  # noqa: UP045
+    edge_time: Annotated[Optional[list[str]], typer.Option(help="FILE.npy, or src:name:dst=FILE.npy.")] = None,  # noqa: UP045
+    edge_weight: Annotated[Optional[list[str]], typer.Option(help="FILE.npy, or src:name:dst=FILE.npy.")] = None,  # noqa: UP045
+    memory: Annotated[str, typer.Option(help="Memory for the pieces that are worked on at a time.")] = "1G",
+    seed: Annotated[int, typer.Option(help="Seed of METIS.")] = 0,
+    progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
+) -> None:  # fmt: skip
+    """Write a graph in parts, for training on several machines; a run that was ended goes on where it was."""
+    try:
+        typed = any("=" in value for value in edges)
+        manifest = partition_graph(
+            out, _read(edges, typed, _relation), num_parts,
+            num_nodes=_sizes(num_nodes, typed),
+            method=np.load(method) if method.endswith(".npy") else method, direction=direction,
+            node_rows=_nest(node_rows, typed, str), edge_rows=_nest(edge_rows, typed, _relation),
+            node_time=_read(node_time, typed, str), edge_time=_read(edge_time, typed, _relation),
+            edge_weight=_read(edge_weight, typed, _relation), memory=memory, seed=seed, progress=progress)  # fmt: skip
+    except PygDirectError as error:
+        raise typer.BadParameter(str(error)) from error
+    num_edges = sum(entry.num_edges for entry in manifest.edges)
+    typer.echo(f"{out}: {sum(entry.num_nodes for entry in manifest.nodes)} nodes and {num_edges} edges in "
+               f"{num_parts} parts, {manifest.num_cut / max(1, num_edges):.1%} of the edges between parts")  # fmt: skip
+
+
+def _relation(name: str) -> tuple[str, ...]:
+    parts = tuple(name.split(":"))
+    if len(parts) != 3:
+        raise typer.BadParameter(f"a relation must look like src:name:dst, got {name!r}")
+    return parts
+
+
+def _pair(value: str) -> tuple[str, str]:
+    name, equals, file = value.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{value!r} must look like NAME=FILE")
+    return name, file
+
+
+def _read(values: Sequence[str] | None, typed: bool, kind: Any) -> Any:
+    """One file, or files by type."""
+    if not values:
+        return None
+    if not typed:
+        if len(values) > 1:
+            raise typer.BadParameter(f"{values} must be one file for a graph without types")
+        return values[0]
+    return {kind(name): file for name, file in map(_pair, values)}
+
+
+def _sizes(values: Sequence[str] | None, typed: bool) -> Any:
+    try:
+        found = _read(values, typed, str)
+        return {kind: int(size) for kind, size in found.items()} if isinstance(found, dict) else found and int(found)
+    except ValueError as error:
+        raise typer.BadParameter(f"num_nodes must be integers, got {values}") from error
+
+
+def _nest(values: Sequence[str] | None, typed: bool, kind: Any) -> Any:
+    """Files by attribute, or by type and attribute."""
+    found: dict[Any, Any] = {}
+    for name, file in map(_pair, values or []):
+        if not typed:
+            found[name] = file
+            continue
+        owner, dot, attribute = name.rpartition(".")
+        if not dot:
+            raise typer.BadParameter(f"{name!r} must look like TYPE.NAME for a graph with types")
+        found.setdefault(kind(owner), {})[attribute] = file
+    return found or None

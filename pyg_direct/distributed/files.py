@@ -1,0 +1,122 @@
+"""Files of a partition: arrays written piece by piece, checksums, and a journal to go on after a crash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyg_direct.disk import write_whole
+from pyg_direct.errors import ArgumentError
+
+_PIECE = 1 << 22
+
+
+class ArrayFile:
+    """A file of an array that grows at its end: a `.npy` file of known shape, or bare items.
+
+    Args:
+        path: The file.
+        dtype: Of its items.
+        shape: When it is complete; None for items without a header.
+        length: Rows that it holds already; what follows them is dropped.
+    """
+
+    def __init__(self, path: Path, dtype: Any, shape: Sequence[int] | None, length: int = 0) -> None:
+        self._dtype, self.length = np.dtype(dtype), length
+        self._file = path.open("r+b" if length else "w+b")
+        row_bytes = self._dtype.itemsize
+        if shape is not None:
+            header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False,
+                      "shape": tuple(int(size) for size in shape)}  # fmt: skip
+            np.lib.format.write_array_header_1_0(self._file, header)
+            row_bytes *= int(np.prod(shape[1:], dtype=np.int64))
+        self._file.truncate(self._file.tell() + length * row_bytes)
+        self._file.seek(0, os.SEEK_END)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Write rows at the end."""
+        np.ascontiguousarray(rows, self._dtype).tofile(self._file)
+        self.length += len(rows)
+
+    def flush(self) -> None:
+        """Have everything on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Flush and close."""
+        if not self._file.closed:
+            self.flush()
+            self._file.close()
+
+
+@contextmanager
+def closing_all(files: Iterable[ArrayFile]) -> Iterator[None]:
+    """Close files at the end, whatever happens."""
+    with ExitStack() as stack:
+        for file in files:
+            stack.callback(file.close)
+        yield
+
+
+class Journal:
+    """What of a partition is done; kept in its folder until it is published.
+
+    Args:
+        folder: The folder that is being written.
+        inputs: What the partition is made from and how; a folder begun with other inputs is not gone on with.
+    """
+
+    def __init__(self, folder: Path, inputs: dict[str, Any]) -> None:
+        self._path = folder / "journal.json"
+        self._entries: dict[str, Any] = {"inputs": inputs}
+        if self._path.exists():
+            known = json.loads(self._path.read_text())
+            if known.get("inputs") == json.loads(json.dumps(inputs)):
+                self._entries = known
+                return
+        elif any(folder.iterdir()):
+            raise ArgumentError(f"out must leave {str(folder)!r} free, which holds files of something else")
+        for file in sorted(folder.rglob("*"), reverse=True):
+            file.rmdir() if file.is_dir() else file.unlink()
+        self.note("inputs", inputs)
+
+    def get(self, step: str, default: Any = None) -> Any:
+        """What was noted of a step."""
+        return self._entries.get(step, default)
+
+    def __contains__(self, step: str) -> bool:
+        return step in self._entries
+
+    def note(self, step: str, value: Any) -> None:
+        """Keep how far a step is."""
+        self._entries[step] = value
+        write_whole(self._path, json.dumps(self._entries))
+
+    def remove(self) -> None:
+        """Forget everything."""
+        self._path.unlink()
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file, as a manifest lists them."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write a `.npy` file and have it on the disk."""
+    with path.open("wb") as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,177 @@
+"""What a partition is made from, checked: edges, rows, times and weights by type, with and without types."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyg_direct.distributed.source import EdgeSource, NamedSource, load_array
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.graph.relation import LINKS, NODES, EdgeType
+
+_SIZE = 1 << 20
+
+
+@dataclass
+class Inputs:
+    """What a partition is made from, by type; arrays may be memory maps.
+
+    Attributes:
+        method: A name, or the part of each node by type.
+        names: Numbers of names by type, where edges have names.
+    """
+
+    is_homogeneous: bool
+    num_nodes: dict[str, int]
+    edges: dict[EdgeType, EdgeSource | NamedSource]
+    node_rows: dict[str, dict[str, np.ndarray]]
+    edge_rows: dict[EdgeType, dict[str, np.ndarray]]
+    node_time: dict[str, np.ndarray]
+    edge_time: dict[EdgeType, np.ndarray]
+    edge_weight: dict[EdgeType, np.ndarray]
+    method: str | dict[str, np.ndarray]
+    names: dict[str, dict[str, int]]
+
+    def identify(self) -> dict[str, Any]:
+        """What tells these inputs from others, as far as that is cheap: sizes, and files with their times."""
+        return {
+            "num_nodes": self.num_nodes,
+            "edges": [[*kind, source.num_edges, [_stamp(file) for file in source.files]]
+                      for kind, source in self.edges.items()],
+            "rows": [[str(kind), name, _stamp(array)] for part in (self.node_rows, self.edge_rows)
+                     for kind, rows in part.items()  # type: ignore[attr-defined]
+                     for name, array in rows.items()],
+            "times": [[str(kind), _stamp(array)] for part in (self.node_time, self.edge_time, self.edge_weight)
+                      for kind, array in part.items()],  # type: ignore[attr-defined]
+            "method": self.method if isinstance(self.method, str) else [
+                [kind, _stamp(array)] for kind, array in self.method.items()],
+        }  # fmt: skip
+
+
+def _stamp(value: Any) -> Any:
+    """What tells a file or an array from others: size and time of the file, else a checksum."""
+    file = getattr(value, "filename", None) or value
+    if isinstance(file, (str, PathLike)):
+        stat = Path(file).stat()
+        return [str(file), stat.st_size, stat.st_mtime_ns]
+    return [list(value.shape), str(value.dtype), zlib.crc32(np.ascontiguousarray(value).view(np.uint8).data)]
+
+
+def read_inputs(edges: Any, num_nodes: Any, node_rows: Any, edge_rows: Any, node_time: Any, edge_time: Any,
+                edge_weight: Any, method: Any) -> Inputs:  # fmt: skip
+    """Check arguments of `partition_graph`, which see."""
+    if node_time is not None and edge_time is not None:
+        raise ArgumentError("give either node_time or edge_time, not both")
+    is_homogeneous = not isinstance(edges, Mapping)
+    if is_homogeneous:
+        edges = {LINKS: edges}
+        num_nodes = {NODES: num_nodes}
+        node_rows, edge_rows = {NODES: node_rows or {}}, {LINKS: edge_rows or {}}
+        node_time, edge_time, edge_weight = (
+            None if value is None else {kind: value}
+            for kind, value in ((NODES, node_time), (LINKS, edge_time), (LINKS, edge_weight))
+        )
+        method = method if isinstance(method, str) else {NODES: method}
+    sources = {_check_relation(kind): EdgeSource(value) for kind, value in edges.items()}
+    num_nodes = dict.fromkeys(dict.fromkeys(kind[end] for kind in sources for end in (0, 2))) | dict(num_nodes or {})
+    names: dict[str, dict[str, int]] = {}
+    read: dict[EdgeType, EdgeSource | NamedSource] = {}
+    for edge_type, source in sources.items():
+        read[edge_type] = source
+        if source.has_names:
+            read[edge_type] = NamedSource(source, [names.setdefault(edge_type[end], {}) for end in (0, 2)])
+        elif edge_type[0] in names or edge_type[2] in names:
+            raise ArgumentError(f"edges must have names or numbers for all relations of a type, got numbers for "
+                                f"{edge_type}")  # fmt: skip
+    _find_sizes(num_nodes, read)
+    types, relations = list(num_nodes), list(read)
+    counts = {kind: source.num_edges for kind, source in read.items()}
+    return Inputs(
+        is_homogeneous, num_nodes, read,
+        {kind: {name: _rows(f"node_rows[{kind!r}][{name!r}]", rows, num_nodes[kind]) for name, rows in part.items()}
+         for kind, part in _by_kind("node_rows", node_rows, types).items()},
+        {kind: {name: _rows(f"edge_rows[{kind}][{name!r}]", rows, counts[kind]) for name, rows in part.items()}
+         for kind, part in _by_kind("edge_rows", edge_rows, relations).items()},
+        {kind: _times(f"node_time[{kind!r}]", value, num_nodes[kind])
+         for kind, value in _by_kind("node_time", node_time, types).items()},
+        {kind: _times(f"edge_time[{kind}]", value, counts[kind])
+         for kind, value in _by_kind("edge_time", edge_time, relations).items()},
+        {kind: _weights(f"edge_weight[{kind}]", value, counts[kind])
+         for kind, value in _by_kind("edge_weight", edge_weight, relations).items()},
+        method if isinstance(method, str) else {
+            kind: _times(f"method[{kind!r}]", value, num_nodes[kind])
+            for kind, value in _by_kind("method", method, types).items()},
+        names,
+    )  # fmt: skip
+
+
+def _check_relation(kind: Any) -> EdgeType:
+    if not isinstance(kind, tuple) or len(kind) != 3 or not all(isinstance(name, str) for name in kind):
+        raise ArgumentTypeError(f"edges must map (source type, name, target type) to edges, got the key {kind!r}")
+    return kind
+
+
+def _find_sizes(num_nodes: dict[str, Any], edges: Mapping[EdgeType, EdgeSource | NamedSource]) -> None:
+    """Fill in numbers of nodes that are not given, and check those that are."""
+    highest = dict.fromkeys(num_nodes, -1)
+    for edge_type, source in edges.items():
+        ends = (edge_type[0], edge_type[2])
+        # Names get their numbers in this pass.
+        if source.has_names or any(num_nodes[end] is None for end in ends):
+            for end, high in zip(ends, source.largest_ids(_SIZE), strict=True):
+                highest[end] = max(highest[end], high)
+    for kind, size in num_nodes.items():
+        if size is None:
+            num_nodes[kind] = highest[kind] + 1
+        elif isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ArgumentError(f"num_nodes must hold integers of at least 0, got {size!r} for {kind!r}")
+
+
+def _by_kind(name: str, parts: Any, known: list[Any]) -> dict[Any, Any]:
+    if parts is None:
+        return {}
+    if not isinstance(parts, Mapping):
+        raise ArgumentTypeError(f"{name} must map types to their arrays, got {type(parts).__name__}")
+    for kind in parts:
+        if kind not in known:
+            raise ArgumentError(f"{name} must name known types, got {kind!r} of {known}")
+    return dict(parts)
+
+
+def _rows(name: str, value: Any, count: int) -> np.ndarray:
+    if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+        raise ArgumentTypeError(f"{name} must have a dtype that NumPy knows, got {value.dtype}")
+    array = load_array(value)
+    if array.ndim == 0 or len(array) != count:
+        raise ArgumentError(f"{name} must have {count} rows, got shape {array.shape}")
+    if array.dtype.kind not in "biuf":
+        raise ArgumentTypeError(f"{name} must hold numbers, got {array.dtype}")
+    return array
+
+
+def _times(name: str, value: Any, count: int) -> np.ndarray:
+    array = _rows(name, value, count)
+    if array.ndim != 1:
+        raise ArgumentError(f"{name} must have shape ({count},), got {array.shape}")
+    if array.dtype.kind not in "iu":
+        raise ArgumentTypeError(f"{name} must hold integers, got {array.dtype}")
+    return array
+
+
+def _weights(name: str, value: Any, count: int) -> np.ndarray:
+    array = _rows(name, value, count)
+    if array.ndim != 1:
+        raise ArgumentError(f"{name} must have shape ({count},), got {array.shape}")
+    for begin in range(0, count, _SIZE):
+        part = array[begin : begin + _SIZE].astype(np.float32)
+        wrong = ~((part >= 0) & (part < np.inf))
+        if wrong.any():
+            raise ArgumentError(f"{name} must be finite and not negative, got {float(part[wrong][0])}")
+    return array

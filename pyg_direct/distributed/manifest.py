@@ -1,0 +1,154 @@
+"""`Manifest`: what a partition on disk consists of. `FORMAT.md` beside this file tells the format.
+
+A folder holds `manifest.json`, which is written last, and `.npy` files, whose sizes and checksums it lists.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyg_direct.disk import write_whole
+from pyg_direct.distributed.book import Book
+from pyg_direct.distributed.files import describe_file
+from pyg_direct.errors import ArgumentError, PartitionError
+
+FORMAT, VERSION = "pyg_direct.partition", 1
+FILE = "manifest.json"
+
+
+@dataclass
+class NodeEntry:
+    """A node type: its number of nodes, its book, and files of rows by attribute (`{part}` stands for the folder)."""
+
+    name: str
+    num_nodes: int
+    book: dict[str, Any]
+    rows: dict[str, str] = field(default_factory=dict)
+    time: str | None = None
+
+
+@dataclass
+class EdgeEntry:
+    """A relation: its number of edges, what they have beside ends, and files of rows by attribute.
+
+    `time` is None, `edge` or `node`: whose times its rows are sorted by.
+    """
+
+    name: tuple[str, str, str]
+    num_edges: int
+    weighted: bool = False
+    time: str | None = None
+    rows: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Manifest:
+    """What a partition on disk consists of.
+
+    Attributes:
+        num_parts: P.
+        method: How nodes were dealt out.
+        direction: `in`: a part holds the in-edges of its nodes; `out`: their out-edges.
+        is_homogeneous: Whether node types and relations are names only.
+        nodes, edges: Node types and relations, in order.
+        part_nodes: Nodes of each part by type, `[P][T]`.
+        part_edges: Edges of each part by relation, `[P][R]`.
+        num_cut: Edges whose ends belong to different parts.
+        files: Size and checksum of every file.
+    """
+
+    num_parts: int
+    method: str
+    direction: str
+    is_homogeneous: bool
+    nodes: list[NodeEntry]
+    edges: list[EdgeEntry]
+    part_nodes: list[list[int]]
+    part_edges: list[list[int]]
+    num_cut: int
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest, with checksums of all files that lie in the folder."""
+        for file in sorted(folder.rglob("*")):
+            name = file.relative_to(folder).as_posix()
+            if file.is_file() and name not in (FILE, "journal.json"):
+                self.files[name] = describe_file(file)
+        text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
+        write_whole(folder / FILE, text + "\n")
+
+    @classmethod
+    def read(cls, folder: str | PathLike[str]) -> Manifest:
+        """The manifest of a folder.
+
+        Raises:
+            PartitionError: there is none, or one of another format or version.
+        """
+        path = Path(folder) / FILE
+        try:
+            found = json.loads(path.read_text())
+        except OSError as error:
+            raise PartitionError(f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise PartitionError(f"{path} is no JSON: {error}") from error
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise PartitionError(f"{path} must have the format {FORMAT!r}, got {str(found)[:80]!r}")
+        if found.get("version") != VERSION:
+            raise PartitionError(f"{path} must have version {VERSION}, got {found.get('version')!r}")
+        try:
+            nodes = [NodeEntry(**entry) for entry in found.pop("nodes")]
+            edges = [EdgeEntry(**{**entry, "name": tuple(entry["name"])}) for entry in found.pop("edges")]
+            del found["format"], found["version"]
+            return cls(nodes=nodes, edges=edges, **found)
+        except (KeyError, TypeError) as error:
+            raise PartitionError(f"{path} lacks what version {VERSION} holds: {error}") from error
+
+    def check(self, folder: str | PathLike[str], part: int | None, *, full: bool = True) -> None:
+        """Compare files with what the manifest says of them.
+
+        Args:
+            folder: The partition.
+            part: Only the files that this part needs; None for all.
+            full: Compare checksums too, which reads the files; else sizes.
+
+        Raises:
+            PartitionError: a file is missing, has another size, or other contents.
+        """
+        for name, known in self.files.items():
+            if part is not None and name.startswith("part-") and not name.startswith(f"{part_folder(part)}/"):
+                continue
+            path = Path(folder) / name
+            if not path.is_file():
+                raise PartitionError(f"{path} is missing; the manifest lists it")
+            if path.stat().st_size != known["bytes"]:
+                raise PartitionError(f"{path} must have {known['bytes']} bytes, got {path.stat().st_size}")
+            if full and describe_file(path) != known:
+                raise PartitionError(f"{path} does not have the checksum that the manifest lists")
+
+    def read_book(self, folder: str | PathLike[str], number: int) -> Book:
+        """The book of a node type."""
+        entry = self.nodes[number]
+        if entry.book["kind"] == "hash":
+            return Book(entry.num_nodes, self.num_parts)
+        if entry.book["kind"] == "range":
+            return Book(entry.num_nodes, self.num_parts, bounds=torch.tensor(entry.book["bounds"]))
+        table = np.load(Path(folder) / entry.book["file"], allow_pickle=False)
+        return Book(entry.num_nodes, self.num_parts, table=torch.from_numpy(table))
+
+    def check_part(self, part: Any) -> int:
+        """A number of a part."""
+        if isinstance(part, bool) or not isinstance(part, int) or not 0 <= part < self.num_parts:
+            raise ArgumentError(f"part must be an integer in [0, {self.num_parts}), got {part!r}")
+        return part
+
+
+def part_folder(part: int) -> str:
+    """Name of the folder of a part."""
+    return f"part-{part:05d}"
