@@ -1,0 +1,109 @@
+"""Aggregation of several snapshots at once beside one snapshot after the other, and beside cuSPARSE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import scatter
+
+from pyg_direct.bench.limits import device_copy_rate
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.timing import time_on_clock, time_on_gpu
+from pyg_direct.datasets.dynamic import DynamicShape, draw_snapshots
+from pyg_direct.dynamic.group import FORMS, build_group
+from pyg_direct.dynamic.operator import Factors, Sum
+from pyg_direct.dynamic.snapshot import order_edges
+from pyg_direct.ops.overlap import measure_overlap, unite
+from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots
+
+WIDTHS = (2, 4, 8, 16, 64)
+
+
+def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tuple[int, ...] = WIDTHS,
+                      scattered: bool = True, backward: bool = True) -> Iterator[Row]:  # fmt: skip
+    """Sums of `count` snapshots of each width, unweighted; the limit is what moves if each row is read once an edge."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    measure = partial(time_on_gpu, repeats=5, queued=3) if device == "cuda" else partial(time_on_clock, repeats=3)
+    shape = shape._replace(num_snapshots=count)
+    factors = _factorise(shape, device)
+    union = unite([f.keys for f in factors])
+    rate = measure_overlap(union).overlap_rate
+    groups = {form: build_group(factors, shape.num_nodes, form, union=union) for form in FORMS}
+    alone = [build_group([f], shape.num_nodes) for f in factors]
+    sparse = [_to_csr(f, shape.num_nodes) for f in factors]
+    case = f"snapshots/{name} x{count}, overlap {rate:.2f}"
+    limit = device_copy_rate() / 1e12 if device == "cuda" else None
+    for width in widths:
+        x = torch.randn(shape.num_nodes, count, width, device=device)
+        apart = [rows.contiguous() for rows in x.unbind(1)]
+        expected = torch.stack([torch.sparse.mm(m, rows) for m, rows in zip(sparse, apart, strict=True)], 1)
+        ways: dict[str, Callable[[], object]] = {
+            form: partial(aggregate_snapshots, x, group) for form, group in groups.items()
+        }
+        ways["deterministic"] = partial(aggregate_snapshots, x, groups["mask"], deterministic=True)
+        ways["one by one"] = partial(_run_apart, alone, apart)
+        ways["cuSPARSE, one by one"] = partial(_multiply, sparse, apart)
+        if rate == 1:
+            ways["cuSPARSE, combined"] = partial(torch.sparse.mm, sparse[0], x.view(shape.num_nodes, -1))
+        if scattered:
+            ways["PyG's scatter, one by one"] = partial(_scatter, factors, apart, shape.num_nodes)
+        seconds = {}
+        for way, run in ways.items():
+            if way in (*FORMS, "deterministic"):
+                torch.testing.assert_close(run(), expected, rtol=1e-3, atol=1e-3)
+            seconds[way] = measure(run)
+        for way, times in seconds.items():
+            yield Row.of(f"{case}/F={width}", way, "ms", [1e3 * s for s in times])
+        best = min((times for way, times in seconds.items() if way in FORMS), key=_median)
+        moved = sum(f.keys.numel() for f in factors) * 4 * width + 2 * x.numel() * 4
+        yield Row.of(f"{case}/F={width}", "best form, gathered", "TB/s", [moved / s / 1e12 for s in best], limit,
+                     "device copy")  # fmt: skip
+        for way in ("cuSPARSE, combined", "cuSPARSE, one by one", "one by one", "PyG's scatter, one by one"):
+            if way in seconds:
+                yield Row.of(f"{case}/F={width}", f"{way} over best form", "x",
+                             [a / b for a, b in zip(sorted(seconds[way]), sorted(best), strict=True)])  # fmt: skip
+        if backward:
+            x.requires_grad_()
+            grad = torch.ones_like(x)
+            for form, group in groups.items():
+                out = aggregate_snapshots(x, group)
+                run = partial(torch.autograd.grad, out, x, grad, retain_graph=True)
+                yield Row.of(f"{case}/F={width}", f"{form}, backward", "ms", [1e3 * s for s in measure(run)])
+
+
+def _factorise(shape: DynamicShape, device: str) -> list[Factors]:
+    """Unweighted snapshots, parallel edges taken once."""
+    out = []
+    for edges in draw_snapshots(shape, device=device):
+        factors = Sum().factorise(order_edges(edges, None, shape.num_nodes))
+        out.append(factors._replace(weight=None))
+    return out
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _to_csr(factors: Factors, num_nodes: int) -> Tensor:
+    indptr, cols = build_group([factors], num_nodes).pieces[0].to_csr()
+    ones = torch.ones(cols.numel(), device=cols.device)
+    return torch.sparse_csr_tensor(indptr.int(), cols, ones, (num_nodes, num_nodes))
+
+
+def _run_apart(groups: list[SnapshotMatrices], rows: list[Tensor]) -> list[Tensor]:
+    return [aggregate_snapshots(x.unsqueeze(1), group) for group, x in zip(groups, rows, strict=True)]
+
+
+def _multiply(matrices: list[Tensor], rows: list[Tensor]) -> list[Tensor]:
+    return [torch.sparse.mm(matrix, x) for matrix, x in zip(matrices, rows, strict=True)]
+
+
+def _scatter(factors: list[Factors], rows: list[Tensor], num_nodes: int) -> list[Tensor]:
+    out = []
+    for f, x in zip(factors, rows, strict=True):
+        target = f.keys // num_nodes
+        out.append(scatter(x.index_select(0, f.keys - target * num_nodes), target, 0, num_nodes, "sum"))
+    return out
