@@ -64,6 +64,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         missing["gpu"] = "needs a CUDA device"
     if any(importlib.util.find_spec(name) is None for name in ("torch_scatter", "torch_sparse")):
         missing["sparse"] = "needs torch_scatter and torch_sparse"
+    if any(importlib.util.find_spec(name) is None for name in ("torch_geometric_temporal", "torch_sparse")):
+        missing["temporal"] = "needs torch_geometric_temporal"
     for item in items:
         for marker, reason in missing.items():
             if item.get_closest_marker(marker):

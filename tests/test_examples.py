@@ -28,3 +28,10 @@ def test_example_learns_more_than_an_mlp(name):
     scores = dict(re.findall(r"^(GraphSAGE|MLP) .* ([\d.]+)%$", output, re.MULTILINE))
     assert float(scores["GraphSAGE"]) > float(scores["MLP"]) + 3, output
     assert len(re.findall(r"^epoch \d: loss [\d.]+, [\d.]+ s$", output, re.MULTILINE)) == 8
+
+
+def test_dynamic_example_beats_the_mean():
+    output = run_example("dynamic_tgcn.py", "--scale", "0.1")
+
+    errors = dict(re.findall(r"^(T-GCN|mean of the snapshot,) test error ([\d.]+)$", output, re.MULTILINE))
+    assert float(errors["T-GCN"]) < 0.7 * float(errors["mean of the snapshot,"]), output

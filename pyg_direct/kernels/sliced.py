@@ -59,28 +59,33 @@ def find_edges(rows, offsets, snapshot, slice_id, whole):
 
 
 @cpu_kernel
-def sum_slices_cpu(z, rows, offsets, cols, weight, num_weights, snapshot, presence, scale, low, out):
-    """`z` and `out` [N, S, F], `scale` [N, S] or empty."""
+def sum_slices_cpu(z, rows, offsets, cols, weight, num_weights, snapshot, presence, low, channels, out):
+    """`z` and `out` [N, S * F]; without scales."""
     one = out.dtype.type(1)
-    size, channels = out.shape[1], out.shape[2]
+    size = out.shape[1] // channels
     for s in prange(rows.shape[0]):
         # Runs of one target in several snapshots write to different numbers.
         first, last = find_edges(rows, offsets, snapshot, s, 1)
-        if last > first:
-            target = row_of(rows[s])
-            begin, end = 0, size
-            if snapshot.shape[0] > 0:
-                begin = np.int64(snapshot[s]) - low
-                end = min(begin + 1, size)
-            for t in range(max(begin, 0), end):
-                factor = scale[target, t] if scale.shape[0] > 0 else one
-                for e in range(first, last):
+        target = row_of(rows[s])
+        begin, end = 0, size
+        if snapshot.shape[0] > 0:
+            begin = np.int64(snapshot[s]) - low
+            end = min(begin + 1, size)
+            begin = max(begin, 0)
+        for e in range(first, last):
+            source = cols[e]
+            if presence.shape[0] == 0 and num_weights <= 1:
+                share = weight[e] if num_weights == 1 else one
+                if share != 0:
+                    for f in range(begin * channels, end * channels):
+                        out[target, f] = add_share(out[target, f], z[source, f], share)
+            else:
+                for t in range(begin, end):
                     share = share_of(weight, num_weights, presence, e, t + low, one)
                     # What is not there brings nothing, not even what is not a number.
                     if share != 0:
-                        source = cols[e]
-                        for f in range(channels):
-                            out[target, t, f] = add_share(out[target, t, f], z[source, t, f], share * factor)
+                        for f in range(t * channels, (t + 1) * channels):
+                            out[target, f] = add_share(out[target, f], z[source, f], share)
 
 
 _ARRAYS = "T[] i4[] i4[] i4[] T[] i4 u1[] u1[] T[]"

@@ -138,12 +138,18 @@ def _start(x: Tensor, diagonal: Tensor | None) -> Tensor:
 def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int, deterministic: bool) -> Tensor:
     row, column, diagonal = factors
     x = x.detach().contiguous()
-    out = _start(x, diagonal)
     z = x if column is None else x * column.unsqueeze(2)
-    for piece in pieces:
-        if x.numel() > 0 and piece.num_edges > 0:
+    pieces = tuple(piece for piece in pieces if piece.num_edges > 0 and x.numel() > 0)
+    if runs_on_gpu(x):
+        out = _start(x, diagonal)
+        for piece in pieces:
             _sum(z, piece, row, low, deterministic, out)
-    return out
+        return out
+    out = torch.zeros_like(x)
+    for piece in pieces:
+        run_cpu(kernels.sum_slices_cpu, z.flatten(1), *_arrays(piece, None, z)[:-1], low, x.shape[2], out.flatten(1))
+    out = out if row is None else out.mul_(row.unsqueeze(2))
+    return out if diagonal is None else out.addcmul_(x, diagonal.unsqueeze(2))
 
 
 class _Aggregate(torch.autograd.Function):
@@ -213,13 +219,9 @@ def choose_kernel(z: Tensor, piece: SlicedCSR, deterministic: bool) -> str:
 
 def _sum(z: Tensor, piece: SlicedCSR, scale: Tensor | None, low: int, deterministic: bool, out: Tensor,
          kernel: str | None = None) -> None:  # fmt: skip
-    """Add the sums of a structure's slices to `out`."""
+    """Add the sums of a structure's slices to `out`, on a GPU."""
     size, channels = z.shape[1:]
     arrays = _arrays(piece, scale, z)
-    if not runs_on_gpu(z):
-        scale = z.new_empty(0, size) if scale is None else scale
-        run_cpu(kernels.sum_slices_cpu, z, *arrays[:-1], scale, low, out)
-        return
     width = channels if piece.snapshot is not None else size * channels
     whole = int(deterministic)
     kernel = choose_kernel(z, piece, deterministic) if kernel is None else kernel

@@ -1,0 +1,108 @@
+"""GCLSTM (Chen et al., 2018) and GConvGRU (Seo et al., 2016): recurrent units of Chebyshev convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+from torch_geometric.nn import ChebConv
+from torch_geometric.nn.inits import glorot, zeros
+
+from pyg_direct.dynamic.nn.convolve import expand_chebyshev
+from pyg_direct.dynamic.operator import Chebyshev
+
+
+def _operator(normalization: str | None, lambda_max: Tensor | float | None) -> Chebyshev:
+    return Chebyshev(normalization, None if lambda_max is None else float(lambda_max))
+
+
+def _combine(convs: list[Any], terms: list[Tensor]) -> list[Tensor]:
+    """What Chebyshev convolutions make of terms that they share: one product for all of them."""
+    weight = torch.cat([torch.cat([lin.weight for lin in conv.lins], 1) for conv in convs])
+    bias = None if convs[0].bias is None else torch.cat([conv.bias for conv in convs])
+    return list(F.linear(torch.cat(terms, 1), weight, bias).chunk(len(convs), 1))
+
+
+class GCLSTM(torch.nn.Module):
+    """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
+
+    The four convolutions see the same state, which is aggregated once for all of them.
+
+    Args:
+        in_channels, out_channels: Features of a node, and of its state.
+        K, normalization, bias: As of `ChebConv`.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, K: int, normalization: str | None = "sym",  # noqa: N803
+                 bias: bool = True) -> None:  # fmt: skip
+        super().__init__()
+        self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
+        self.normalization, self.bias = normalization, bias
+        for gate in ("i", "f", "c", "o"):
+            conv = ChebConv(out_channels, out_channels, K=K, normalization=normalization, bias=bias)
+            self.add_module(f"conv_{gate}", conv)
+            self.register_parameter(f"W_{gate}", Parameter(torch.empty(in_channels, out_channels)))
+            self.register_parameter(f"b_{gate}", Parameter(torch.empty(1, out_channels)))
+        for gate in ("i", "f", "c", "o"):
+            glorot(getattr(self, f"W_{gate}"))
+        for gate in ("i", "f", "c", "o"):
+            zeros(getattr(self, f"b_{gate}"))
+
+    def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None,  # noqa: N803
+                H: Tensor | None = None, C: Tensor | None = None,  # noqa: N803
+                lambda_max: Tensor | float | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """State and cell state, `[N, out_channels]` each, of features `[N, in_channels]` and the ones before."""
+        if H is None:
+            H = torch.zeros(X.shape[0], self.out_channels, device=X.device)  # noqa: N806
+        if C is None:
+            C = torch.zeros(X.shape[0], self.out_channels, device=X.device)  # noqa: N806
+        terms = expand_chebyshev(H, edge_index, edge_weight, _operator(self.normalization, lambda_max), self.K)
+        gates = "ifco"
+        from_state = _combine([getattr(self, f"conv_{gate}") for gate in gates], terms)
+        weight = torch.cat([getattr(self, f"W_{gate}") for gate in gates], 1)
+        bias = torch.cat([getattr(self, f"b_{gate}") for gate in gates], 1)
+        inputs = torch.addmm(bias, X, weight).chunk(4, 1)
+        admit, forget, content, expose = (a + b for a, b in zip(inputs, from_state, strict=True))
+        C = forget.sigmoid() * C + admit.sigmoid() * content.tanh()  # noqa: N806
+        return expose.sigmoid() * C.tanh(), C
+
+
+class GConvGRU(torch.nn.Module):
+    """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
+
+    The convolutions of the features are those of one set of terms, which is kept for the snapshots of
+    `pyg_direct.dynamic.stream`; those of the state share theirs.
+
+    Args:
+        in_channels, out_channels: Features of a node, and of its state.
+        K, normalization, bias: As of `ChebConv`.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, K: int, normalization: str | None = "sym",  # noqa: N803
+                 bias: bool = True) -> None:  # fmt: skip
+        super().__init__()
+        self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
+        self.normalization, self.bias = normalization, bias
+        for gate in ("z", "r", "h"):
+            for kind, channels in (("x", in_channels), ("h", out_channels)):
+                conv = ChebConv(channels, out_channels, K=K, normalization=normalization, bias=bias)
+                self.add_module(f"conv_{kind}_{gate}", conv)
+
+    def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None,  # noqa: N803
+                H: Tensor | None = None, lambda_max: Tensor | float | None = None) -> Tensor:  # noqa: N803 # fmt: skip
+        """The next state, `[N, out_channels]`, of features `[N, in_channels]` and the state, zeros by default."""
+        if H is None:
+            H = torch.zeros(X.shape[0], self.out_channels, device=X.device)  # noqa: N806
+        operator = _operator(self.normalization, lambda_max)
+
+        def expand(rows: Tensor) -> list[Tensor]:
+            return expand_chebyshev(rows, edge_index, edge_weight, operator, self.K)
+
+        x_z, x_r, x_h = _combine([self.conv_x_z, self.conv_x_r, self.conv_x_h], expand(X))
+        h_z, h_r = _combine([self.conv_h_z, self.conv_h_r], expand(H))
+        update, reset = (x_z + h_z).sigmoid(), (x_r + h_r).sigmoid()
+        proposed = (x_h + _combine([self.conv_h_h], expand(H * reset))[0]).tanh()
+        return torch.lerp(proposed, H, update)

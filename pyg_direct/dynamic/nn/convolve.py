@@ -1,0 +1,115 @@
+"""The sparse half of a convolution: through the plan of the snapshot that the edges belong to, else as PyG does it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import ChebConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from pyg_direct.dynamic.lazy import find_tag
+from pyg_direct.dynamic.operator import GCN, Chebyshev, Operator
+from pyg_direct.dynamic.plan import SnapshotPlan
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+class Located(NamedTuple):
+    """The snapshot that edges belong to, and whether its weights were given too."""
+
+    plan: SnapshotPlan
+    time: int
+    weighted: bool
+
+    def holds(self, x: Tensor) -> bool:
+        """Whether rows are the features of this snapshot, as they were given."""
+        found = find_tag(x, "x")
+        return found is not None and found.plan is self.plan and found.time == self.time
+
+
+_told: set[str] = set()
+
+
+def locate(x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Located | None:
+    """The snapshot of a stream that these edges and weights are; None for any others."""
+    edges = find_tag(edge_index, "edge_index")
+    if edges is None or x.dtype not in _DTYPES or x.device != edges.plan.device:
+        return None
+    if edge_weight is None:
+        return Located(edges.plan, edges.time, False)
+    if edge_weight.requires_grad and "weights" not in _told:
+        _told.add("weights")
+        warnings.warn("edge_weight asks for gradients: its snapshots are aggregated as PyG does it, one by one",
+                      UserWarning, stacklevel=3)  # fmt: skip
+    weight = find_tag(edge_weight, "edge_weight")
+    if weight is None or weight.plan is not edges.plan or weight.time != edges.time:
+        return None
+    known = edges.plan.parts[edges.time].edge_weight
+    return Located(edges.plan, edges.time, True) if known is not None and known.is_floating_point() else None
+
+
+def convolve(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: GCN | Chebyshev) -> Tensor:
+    """Rows `[N, ...]` aggregated by an operator: kept ones for the features of a snapshot, else computed."""
+    found = locate(x, edge_index, edge_weight)
+    if found is None:
+        return convolve_plain(x, edge_index, edge_weight, operator)
+    return _convolve_located(found, x, operator)
+
+
+def _convolve_located(found: Located, x: Tensor, operator: Operator) -> Tensor:
+    if found.holds(x):
+        kept = found.plan.aggregate_features(operator, found.time, found.weighted)
+        return kept.view(x.shape)
+    return found.plan.aggregate(operator, found.time, x, found.weighted)
+
+
+def convolve_plain(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: GCN | Chebyshev) -> Tensor:
+    """The same for edges that are known to no plan: PyG's own normalisation, then a sum."""
+    if not isinstance(edge_index, Tensor):
+        target, source, edge_weight = edge_index.coo()
+        edge_index = torch.stack([source, target])
+    num_nodes = x.shape[0]
+    if isinstance(operator, Chebyshev):
+        conv = ChebConv.__new__(ChebConv)
+        lambda_max = operator.lambda_max
+        edge_index, weight = ChebConv.__norm__(conv, edge_index, num_nodes, edge_weight, operator.normalization,
+                                               lambda_max, x.dtype)  # fmt: skip
+    elif operator.normalize:
+        edge_index, weight = gcn_norm(edge_index, edge_weight, num_nodes, operator.improved, operator.add_self_loops,
+                                      dtype=x.dtype)  # fmt: skip
+    else:
+        weight = edge_weight
+    return add_messages(x, edge_index, weight)
+
+
+def add_messages(x: Tensor, edge_index: Tensor, weight: Tensor | None) -> Tensor:
+    """Rows of sources, weighted, added up by target."""
+    messages = x.index_select(0, edge_index[0])
+    if weight is not None:
+        messages = messages * weight.view(-1, *[1] * (x.dim() - 1))
+    return x.new_zeros(x.shape).index_add(0, edge_index[1], messages)
+
+
+def expand_chebyshev(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: Chebyshev,
+                     order: int) -> list[Tensor]:  # fmt: skip
+    """Terms T_0 to T_{order - 1} of ChebConv; those of a snapshot's features are kept."""
+    found = locate(x, edge_index, edge_weight)
+    if found is None or not found.holds(x):
+        return _recur(x, order, lambda rows: convolve(rows, edge_index, edge_weight, operator))
+
+    def make() -> list[Tensor]:
+        return _recur(x, order, lambda rows: _convolve_located(found, rows, operator))
+
+    return found.plan.keep((operator, found.weighted, order), found.time, make)
+
+
+def _recur(x: Tensor, order: int, step: Any) -> list[Tensor]:
+    terms = [x]
+    if order > 1:
+        terms.append(step(x))
+    for _ in range(2, order):
+        terms.append(2 * step(terms[-1]) - terms[-2])
+    return terms

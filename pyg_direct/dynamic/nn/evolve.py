@@ -1,0 +1,109 @@
+"""EvolveGCN (Pareja et al., 2020): a convolution whose weights a recurrent layer carries from snapshot to snapshot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import GRU
+from torch_geometric.nn import TopKPooling
+from torch_geometric.nn.inits import glorot
+
+from pyg_direct.dynamic.nn.convolve import convolve
+from pyg_direct.dynamic.operator import GCN
+
+
+class _Evolve(torch.nn.Module):
+    """What both forms share."""
+
+    def __init__(self, in_channels: int, improved: bool, cached: bool, normalize: bool, add_self_loops: bool) -> None:
+        super().__init__()
+        self.in_channels, self.improved, self.cached = in_channels, improved, cached
+        self.normalize, self.add_self_loops = normalize, add_self_loops
+        self.initial_weight = torch.nn.Parameter(torch.empty(1, in_channels, in_channels))
+        self.weight: Tensor | None = None
+
+    @property
+    def operator(self) -> GCN:
+        """What aggregates the features."""
+        return GCN(self.improved, self.add_self_loops, self.normalize)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights that evolution begins with."""
+        glorot(self.initial_weight)
+
+    def reinitialize_weight(self) -> None:
+        """Begin evolution anew with the next snapshot."""
+        self.weight = None
+
+    def _convolve(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Tensor:
+        assert self.weight is not None, "the weights evolve before they are used"
+        return convolve(x, edge_index, edge_weight, self.operator) @ self.weight.squeeze(0)
+
+
+class EvolveGCNO(_Evolve):
+    """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
+
+    As there, `weight` is carried on until `reinitialize_weight()`, across epochs too.
+
+    Args:
+        in_channels: Features of a node.
+        improved, normalize, add_self_loops: As of `GCNConv`.
+        cached: Without effect, as in PyTorch Geometric Temporal.
+    """
+
+    def __init__(self, in_channels: int, improved: bool = False, cached: bool = False, normalize: bool = True,
+                 add_self_loops: bool = True) -> None:  # fmt: skip
+        super().__init__(in_channels, improved, cached, normalize, add_self_loops)
+        self.recurrent_layer = GRU(in_channels, in_channels, 1)
+        for parameter in self.recurrent_layer.parameters():
+            parameter.requires_grad = True
+            parameter.retain_grad()
+        self.reset_parameters()
+
+    def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
+        """Features `[N, in_channels]` convolved with the weights of the next step."""
+        weight = self.initial_weight if self.weight is None else self.weight
+        _, self.weight = self.recurrent_layer(weight, weight)
+        return self._convolve(X, edge_index, edge_weight)
+
+
+class EvolveGCNH(_Evolve):
+    """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
+
+    The features of as many nodes as there are channels, those of the highest scores, drive the weights.
+
+    Args:
+        num_of_nodes: Number of nodes.
+        in_channels: Features of a node.
+        improved, normalize, add_self_loops: As of `GCNConv`.
+        cached: Without effect, as in PyTorch Geometric Temporal.
+    """
+
+    def __init__(self, num_of_nodes: int, in_channels: int, improved: bool = False, cached: bool = False,
+                 normalize: bool = True, add_self_loops: bool = True) -> None:  # fmt: skip
+        super().__init__(in_channels, improved, cached, normalize, add_self_loops)
+        self.num_of_nodes = num_of_nodes
+        self.ratio = in_channels / num_of_nodes
+        self.pooling_layer = TopKPooling(in_channels, self.ratio)
+        self.recurrent_layer = GRU(in_channels, in_channels, 1)
+        self.reset_parameters()
+
+    def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
+        """Features `[N, in_channels]` convolved with the weights of the next step."""
+        weight = self.initial_weight if self.weight is None else self.weight
+        _, self.weight = self.recurrent_layer(self._pool(X).unsqueeze(0), weight)
+        return self._convolve(X, edge_index, edge_weight)
+
+    def _pool(self, x: Tensor) -> Tensor:
+        """What `pooling_layer` gives of one graph, without the edges that it also pools."""
+        select = self.pooling_layer.select
+        score = select.act((x * select.weight).sum(-1) / select.weight.norm(p=2, dim=-1))
+        if self.ratio >= 1:
+            count = int(self.ratio)
+        else:
+            # In single precision, as PyG counts.
+            count = int((float(self.ratio) * torch.tensor(x.shape[0]).to(score.dtype)).ceil())
+        chosen = torch.sort(score, descending=True).indices[:count]
+        return x[chosen] * score[chosen].unsqueeze(1)

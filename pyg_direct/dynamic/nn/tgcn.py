@@ -1,0 +1,85 @@
+"""T-GCN (Zhao et al., 2019): a gated recurrent unit whose three inputs are graph convolutions of the same features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import GCNConv
+
+from pyg_direct.dynamic.nn.convolve import convolve
+from pyg_direct.dynamic.operator import GCN
+
+
+class TGCN(torch.nn.Module):
+    """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
+
+    The three convolutions see the same features and edges, so these are aggregated once, and not at all again where
+    `pyg_direct.dynamic.stream` knows them.
+
+    Args:
+        in_channels, out_channels: Features of a node, and of its state.
+        improved, cached, add_self_loops: As of `GCNConv`.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, improved: bool = False, cached: bool = False,
+                 add_self_loops: bool = True) -> None:  # fmt: skip
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.improved, self.cached, self.add_self_loops = improved, cached, add_self_loops
+        for gate in ("z", "r", "h"):
+            conv = GCNConv(in_channels, out_channels, improved=improved, cached=cached, add_self_loops=add_self_loops)
+            self.add_module(f"conv_{gate}", conv)
+            self.add_module(f"linear_{gate}", torch.nn.Linear(2 * out_channels, out_channels))
+
+    @property
+    def operator(self) -> GCN:
+        """What aggregates the features."""
+        return GCN(self.improved, self.add_self_loops)
+
+    def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None,  # noqa: N803
+                H: Tensor | None = None) -> Tensor:  # noqa: N803 # fmt: skip
+        """The next state, `[N, out_channels]`, of features `[N, in_channels]` and the state, zeros by default."""
+        if H is None:
+            H = torch.zeros(X.shape[0], self.out_channels, device=X.device)  # noqa: N806
+        if self.cached:
+            # Then PyG keeps the matrix of the first graph for all that follow.
+            inputs = torch.cat([conv(X, edge_index, edge_weight) for conv in self._convs()], 1)
+            return self.step(self._fold_states(inputs), H)
+        return self.step(self.project(convolve(X, edge_index, edge_weight, self.operator)), H)
+
+    def _convs(self) -> list[Any]:
+        return [self.conv_z, self.conv_r, self.conv_h]
+
+    def _linears(self) -> list[Any]:
+        return [self.linear_z, self.linear_r, self.linear_h]
+
+    def project(self, aggregated: Tensor) -> Tensor:
+        """What aggregated features `[..., in_channels]` add to the gates: `[..., 3 * out_channels]`.
+
+        A convolution's weight and the half of the linear layer behind it are multiplied with each other first, for all
+        three gates at once.
+        """
+        left = torch.stack([linear.weight[:, : self.out_channels] for linear in self._linears()])
+        weight = torch.bmm(left, torch.stack([conv.lin.weight for conv in self._convs()])).flatten(0, 1)
+        bias = torch.stack([conv.bias for conv in self._convs()]).unsqueeze(2)
+        total = torch.baddbmm(torch.stack([linear.bias for linear in self._linears()]).unsqueeze(2), left, bias)
+        return torch.nn.functional.linear(aggregated, weight, total.flatten())
+
+    def _fold_states(self, convolved: Tensor) -> Tensor:
+        """The same of convolved features `[N, 3 * out_channels]`."""
+        parts = convolved.split(self.out_channels, 1)
+        return torch.cat([
+            torch.nn.functional.linear(part, linear.weight[:, : self.out_channels], linear.bias)
+            for part, linear in zip(parts, self._linears(), strict=True)
+        ], 1)  # fmt: skip
+
+    def step(self, inputs: Tensor, H: Tensor) -> Tensor:  # noqa: N803
+        """The next state from what the features add to the gates, `[N, 3 * out_channels]`, and the state."""
+        width = self.out_channels
+        right = [linear.weight[:, width:] for linear in self._linears()]
+        gates = torch.addmm(inputs[:, : 2 * width], H, torch.cat(right[:2]).t()).sigmoid()
+        update, reset = gates.split(width, 1)
+        proposed = torch.addmm(inputs[:, 2 * width :], H * reset, right[2].t()).tanh()
+        return torch.lerp(proposed, H, update)

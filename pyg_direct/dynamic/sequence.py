@@ -1,0 +1,114 @@
+"""Snapshots out of whatever holds them: signals of PyTorch Geometric Temporal, lists of `Data`, timed edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, TemporalData
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+
+
+def read_snapshots(signal: Any) -> list[Any]:
+    """The snapshots of a signal: `Data`, `HeteroData` or `Batch` each, tensors that stay equal held once.
+
+    Args:
+        signal: Any signal of PyTorch Geometric Temporal (all have `snapshot_count`), or a sequence of `Data`.
+
+    Raises:
+        ArgumentTypeError: it is neither.
+        ArgumentError: it has no snapshot.
+    """
+    if hasattr(signal, "snapshot_count"):
+        snapshots = [signal[t] for t in range(signal.snapshot_count)]
+    elif isinstance(signal, Iterable) and not isinstance(signal, (Data, TemporalData, Tensor, str)):
+        snapshots = list(signal)
+    else:
+        raise ArgumentTypeError(f"signal must be a temporal signal or a list of Data, got {type(signal).__name__}")
+    if not snapshots:
+        raise ArgumentError("signal must have at least one snapshot, got none")
+    known: dict[tuple[int, str], Tensor] = {}
+    for t, snapshot in enumerate(snapshots):
+        if not hasattr(snapshot, "stores"):
+            raise ArgumentTypeError(f"signal must hold Data, HeteroData or Batch, got {type(snapshot).__name__} at {t}")
+        for place, store in enumerate(snapshot.stores):
+            for key, value in list(store.items()):
+                if isinstance(value, Tensor):
+                    before = known.get((place, key))
+                    same = before is not None and _is_same(before, value)
+                    known[place, key] = value if not same or before is None else before
+                    if same:
+                        store[key] = before
+    return snapshots
+
+
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    return first is second or (
+        first.shape == second.shape and first.dtype == second.dtype and torch.equal(first, second)
+    )
+
+
+def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x: Tensor | None = None,
+               num_nodes: int | None = None, start: int | None = None) -> list[Data]:  # fmt: skip
+    """Cut a stream of timed edges into snapshots.
+
+    Args:
+        data: `TemporalData` (`src`, `dst`, `t`, perhaps `msg`), or `Data` with `edge_index` and `time` or `edge_time`
+            int `[E]`, perhaps `edge_attr`.
+        window: Length of a snapshot, in the unit of the times.
+        edge_life: Snapshots that an edge is seen in, its own the first; 0 keeps every edge for ever.
+        x: Features of the nodes, `[N, F]`, the same in every snapshot, or `[T, N, F]`; None takes those of `data`.
+        num_nodes: N; None takes that of `x` or the largest id and one.
+        start: Time at which the first snapshot begins; None takes that of the first edge.
+
+    Returns:
+        `Data` with `x`, `edge_index` and `edge_attr` (messages or weights of the edges) for each of the T snapshots up
+        to that of the last edge; empty ones too.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    if window < 1:
+        raise ArgumentError(f"window must be at least 1, got {window}")
+    if edge_life < 0:
+        raise ArgumentError(f"edge_life must be at least 0, got {edge_life}")
+    if isinstance(data, TemporalData):
+        edges, times, message = torch.stack([data.src, data.dst]), data.t, data.get("msg")
+    else:
+        edges, message = data.edge_index, data.edge_attr
+        times = data.get("time", data.get("edge_time"))
+        x = data.x if x is None else x
+    if times is None or times.shape != (edges.shape[1],):
+        shape = None if times is None else tuple(times.shape)
+        raise ArgumentError(f"data must have a time for each of its {edges.shape[1]} edges, got {shape}")
+    if times.numel() == 0:
+        raise ArgumentError("data must have at least one edge, got none")
+    start = int(times.min()) if start is None else start
+    number = torch.div(times - start, window, rounding_mode="floor").long()
+    if int(number.min()) < 0:
+        raise ArgumentError(f"start must not be behind the first edge at {int(times.min())}, got {start}")
+    if num_nodes is None:
+        num_nodes = int(edges.max()) + 1 if x is None else x.shape[-2]
+    order = torch.argsort(number, stable=True)
+    edges, number = edges[:, order].long(), number[order]
+    message = None if message is None else message[order]
+    count = int(number[-1]) + 1
+    if x is not None and x.dim() == 3 and x.shape[0] < count:
+        raise ArgumentError(f"x must have features of {count} snapshots, got {x.shape[0]}")
+    bounds = torch.searchsorted(number, torch.arange(count + 1)).tolist()
+    out = []
+    for t in range(count):
+        first = 0 if edge_life == 0 else bounds[max(0, t + 1 - edge_life)]
+        part = slice(first, bounds[t + 1])
+        features = x[t] if x is not None and x.dim() == 3 else x
+        out.append(Data(x=features, edge_index=edges[:, part], num_nodes=num_nodes,
+                        edge_attr=None if message is None else message[part]))  # fmt: skip
+    return out
+
+
+def count_nodes(snapshots: Sequence[Any]) -> list[int]:
+    """Nodes of each `Data`."""
+    return [int(snapshot.num_nodes or 0) for snapshot in snapshots]

@@ -1,0 +1,163 @@
+"""`stream`: iterate a temporal signal as before, with its snapshots on the device and its first aggregation shared."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from pyg_direct.dynamic.lazy import LazyTensor, tag
+from pyg_direct.dynamic.plan import Parts, SnapshotPlan
+from pyg_direct.dynamic.sequence import read_snapshots
+from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.overlap import MAX_GROUP
+from pyg_direct.runtime.device import free_bytes, resolve_device
+from pyg_direct.typing import Device
+
+KEEPS = ("auto", "device", "host")
+# Attributes of a snapshot that layers recognise.
+_ROLES = {"x": "x", "edge_index": "edge_index", "edge_attr": "edge_weight"}
+
+
+class SnapshotStream:
+    """Snapshots in order, as the signals of PyTorch Geometric Temporal give them; see `stream`.
+
+    Iteration returns the stream itself and begins anew, `stream[t]` is a snapshot and `stream[a:b]` a stream of some.
+
+    Attributes:
+        snapshot_count: Number of snapshots.
+        plan: What is known of them; None for heterogeneous ones.
+    """
+
+    def __init__(self, snapshots: Sequence[Any], plan: SnapshotPlan | None, times: range) -> None:
+        self._snapshots, self.plan, self._times = snapshots, plan, times
+        self.t = 0
+
+    @property
+    def snapshot_count(self) -> int:
+        """Number of snapshots."""
+        return len(self._times)
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return SnapshotStream(self._snapshots, self.plan, self._times[index])
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index must lie in [{-len(self)}, {len(self)}), got {index}")
+        snapshot = copy.copy(self._snapshots[self._times[index]])
+        for key in _ROLES:
+            # What is fetched lives as long as the snapshot that is given out.
+            if isinstance(snapshot.get(key), LazyTensor):
+                snapshot[key] = snapshot[key].renew()
+        return snapshot
+
+    def __iter__(self) -> SnapshotStream:
+        self.t = 0
+        return self
+
+    def __next__(self) -> Any:
+        if self.t >= len(self):
+            self.t = 0
+            raise StopIteration
+        self.t += 1
+        return self[self.t - 1]
+
+    def __repr__(self) -> str:
+        device = "" if self.plan is None else f", device={self.plan.device}"
+        return f"SnapshotStream({len(self)} snapshots{device})"
+
+
+def stream(signal: Any, device: Device = None, *, keep: str = "auto", group_size: int = MAX_GROUP,
+           form: str = "mask") -> SnapshotStream:  # fmt: skip
+    """Wrap a temporal signal, so that its snapshots are on the device and layers of `dynamic.nn` share work.
+
+    Iteration, indexing and splitting stay those of PyTorch Geometric Temporal; values are equal. What a program does
+    to the features of a snapshot before a layer gets them is respected: then that layer aggregates what it gets.
+
+    Args:
+        signal: Any signal of PyTorch Geometric Temporal, or a list of `Data`, which is read once; the tensors of a list
+            must not be written to afterwards.
+        device: Where snapshots are given; None is the current GPU, else the CPU.
+        keep: "device" holds all snapshots there; "host" copies features, edges and weights of a snapshot only when
+            something reads them, which layers that find them aggregated already do not; "auto" takes the first if
+            all of them fit half of the free memory of the GPU.
+        group_size: Snapshots aggregated at once: 1, 2, 4 or 8.
+        form: How they share edges, "split" or "mask".
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    if keep not in KEEPS:
+        raise ArgumentError(f"keep must be one of {', '.join(KEEPS)}, got {keep!r}")
+    chosen = resolve_device(device)
+    snapshots = read_snapshots(signal)
+    mover = _Mover(chosen)
+    if any(isinstance(snapshot, HeteroData) for snapshot in snapshots):
+        return SnapshotStream([s.clone().apply(mover.move) for s in snapshots], None, range(len(snapshots)))
+    parts = [_read_parts(snapshot, t) for t, snapshot in enumerate(snapshots)]
+    plan = SnapshotPlan(parts, chosen, group_size, form)
+    is_lazy = keep == "host" or (keep == "auto" and not _fits(snapshots, chosen))
+    given = []
+    for t, snapshot in enumerate(snapshots):
+        moved = copy.copy(snapshot)
+        for key, value in snapshot.items():
+            if not isinstance(value, Tensor):
+                continue
+            role = _ROLES.get(key)
+            if role is None:
+                moved[key] = mover.move(value)
+            elif is_lazy:
+                moved[key] = tag(LazyTensor(value, chosen, partial(_copy, value, chosen)), plan, t, role)
+            else:
+                # Snapshots that share a tensor must be told apart, so each has a view of its own.
+                moved[key] = tag(mover.move(value).view_as(value), plan, t, role)
+        given.append(moved)
+    return SnapshotStream(given, plan, range(len(given)))
+
+
+class _Mover:
+    """Copies of tensors on a device, one of each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._moved: dict[int, Tensor] = {}
+
+    def move(self, value: Tensor) -> Tensor:
+        """The copy of a tensor, which the caller keeps alive."""
+        if id(value) not in self._moved:
+            self._moved[id(value)] = _copy(value, self.device)
+        return self._moved[id(value)]
+
+
+def _copy(value: Tensor, device: torch.device) -> Tensor:
+    # What a program does to a snapshot must not reach the signal.
+    return value.to(device, copy=True)
+
+
+def _fits(snapshots: Sequence[Any], device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    tensors = {id(v): v for snapshot in snapshots for _, v in snapshot.items() if isinstance(v, Tensor)}
+    return 2 * sum(v.numel() * v.element_size() for v in tensors.values()) <= free_bytes(device.index)
+
+
+def _read_parts(snapshot: Any, time: int) -> Parts:
+    edge_index, x, weight = snapshot.get("edge_index"), snapshot.get("x"), snapshot.get("edge_attr")
+    num_nodes = snapshot.num_nodes
+    if edge_index is None:
+        edge_index = torch.empty(2, 0, dtype=torch.int64)
+    if num_nodes is None:
+        raise ArgumentError(f"signal must tell the nodes of every snapshot, got none at {time}")
+    if x is not None:
+        x = x.reshape(x.shape[0], -1)
+    # Messages of several numbers an edge are no weights.
+    if weight is not None and weight.numel() != edge_index.shape[1]:
+        weight = None
+    return Parts(x, edge_index, weight, int(num_nodes))

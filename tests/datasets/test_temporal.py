@@ -1,0 +1,64 @@
+"""Dynamic graphs are read from files as their owners wrote them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_direct.datasets.temporal import load_temporal
+from pyg_direct.errors import ArgumentError
+
+
+def test_mapped_edges_and_lagged_values_are_read(tmp_path):
+    values = np.random.default_rng(0).random((5, 2)).tolist()
+    mapping = {"edge_index": {str(t): [[0, 1], [1, 1]] for t in range(5)},
+               "edge_weight": {str(t): [1.0, t] for t in range(5)}}  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps({"edge_mapping": mapping, "time_periods": 5, "y": values}))
+
+    snapshots = load_temporal(tmp_path / "a.json", lags=3)
+
+    assert len(snapshots) == 2
+    scaled = (np.array(values) - np.mean(values, 0)) / np.std(values, 0)
+    np.testing.assert_allclose(snapshots[1].x.numpy(), scaled[1:4].T, rtol=1e-5)
+    np.testing.assert_allclose(snapshots[1].y.numpy(), scaled[4], rtol=1e-5)
+    assert snapshots[1].edge_index.tolist() == [[0, 1], [1, 1]]
+    assert snapshots[1].edge_attr.tolist() == [1, 1]
+
+
+def test_numbered_snapshots_are_read(tmp_path):
+    part = {"index": 0, "edges": [[0, 1], [2, 0]], "weights": [1, 2], "y": [1, 2, 3], "X": [[1, 2]] * 3}
+    (tmp_path / "a.json").write_text(json.dumps({"0": part, "1": part, "time_periods": 2}))
+
+    snapshots = load_temporal(tmp_path / "a.json")
+
+    assert [s.edge_index.tolist() for s in snapshots] == [[[0, 2], [1, 0]]] * 2
+    assert (snapshots[0].x.shape, snapshots[0].y.tolist()) == ((3, 2), [1, 2, 3])
+
+
+def test_static_edges_are_read(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"edges": [[0, 1]], "node_ids": {}, "FX": [[1, 2], [2, 4], [4, 3]]}))
+
+    (snapshot,) = load_temporal(tmp_path / "a.json", lags=2)
+
+    assert (snapshot.edge_index.tolist(), snapshot.edge_attr, snapshot.x.shape) == ([[0], [1]], None, (2, 2))
+
+
+def test_undirected_edges_are_given_both_ways(tmp_path):
+    np.savez(tmp_path / "s.npz", ptr=[0, 2, 3], src=np.array([0, 1, 0], dtype=np.int16),
+             dst=np.array([1, 2, 2], dtype=np.int16), num_nodes=3)  # fmt: skip
+
+    (snapshot,) = load_temporal(tmp_path / "s.npz")
+
+    assert snapshot.edge_index.tolist() == [[0, 1, 1, 2], [1, 2, 0, 1]]
+    torch.testing.assert_close(snapshot.x[:, 0].expm1(), torch.tensor([1.0, 2, 1]))
+    torch.testing.assert_close(snapshot.y.expm1(), torch.tensor([1.0, 0, 1]))
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "a.json").write_text("{}")
+
+    with pytest.raises(ArgumentError, match="a known form"):
+        load_temporal(tmp_path / "a.json")
+    with pytest.raises(ArgumentError, match="name a file"):
+        load_temporal(tmp_path / "b.json")

@@ -1,0 +1,242 @@
+"""Streams iterate as the signals they wrap; values are equal, work is shared."""
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData, TemporalData
+
+from pyg_direct.dynamic import discretize, stream
+from pyg_direct.dynamic.nn import TGCN
+from pyg_direct.dynamic.plan import SnapshotPlan
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.ops import snapshots as ops
+from tests.snapshots import make_snapshots
+
+NODES, CHANNELS = 12, 3
+
+
+def make_list(count=6, weighted=True):
+    return [
+        Data(x=torch.randn(NODES, CHANNELS), edge_index=torch.from_numpy(edges), y=torch.randn(NODES),
+             edge_attr=None if weight is None else torch.from_numpy(weight), day=t)
+        for t, (edges, weight) in enumerate(make_snapshots(NODES, 40, count, weighted=weighted))
+    ]  # fmt: skip
+
+
+def assert_equal(got, expected):
+    assert got.keys() == expected.keys()
+    for key, value in expected.items():
+        same = torch.equal(got[key] + 0, value) if isinstance(value, torch.Tensor) else got[key] == value
+        assert same, key
+
+
+@pytest.mark.parametrize("keep", ["auto", "device", "host"])
+def test_snapshots_are_those_of_the_list(device, keep):
+    snapshots = make_list()
+
+    given = stream(snapshots, device, keep=keep)
+
+    assert (len(given), given.snapshot_count) == (6, 6)
+    for got, expected in zip(given, snapshots, strict=True):
+        assert got.x.device == device
+        assert_equal(got.cpu() if keep != "host" else got.apply(lambda v: (v + 0).cpu()), expected)
+
+
+def test_iteration_begins_anew():
+    given = stream(make_list(), "cpu")
+
+    assert iter(given) is given
+    assert [s.day for s in given] == [s.day for s in given] == list(range(6))
+    next(given)
+    assert [s.day for s in given] == list(range(6))
+
+
+def test_what_a_snapshot_fetched_goes_with_it():
+    given = stream(make_list(), "cpu", keep="host")
+    first = given[0]
+
+    first.x.add_(1)
+
+    assert not torch.equal(first.x + 0, given[0].x + 0)
+    assert given[0].x._loaded is None
+
+
+def test_parts_share_the_plan():
+    given = stream(make_list(), "cpu")
+
+    first, last = given[0:4], given[4:]
+
+    assert [[s.day for s in part] for part in (first, last)] == [[0, 1, 2, 3], [4, 5]]
+    assert first.plan is last.plan is given.plan
+    assert given[-1].day == 5
+    with pytest.raises(IndexError, match="got 6"):
+        given[6]
+
+
+@pytest.mark.parametrize("keep", ["device", "host"])
+def test_features_are_aggregated_once_a_group(monkeypatch, keep):
+    calls = []
+    real = ops.aggregate_snapshots
+    monkeypatch.setattr("pyg_direct.dynamic.plan.aggregate_snapshots", lambda *a: calls.append(1) or real(*a))
+    given, layer = stream(make_list(8), "cpu", group_size=4, keep=keep), TGCN(CHANNELS, 5)
+
+    for _ in range(3):
+        for snapshot in given:
+            layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr)
+
+    assert len(calls) == 2
+    assert given.plan.describe()["aggregated_bytes"] == 8 * NODES * CHANNELS * 4
+
+
+def test_static_graphs_are_held_once():
+    edges = torch.tensor([[0, 1], [1, 2]])
+    snapshots = [Data(x=torch.randn(3, 2), edge_index=edges.clone(), y=torch.randn(3)) for _ in range(8)]
+    given = stream(snapshots, "cpu")
+
+    for snapshot in given:
+        TGCN(2, 2)(snapshot.x, snapshot.edge_index)
+
+    assert len(given.plan._ordered) == 1
+
+
+def test_node_counts_may_differ():
+    parts = [Data(x=torch.randn(n, 2), edge_index=torch.tensor([[0, 1], [1, 0]])) for n in (2, 5, 3, 7)]
+    layer = TGCN(2, 4)
+
+    for given, plain in zip(stream(parts, "cpu", group_size=4), parts, strict=True):
+        got = layer(given.x, given.edge_index)
+
+        torch.testing.assert_close(got, layer(plain.x, plain.edge_index), rtol=1e-4, atol=1e-5)
+
+
+def test_empty_snapshots_and_missing_weights_are_taken():
+    none = torch.empty(2, 0, dtype=torch.int64)
+    parts = make_list(3)
+    parts[1] = Data(x=torch.randn(NODES, CHANNELS), edge_index=none, edge_attr=torch.empty(0))
+    parts[2].edge_attr = None
+    layer = TGCN(CHANNELS, 4)
+
+    for given, plain in zip(stream(parts, "cpu"), parts, strict=True):
+        got = layer(given.x, given.edge_index, given.edge_attr)
+
+        torch.testing.assert_close(got, layer(plain.x, plain.edge_index, plain.edge_attr), rtol=1e-4, atol=1e-5)
+
+
+def test_heterogeneous_snapshots_are_moved(device):
+    data = HeteroData()
+    data["a"].x, data["b"].x = torch.rand(2, 3), torch.rand(3, 3)
+    data["a", "to", "b"].edge_index = torch.tensor([[0], [2]])
+
+    (got,) = stream([data], device)
+
+    assert got["a"].x.device == device
+    assert got["a", "to", "b"].edge_index.tolist() == [[0], [2]]
+
+
+@pytest.mark.temporal
+@pytest.mark.parametrize("kind", ["dynamic", "static", "static features", "batch", "hetero"])
+def test_signals_of_pygt_are_taken(kind):
+    from torch_geometric_temporal import signal as pygt
+
+    edges = [e for e, _ in make_snapshots(NODES, 20, 4)]
+    weights = [np.random.rand(20) for _ in range(4)]
+    features = [np.random.rand(NODES, 2) for _ in range(4)]
+    targets = [np.random.rand(NODES) for _ in range(4)]
+    signal = {
+        "dynamic": lambda: pygt.DynamicGraphTemporalSignal(edges, weights, features, targets, extra=targets),
+        "static": lambda: pygt.StaticGraphTemporalSignal(edges[0], weights[0], features, targets),
+        "static features": lambda: pygt.DynamicGraphStaticSignal(edges, weights, features[0], targets),
+        "batch": lambda: pygt.DynamicGraphTemporalSignalBatch(edges, weights, features, targets,
+                                                              [np.zeros(NODES, dtype=int)] * 4),
+        "hetero": lambda: pygt.DynamicHeteroGraphTemporalSignal(
+            [{("a", "to", "a"): e} for e in edges], [{("a", "to", "a"): w} for w in weights],
+            [{"a": f} for f in features], [{"a": t} for t in targets]),
+    }[kind]()  # fmt: skip
+
+    train, test = pygt.temporal_signal_split(stream(signal, "cpu"), train_ratio=0.5)
+
+    reference = pygt.temporal_signal_split(signal, train_ratio=0.5)
+    for got_part, part in zip((train, test), reference, strict=True):
+        assert got_part.snapshot_count == 2
+        for got, expected in zip(got_part, part, strict=True):
+            assert type(got) is type(expected)
+            for mine, theirs in zip(got.stores, expected.stores, strict=True):
+                assert_equal(dict(mine.items()), dict(theirs.items()))
+
+
+@pytest.mark.parametrize(
+    ("signal", "options", "error", "message"),
+    [
+        ([], {}, ArgumentError, "at least one snapshot"),
+        (5, {}, ArgumentTypeError, "got int"),
+        ([5], {}, ArgumentTypeError, "got int at 0"),
+        (make_list(1), {"keep": "disk"}, ArgumentError, "auto, device, host"),
+        (make_list(1), {"group_size": 3}, ArgumentError, "1, 2, 4, 8, got 3"),
+    ],
+)
+def test_bad_arguments_are_refused(signal, options, error, message):
+    with pytest.raises(error, match=message):
+        stream(signal, "cpu", **options)
+
+
+def test_bad_edges_are_refused_before_a_kernel_runs():
+    bad = stream([Data(x=torch.rand(3, 2), edge_index=torch.tensor([[0], [3]]))], "cpu")[0]
+
+    with pytest.raises(IdError, match=r"\[0, 3\), got 3"):
+        TGCN(2, 2)(bad.x, bad.edge_index)
+
+
+def test_snapshots_without_features_tell_so():
+    given = stream([Data(x=torch.rand(3, 2), edge_index=torch.tensor([[0], [1]]))], "cpu")
+    plan = SnapshotPlan([part._replace(x=None) for part in given.plan.parts], torch.device("cpu"))
+
+    with pytest.raises(ArgumentError, match="x must be features"):
+        plan.aggregate_features(TGCN(2, 2).operator, 0)
+
+
+class TestDiscretize:
+    times = torch.tensor([10, 12, 19, 20, 41])
+    data = TemporalData(src=torch.arange(5), dst=torch.arange(1, 6), t=times, msg=torch.rand(5, 2))
+
+    @pytest.mark.parametrize(
+        ("edge_life", "expected"),
+        [
+            (1, [[0, 1, 2], [3], [], [4]]),
+            (2, [[0, 1, 2], [0, 1, 2, 3], [3], [4]]),
+            (0, [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 4]]),
+        ],
+    )
+    def test_edges_live_so_long(self, edge_life, expected):
+        snapshots = discretize(self.data, 10, edge_life=edge_life)
+
+        assert [s.edge_index[0].tolist() for s in snapshots] == expected
+        assert [s.num_nodes for s in snapshots] == [6] * 4
+        assert all(torch.equal(s.edge_attr, self.data.msg[s.edge_index[0]]) for s in snapshots)
+
+    def test_unsorted_edges_and_features_over_time_are_taken(self):
+        order = torch.tensor([4, 0, 3, 1, 2])
+        x = torch.rand(4, 7, 2)
+        data = Data(edge_index=torch.stack([self.data.src, self.data.dst])[:, order], time=self.times[order])
+
+        snapshots = discretize(data, 10, x=x)
+
+        assert [sorted(s.edge_index[0].tolist()) for s in snapshots] == [[0, 1, 2], [3], [], [4]]
+        assert all(torch.equal(s.x, x[t]) for t, s in enumerate(snapshots))
+        assert len(list(stream(snapshots, "cpu"))) == 4
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"window": 0}, "window must be at least 1, got 0"),
+            ({"window": 1, "edge_life": -1}, "edge_life must be at least 0, got -1"),
+            ({"window": 10, "start": 11}, "start must not be behind the first edge at 10, got 11"),
+            ({"window": 10, "x": torch.rand(2, 6, 1)}, "4 snapshots, got 2"),
+        ],
+    )
+    def test_bad_arguments_are_refused(self, options, message):
+        with pytest.raises(ArgumentError, match=message):
+            discretize(self.data, **options)
+
+    def test_edges_without_times_are_refused(self):
+        with pytest.raises(ArgumentError, match="a time for each of its 1 edges, got None"):
+            discretize(Data(edge_index=torch.tensor([[0], [1]])), 1)
