@@ -74,7 +74,7 @@ template <class Kind, class Index>
 __device__ __forceinline__ void add_rows(const uint4 *x, const Index *row, unsigned first, const float *weight,
                                          int count, int heads, unsigned pieces, float *total)
 {
-    const int IN_FLIGHT = 4;
+    const int IN_FLIGHT = 5;
 #pragma unroll
     for (int i = 0; i < Kind::items; ++i) total[i] = 0.0f;
     for (int e = 0; e < count; e += IN_FLIGHT) {

@@ -28,11 +28,13 @@ def run(
     device: Annotated[Optional[str], typer.Option(help="Where batches are: cpu, cuda, cuda:1, data.")] = None,  # noqa: UP045
     placement: Annotated[str, typer.Option(help="Where the graph lives: auto, cuda, unified, pinned, cpu.")] = "auto",
     feature_cache: Annotated[Optional[str], typer.Option(help="GPU memory for hot rows: 2G or 20%.")] = None,  # noqa: UP045
+    accelerate: Annotated[bool, typer.Option(help="Let PyG's convolutions aggregate through our operators.")] = True,
     verbose: Annotated[bool, typer.Option(help="Say which loaders are made.")] = False,
 ) -> None:
-    """Run a program written for PyG, unedited, with PyG's loaders replaced."""
+    """Run a program written for PyG, unedited, with PyG's loaders replaced and its models accelerated."""
     try:
-        install(device=device, placement=placement, feature_cache=feature_cache, verbose=verbose)
+        install(device=device, placement=placement, feature_cache=feature_cache, accelerate=accelerate,
+                verbose=verbose)  # fmt: skip
     except PygDirectError as error:
         raise typer.BadParameter(str(error)) from error
     # As `python script.py` has it.

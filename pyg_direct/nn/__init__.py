@@ -1,6 +1,6 @@
 """Aggregation of PyG's own convolutions by `ops`, for models that stay as they are.
 
 `sorted` knows which `edge_index` tensors are sorted by target, `accelerate` replaces what convolutions do with them:
-`propagate` for those that add up rows, `gcn` and `attention` for those that weigh edges, `trimmed` where rows are
-dropped.
+`propagate` for those that add up rows, `root` where a row of their own joins these, `gcn` and `attention` for those
+that weigh edges, `trimmed` where rows are dropped.
 """

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch_geometric.nn import conv
 
-from pyg_direct.nn import attention, gcn
+from pyg_direct.nn import attention, gcn, root
 from pyg_direct.nn.propagate import MESSAGES, propagate
 from pyg_direct.nn.trimmed import forget_trimming, watch_trimming
 
 _FORWARDS: dict[type, Callable[..., Any]] = {
+    conv.SAGEConv: root.forward,
+    conv.GraphConv: root.forward,
     conv.GCNConv: gcn.forward,
     conv.GATConv: attention.forward,
     conv.GATv2Conv: attention.forward,
@@ -63,21 +65,23 @@ def accelerate(model: torch.nn.Module) -> Acceleration:
     Returns:
         What was accelerated, with `undo()`.
     """
-    found = {}
-    for name, module in model.named_modules():
-        kind = next((kind for kind in MESSAGES if isinstance(module, kind)), None)
-        if kind is None or not _is_untouched(module, kind):
-            continue
-        module.__dict__["propagate"] = MethodType(propagate, module)
-        if kind in _FORWARDS and type(module).forward is kind.__dict__["forward"]:
-            module.__dict__["forward"] = MethodType(_FORWARDS[kind], module)
-            # TorchScript compiles the `forward` of the instance.
-            module.__dict__["__prepare_scriptable__"] = functools.partial(_make_plain, module)
-        found[name] = module
-    accelerated = set(found.values())
+    found = {name: module for name, module in model.named_modules() if accelerate_one(module)}
     for module in model.modules():
-        watch_trimming(module, accelerated)
+        watch_trimming(module)
     return Acceleration(model, {name: type(module).__name__ for name, module in found.items()})
+
+
+def accelerate_one(module: torch.nn.Module) -> bool:
+    """Accelerate a convolution, and nothing that it holds; whether it is one that can be."""
+    kind = next((kind for kind in MESSAGES if isinstance(module, kind)), None)
+    if kind is None or not _is_untouched(module, kind):
+        return False
+    module.__dict__["propagate"] = MethodType(propagate, module)
+    if kind in _FORWARDS and type(module).forward is kind.__dict__["forward"]:
+        module.__dict__["forward"] = MethodType(_FORWARDS[kind], module)
+        # TorchScript compiles the `forward` of the instance.
+        module.__dict__["__prepare_scriptable__"] = functools.partial(_make_plain, module)
+    return True
 
 
 def _is_untouched(module: Any, kind: type) -> bool:

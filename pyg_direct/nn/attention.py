@@ -11,7 +11,7 @@ from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.propagate import DTYPES, is_plain
 from pyg_direct.nn.sorted import SortedEdges, add_loops, find_batch
-from pyg_direct.nn.trimmed import Kept, has_hooks
+from pyg_direct.nn.trimmed import Kept, is_linear
 from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.ops.softmax import softmax
 
@@ -58,20 +58,25 @@ def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
     out = aggregate(made.to(dtype), edges.indptr, edges.row, weight=alpha.to(dtype), target=edges.target,
                     num_targets=num_targets, max_degree=edges.max_degree)  # fmt: skip
     if late:
-        out = self.lin(out)
+        bias = self.bias if self.res is None else None
+        out = F.linear(out, self.lin.weight, bias)
+        return out if self.res is None else _add(out + self.res(targets), self.bias)
     out = out.view(num_targets, heads, channels)
     out = out.view(num_targets, heads * channels) if self.concat else out.mean(dim=1)
     if self.res is not None:
         out = out + self.res(targets)
-    return out if self.bias is None else out + self.bias
+    return _add(out, self.bias)
+
+
+def _add(out: Tensor, bias: Tensor | None) -> Tensor:
+    return out if bias is None else out + bias
 
 
 def _sums_first(self: Any, rows: Tensor, num_targets: int) -> bool:
     """Whether rows are narrower, or fewer, before their matrix; with one head the sum may come first."""
     return (
         self.heads == 1
-        and self.lin is not None
-        and not has_hooks(self.lin)
+        and is_linear(self.lin)
         and (rows.shape[1] <= self.out_channels or 2 * num_targets <= rows.shape[0])
         and not torch.is_autocast_enabled(rows.device.type)
     )

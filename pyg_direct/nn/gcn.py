@@ -11,7 +11,7 @@ from torch_geometric.nn import aggr
 
 from pyg_direct.nn.propagate import DTYPES, is_plain, wins_on_cpu
 from pyg_direct.nn.sorted import add_loops, find_batch, loop_places
-from pyg_direct.nn.trimmed import Kept, has_hooks
+from pyg_direct.nn.trimmed import Kept, is_linear
 from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.ops.launch import runs_on_gpu
 
@@ -50,7 +50,7 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
     else:
         edges, weight = normalise()
     # The matrix may come before the sum or after it: where rows are narrower, or fewer.
-    late = not has_hooks(self.lin) and (x.shape[1] <= self.out_channels or 2 * num_targets <= num_sources)
+    late = is_linear(self.lin) and (x.shape[1] <= self.out_channels or 2 * num_targets <= num_sources)
     rows = x if late else self.lin(x)
     # Under autocast the matrix returns another dtype.
     dtype = torch.promote_types(rows.dtype, weight.dtype)
@@ -62,7 +62,8 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
         transposed = known.transpose(order, num_sources)
     out = aggregate(rows.to(dtype), order.indptr, order.row, weight=weight.to(dtype), target=order.target,
                     num_targets=num_targets, max_degree=order.max_degree, transposed=transposed)  # fmt: skip
-    out = self.lin(out) if late else out
+    if late:
+        return F.linear(out, self.lin.weight, self.bias)
     return out if self.bias is None else out + self.bias
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import conv
+from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.nn.models import MLP
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils._trim_to_layer import TrimToLayer
@@ -80,21 +81,25 @@ def forward(self: Any, layer: int, num_sampled_nodes_per_hop: Any, num_sampled_e
 
 def _computes_rows(module: Any, x: Tensor, edge_index: Any, num_kept: int) -> bool:
     """Whether a convolution may be given rows and targets apart."""
-    is_accelerated = getattr(module.__dict__.get("propagate"), "__func__", None) is propagate
-    if not is_accelerated or not is_plain(module, edge_index) or has_hooks(module) or x.dim() != 2:
+    if not is_accelerated(module) or not is_plain(module, edge_index) or has_hooks(module) or x.dim() != 2:
         return False
     batch = find_batch(edge_index)
     return batch is not None and batch.fits(edge_index, x.shape[0], num_kept)
 
 
-def watch_trimming(model: Any, accelerated: set[torch.nn.Module]) -> None:
+def is_accelerated(module: Any) -> bool:
+    """Whether a convolution aggregates through our operators where it can."""
+    return getattr(module.__dict__.get("propagate"), "__func__", None) is propagate
+
+
+def watch_trimming(model: Any) -> None:
     """Let a model of PyG's compute no rows that it drops, where all it does between its convolutions is by row."""
     if not isinstance(model, BasicGNN) or type(model).forward is not BasicGNN.forward or model.jk_mode is not None:
         return
     trimming, between = model._trim, [*model.norms, model.dropout, *([] if model.act is None else [model.act])]
     if (type(trimming) is TrimToLayer and "forward" not in trimming.__dict__
             and all(type(module) in _BY_ROW for module in between)
-            and all(module in accelerated and _is_by_row(module) for module in model.convs)):  # fmt: skip
+            and all(is_accelerated(module) and _is_by_row(module) for module in model.convs)):  # fmt: skip
         trimming.__dict__["_model"] = model
         trimming.__dict__["forward"] = MethodType(forward, trimming)
 
@@ -105,11 +110,12 @@ def _is_by_row(module: Any) -> bool:
     parts = [] if inner is None else inner.modules()
     if isinstance(module, (conv.SAGEConv, conv.GATConv, conv.GraphConv)) and not isinstance(module.in_channels, int):
         return False
-    return all(isinstance(part, _HOLDERS) or type(part) in _BY_ROW or _is_linear(part) for part in parts)
+    return all(isinstance(part, _HOLDERS) or type(part) in _BY_ROW or is_linear(part) for part in parts)
 
 
-def _is_linear(module: Any) -> bool:
-    return type(module).__module__.startswith("torch_geometric.nn.dense.linear")
+def is_linear(module: Any) -> bool:
+    """Whether this is one of PyG's matrices, and nothing but that."""
+    return type(module) is Linear and not has_hooks(module)
 
 
 def has_hooks(module: Any) -> bool:

@@ -13,6 +13,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.epochs import PLACEMENTS
 from pyg_direct.loader.placement import announce
 from pyg_direct.noedit.inference import make_inference
+from pyg_direct.noedit.models import accelerate_what_is_made, leave_what_is_made
 from pyg_direct.noedit.standin import make_stand_in
 from pyg_direct.noedit.table import LEFT, REPLACEMENTS, Replacement
 from pyg_direct.runtime.device import resolve_device
@@ -23,8 +24,9 @@ _BOUND: list[tuple[Any, str, Any]] = []
 
 
 def install(*, device: Device = None, placement: str = "auto", feature_cache: int | str | None = None,
-            seed: int | None = None, verbose: bool = False) -> None:  # fmt: skip
-    """Replace PyG's loaders under their own names, also in modules that have imported them already.
+            seed: int | None = None, accelerate: bool = True, verbose: bool = False) -> None:  # fmt: skip
+    """Replace PyG's loaders under their own names, also in modules that have imported them already, and accelerate the
+    models that are made from now on.
 
     A program then makes ours where it makes PyG's, with PyG's arguments and batches. `n_id`, `e_id` and `input_id` of a
     batch are found on the host, as PyG has them, and are copied there when they are read; everything else is on
@@ -38,6 +40,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         placement: See `NeighborLoader`.
         feature_cache: See `NeighborLoader`.
         seed: See `NeighborLoader`.
+        accelerate: Whether PyG's convolutions are accelerated as they are made; see `accelerate`.
         verbose: Whether every kind of loader made is told.
 
     Raises:
@@ -57,12 +60,16 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
             setattr(module, name, stand_in)
     _BOUND.append((BasicGNN, "inference", BasicGNN.inference))
     BasicGNN.inference = make_inference(BasicGNN.inference)
+    if accelerate:
+        accelerate_what_is_made()
     names = ", ".join(_path(entry) for entry in REPLACEMENTS)
-    announce(f"replaced {names} of PyG; left to PyG, as there are none of ours: {', '.join(LEFT)}")
+    models = "models are accelerated" if accelerate else "models are left as they are"
+    announce(f"replaced {names} of PyG; {models}; left to PyG, as there are none of ours: {', '.join(LEFT)}")
 
 
 def uninstall() -> None:
-    """Bind PyG's names to PyG's classes again; loaders that were made stay as they are."""
+    """Bind PyG's names to PyG's classes again; loaders and models that were made stay as they are."""
+    leave_what_is_made()
     while _BOUND:
         module, name, original = _BOUND.pop()
         setattr(module, name, original)

@@ -29,6 +29,7 @@ _SCHEMAS = (
     "spread_extremes(Tensor grad, Tensor x, Tensor best, Tensor winner, Tensor indptr, Tensor? row, bool to_edges)"
     " -> Tensor",
 )
+_NONE: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 _library = torch.library.Library("pyg_direct", "DEF")
 
 
@@ -56,7 +57,7 @@ class _Slices(NamedTuple):
     def of(cls, indptr: Tensor, num_edges: int, num_targets: int, max_degree: int) -> _Slices:
         """List the slices of long rows on the device, unless `max_degree` rules them out."""
         if num_edges <= LONG_ROW or 0 <= max_degree <= LONG_ROW:
-            none = torch.empty(0, dtype=torch.int32, device=indptr.device)
+            none = _none(indptr, torch.int32)
             return cls(none, none, none)
         most_hubs = num_edges // LONG_ROW
         most_slices = num_edges // SLICE + most_hubs
@@ -70,6 +71,12 @@ class _Slices(NamedTuple):
     def capacity(self) -> int:
         """Slices at most."""
         return self.slices.numel() // 2
+
+    def make_partials(self, width: int, dtype: torch.dtype) -> Tensor:
+        """Room for a row of each slice."""
+        if self.capacity == 0:
+            return _none(self.slices, dtype)
+        return torch.empty(self.capacity * width, dtype=dtype, device=self.slices.device)
 
     def grid_of_hubs(self) -> int:
         """Blocks of a grid whose warps share out the long rows."""
@@ -86,10 +93,25 @@ def _grid(groups: int, lane_bits: int) -> int:
     return min(3 if SIMULATED else 2**31 - 1, max(1, -(-(groups << lane_bits) // THREADS)))
 
 
+def _share_pieces(num_items: int, pieces: int) -> tuple[int, int]:
+    """(blocks, threads that share a row) of a grid with a thread for each piece of each item."""
+    tiles = -(-pieces // THREADS)
+    lanes = -(-pieces // tiles)
+    return max(1, -(-(num_items * tiles) // (THREADS // lanes))), lanes
+
+
+def _none(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """An empty tensor; made once, as it takes as long as a launch."""
+    key = like.device, dtype
+    if key not in _NONE:
+        _NONE[key] = torch.empty(0, dtype=dtype, device=like.device)
+    return _NONE[key]
+
+
 def _plain(tensor: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
     """The tensor flat and contiguous in `dtype`; an empty one for None."""
     if tensor is None:
-        return torch.empty(0, dtype=dtype, device=like.device)
+        return _none(like, dtype)
     return tensor.detach().to(dtype).reshape(-1)
 
 
@@ -122,17 +144,15 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
     indptr, x = indptr.contiguous(), x.detach().contiguous()
     slices = _Slices.of(indptr, num_edges, num_targets, max_degree)
     shares = _plain(weight, x, work)
-    partials = torch.empty(slices.capacity * width, dtype=work, device=x.device)
+    partials = slices.make_partials(width, work)
     if _is_wide(x, width // heads, max(x.shape[0], num_edges)):
         # Sums of slices are fp32, and so is then the output for a while.
         out = torch.empty(num_targets, width, dtype=work if slices.capacity else x.dtype, device=x.device)
         pieces = width * x.element_size() // _PIECE
-        lane_bits = _lane_bits(pieces)
-        groups = (num_targets + slices.capacity) * -(-pieces // (1 << lane_bits))
-        run_gpu(kernels.sum_wide_rows_gpu, _grid(groups, lane_bits), x.data_ptr(), indptr, row.data_ptr(),
-                row.element_size(), shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean),
-                _WIDE_KINDS[x.dtype], _WIDE_KINDS[out.dtype], slices.slices, slices.counts, partials.data_ptr(),
-                out.data_ptr())  # fmt: skip
+        grid, lanes = _share_pieces(num_targets + slices.capacity, pieces)
+        run_gpu(kernels.sum_wide_rows_gpu, grid, x.data_ptr(), indptr, row.data_ptr(), row.element_size(),
+                shares.data_ptr(), num_edges, num_targets, pieces, heads, lanes, int(mean), _WIDE_KINDS[x.dtype],
+                _WIDE_KINDS[out.dtype], slices.slices, slices.counts, partials.data_ptr(), out.data_ptr())  # fmt: skip
     else:
         out = torch.empty(num_targets, width, dtype=work, device=x.device)
         lane_bits = _lane_bits(width)
@@ -158,11 +178,10 @@ def spread_rows(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weigh
     if _is_wide(grad, width // heads, max(num_rows, num_edges)):
         slices = _Slices.of(indptr, num_edges, num_targets, max_degree)
         pieces = width * grad.element_size() // _PIECE
-        lane_bits = _lane_bits(pieces)
-        groups = (num_targets + slices.capacity) * -(-pieces // (1 << lane_bits))
-        run_gpu(kernels.spread_wide_rows_gpu, _grid(groups, lane_bits), grad.data_ptr(), indptr, row.data_ptr(),
-                row.element_size(), shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean),
-                _WIDE_KINDS[grad.dtype], slices.slices, slices.counts, out.data_ptr())  # fmt: skip
+        grid, lanes = _share_pieces(num_targets + slices.capacity, pieces)
+        run_gpu(kernels.spread_wide_rows_gpu, grid, grad.data_ptr(), indptr, row.data_ptr(), row.element_size(),
+                shares.data_ptr(), num_edges, num_targets, pieces, heads, lanes, int(mean), _WIDE_KINDS[grad.dtype],
+                slices.slices, slices.counts, out.data_ptr())  # fmt: skip
     else:
         lane_bits = _lane_bits(width)
         run_gpu(kernels.spread_rows_gpu, _grid(num_edges, lane_bits), _plain(grad, grad, work), indptr, row,
@@ -204,8 +223,7 @@ def extreme_rows(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int
     if runs_on_gpu(x):
         indptr = indptr.contiguous()
         slices = _Slices.of(indptr, num_edges, num_targets, max_degree)
-        partials = torch.empty(slices.capacity * width, dtype=work, device=x.device)
-        partial_winner = torch.empty(slices.capacity * width, dtype=torch.int32, device=x.device)
+        partials, partial_winner = slices.make_partials(width, work), slices.make_partials(width, torch.int32)
         lane_bits = _lane_bits(width)
         run_gpu(extreme.extreme_rows_gpu, _grid(num_targets + slices.capacity, lane_bits), items, indptr, row,
                 num_edges, num_targets, width, lane_bits, sign, slices.slices, slices.counts, partials, partial_winner,

@@ -1,0 +1,101 @@
+"""Models that an unedited program makes are accelerated, unless it is told otherwise."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch_geometric
+from torch_geometric.nn import GCN, GraphSAGE, SAGEConv, to_hetero
+
+import pyg_direct
+from pyg_direct.nn.trimmed import is_accelerated
+from tests.batches import make_data
+
+PROGRAM = """
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.nn import GraphSAGE
+
+data = Data(x=torch.randn(30, 16), edge_index=torch.randint(30, (2, 200)))
+model = GraphSAGE(16, 16, 2, 4)
+with torch.profiler.profile() as profile:
+    for batch in NeighborLoader(data, [4, 3], batch_size=10):
+        model(batch.x, batch.edge_index)
+print(sum(event.count for event in profile.key_averages() if event.key == "pyg_direct::sum_rows"))
+"""
+
+
+@pytest.fixture
+def _installed():
+    pyg_direct.install(device="cpu")
+    yield
+    pyg_direct.uninstall()
+
+
+@pytest.mark.usefixtures("_installed")
+def test_convolutions_and_models_are_accelerated_as_they_are_made():
+    class Named(SAGEConv):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.last = torch.nn.Linear(2, 2)
+
+    models = [SAGEConv(8, 4), Named(8, 4), *GraphSAGE(8, 8, 2).convs, *GCN(8, 8, 2).convs]
+
+    assert all(is_accelerated(model) for model in models)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_results_are_those_of_pyg():
+    data = make_data()
+    data.x = torch.rand(data.num_nodes, 16)
+    model = GraphSAGE(16, 16, 2, 4)
+    batch = next(iter(torch_geometric.loader.NeighborLoader(data, [3, 2], batch_size=9)))
+    trims = {"num_sampled_nodes_per_hop": batch.num_sampled_nodes, "num_sampled_edges_per_hop": batch.num_sampled_edges}
+
+    with torch.profiler.profile() as profile:
+        got = model(batch.x, batch.edge_index, **trims)
+
+    pyg_direct.uninstall()
+    plain = GraphSAGE(16, 16, 2, 4)
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(got, plain(batch.x, batch.edge_index, **trims), rtol=1e-4, atol=1e-5)
+    assert any(event.key == "pyg_direct::sum_rows" for event in profile.key_averages())
+    assert not any(is_accelerated(conv) for conv in plain.convs)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_classes_look_as_before():
+    expected = inspect.signature(SAGEConv), SAGEConv.__init__.__doc__, repr(SAGEConv(2, 3))
+
+    pyg_direct.uninstall()
+
+    assert (inspect.signature(SAGEConv), SAGEConv.__init__.__doc__, repr(SAGEConv(2, 3))) == expected
+
+
+@pytest.mark.usefixtures("_installed")
+def test_models_of_types_keep_accelerated_convolutions():
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = SAGEConv((-1, -1), 4)
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index)
+
+    model = to_hetero(Layers(), (["a", "b"], [("a", "to", "b"), ("b", "to", "a")]))
+
+    assert all(is_accelerated(conv) for conv in model.modules() if isinstance(conv, SAGEConv))
+
+
+@pytest.mark.parametrize(("options", "calls"), [([], "6"), (["--no-accelerate"], "0")])
+def test_a_program_has_a_switch(tmp_path, options, calls):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    command = [sys.executable, "-m", "pyg_direct", "run", "--device", "cpu", *options, str(path)]
+
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert done.stdout == f"{calls}\n", done.stderr
