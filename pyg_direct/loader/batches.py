@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
+from pyg_direct.errors import IdError
 from pyg_direct.loader.ranks import Share
 from pyg_direct.ops.draw import permute
 from pyg_direct.sampling.key import shuffle_key
@@ -26,11 +27,12 @@ def can_share(loader: DataLoader[Any]) -> bool:
     batching, sampler = loader.batch_sampler, loader.sampler
     if type(batching) is not BatchSampler or batching.sampler is not sampler:
         return False
+    count = len(loader.dataset)  # type: ignore[arg-type]
+    if type(sampler) not in (SequentialSampler, RandomSampler) or len(sampler.data_source) != count:
+        # A sampler of the user's may be one over some of the input nodes.
+        return False
     return type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler
-        and not sampler.replacement
-        and sampler.generator is None
-        and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+        not sampler.replacement and sampler.generator is None and sampler.num_samples == count
     )
 
 
@@ -73,5 +75,14 @@ def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, 
     for number, positions in enumerate(source):
         if number >= first:
             chosen = torch.as_tensor(positions, dtype=torch.int64).reshape(-1)
-            # Not by brackets, which wake torch's threads for a few thousand items.
-            yield number * stride + offset, Seeds(chosen, nodes.index_select(0, chosen))
+            yield number * stride + offset, Seeds(chosen, _pick(nodes, chosen))
+
+
+def _pick(nodes: Tensor, positions: Tensor) -> Tensor:
+    try:
+        # Not by brackets, which wake torch's threads for a few thousand items.
+        return nodes.index_select(0, positions)
+    except IndexError as error:
+        low, high = (int(v) for v in torch.aminmax(positions))
+        raise IdError(f"the sampler must give positions of input nodes, in [0, {nodes.numel()}), got "
+                      f"{low if low < 0 else high}") from error  # fmt: skip

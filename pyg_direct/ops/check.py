@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,12 +33,14 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
 
 
 def check_fanouts(name: str, fanouts: Sequence[int]) -> list[int]:
-    """Fanouts per hop: integers, each at least -1 (which takes all neighbors)."""
+    """Fanouts per hop: integers of Python or NumPy, each at least -1 (which takes all neighbors)."""
+    if isinstance(fanouts, np.ndarray) and fanouts.ndim == 1:
+        fanouts = fanouts.tolist()
     if isinstance(fanouts, (str, bytes)) or not isinstance(fanouts, Sequence):
         raise ArgumentTypeError(f"{name} must be a list of integers, got {fanouts!r}")
     checked = []
     for fanout in fanouts:
-        if isinstance(fanout, bool) or not isinstance(fanout, int):
+        if isinstance(fanout, bool) or not isinstance(fanout, (int, np.integer)):
             raise ArgumentTypeError(f"{name} must hold integers, got {fanout!r}")
         if fanout < -1:
             raise ArgumentError(f"{name} must hold values of at least -1, got {fanout}")

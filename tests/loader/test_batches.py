@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from pyg_direct import NeighborLoader
+from pyg_direct.errors import IdError
 from tests.batches import assert_equal_batches, check_contract, make_data
 from tests.graphs import GRAPHS
 
@@ -153,10 +154,10 @@ def test_a_generator_of_the_user_shuffles(real_device):
 
 @pytest.mark.parametrize(
     "make_sampler",
-    [lambda data: SequentialSampler(data), lambda data: range(60, 4, -1),
+    [lambda data: SequentialSampler(data), lambda data: SequentialSampler(data[:21]), lambda data: range(60, 4, -1),
      lambda data: RandomSampler(data, replacement=True, num_samples=33, generator=torch.Generator().manual_seed(1)),
      lambda data: SubsetRandomSampler([5, 50, 7], generator=torch.Generator().manual_seed(1))],
-    ids=["sequential", "list", "replacement", "subset"],
+    ids=["sequential", "first ones", "list", "replacement", "subset"],
 )  # fmt: skip
 def test_a_sampler_of_the_user_chooses_the_seeds(real_device, make_sampler):
     expected = list(make_sampler(range(70)))
@@ -165,6 +166,14 @@ def test_a_sampler_of_the_user_chooses_the_seeds(real_device, make_sampler):
 
     assert flat(seeds_of(batches)) == expected
     assert [batch.batch_size for batch in batches] == [len(part) for part in torch.tensor(expected).split(16)]
+
+
+@pytest.mark.parametrize(("positions", "wrong"), [([3, 70], 70), ([3, -1], -1)])
+def test_positions_that_are_none_are_named(real_device, positions, wrong):
+    loader = make_loader(real_device, sampler=positions)
+
+    with pytest.raises(IdError, match=rf"the sampler must give positions of input nodes, in \[0, 70\), got {wrong}"):
+        list(loader)
 
 
 def test_a_batch_sampler_of_the_user_chooses_the_batches(real_device):

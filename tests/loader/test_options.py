@@ -16,10 +16,11 @@ WORKER_OPTIONS = {"num_workers": 4, "persistent_workers": True, "prefetch_factor
                   "worker_init_fn": print, "timeout": 30}  # fmt: skip
 
 
-def test_fanouts_may_come_as_pyg_keeps_them():
+@pytest.mark.parametrize("num_neighbors", [NumNeighbors([2, 1]), np.array([2, 1]), [np.int64(2), 1]], ids=repr)
+def test_fanouts_may_come_as_pyg_and_numpy_keep_them(num_neighbors):
     data = make_data()
 
-    (batch,) = NeighborLoader(data, NumNeighbors([2, 1]), [5, 9], batch_size=9, seed=1, device="cpu")
+    (batch,) = NeighborLoader(data, num_neighbors, [5, 9], batch_size=9, seed=1, device="cpu")
 
     assert_equal_batches(batch, next(iter(NeighborLoader(data, [2, 1], [5, 9], batch_size=9, seed=1, device="cpu"))))
 
@@ -128,6 +129,7 @@ class TestWorkers:
         ({"feature_cache": 0.5}, ArgumentTypeError, "feature_cache must be a number of bytes"),
         ({"num_neighbors": 5}, ArgumentTypeError, "num_neighbors must be a list of integers, got 5"),
         ({"num_neighbors": "15"}, ArgumentTypeError, "num_neighbors must be a list of integers"),
+        ({"num_neighbors": np.array([2.0])}, ArgumentTypeError, "num_neighbors must hold integers, got 2.0"),
         ({"num_neighbors": [2.5]}, ArgumentTypeError, "num_neighbors must hold integers, got 2.5"),
         ({"num_neighbors": [True]}, ArgumentTypeError, "num_neighbors must hold integers, got True"),
         ({"num_neighbors": [3, -2]}, ArgumentError, "num_neighbors must hold values of at least -1, got -2"),
