@@ -199,9 +199,14 @@ def _read_safetensors(file: BinaryIO, path: Path, name: str | None, size: int) -
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A tensor or an array, which may be a memory map, as a tensor over the same bytes."""
+    """A tensor or an array, which may be a memory map, as a tensor over the same bytes.
+
+    Arrays that run backwards are copied, as torch has no such strides.
+    """
     if isinstance(value, Tensor):
         return value
+    if min(value.strides, default=0) < 0:
+        value = value.copy()
     with warnings.catch_warnings():
         # A read-only memory map is only read.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.placed import place_array
-from pyg_direct.graph.relation import LINKS, NODES, EdgeType, Relation, read_relation
+from pyg_direct.graph.relation import LINKS, NODES, EdgeType, Relation, name_part, read_relation
 from pyg_direct.ops.general import Rows, sum_weights
 from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.memory import Block
@@ -104,7 +104,7 @@ class HeteroTopo:
         edge_times = self._check_parts("edge_time", edge_time, self.edge_types)
         weights = self._check_parts("edge_weight", edge_weight, self.edge_types)
         for kind, time in times.items():
-            _check_time(f"node_time[{kind!r}]", time, self.num_nodes[kind])
+            _check_time(name_part("node_time", kind), time, self.num_nodes[kind])
         relations = []
         for edge_type, value in edges.items():
             for end in (0, 2):
@@ -136,7 +136,7 @@ class HeteroTopo:
             if kind not in known:
                 raise ArgumentError(f"{name} must name known types, got {kind!r} of {known}")
             if not isinstance(part, Tensor):
-                raise ArgumentTypeError(f"{name}[{kind!r}] must be a tensor, got {type(part).__name__}")
+                raise ArgumentTypeError(f"{name_part(name, kind)} must be a tensor, got {type(part).__name__}")
         return dict(parts)
 
     def _join(self, relations: list[Relation], times: dict[str, Tensor]) -> None:

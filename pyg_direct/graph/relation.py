@@ -19,6 +19,11 @@ NODES = "nodes"
 LINKS = (NODES, "to", NODES)
 
 
+def name_part(part: str, kind: str | EdgeType) -> str:
+    """What messages call the part of a type or a relation; a graph without names has one of each."""
+    return part if kind in (NODES, LINKS) else f"{part}[{kind!r}]"
+
+
 @dataclass
 class Relation:
     """Rows of a relation; ids are those within the types.
@@ -45,7 +50,7 @@ class Relation:
         if edge_time is not None:
             time = self._by_position("edge_time", edge_time)
             if time.is_floating_point() or time.is_complex() or time.dtype == torch.bool:
-                raise ArgumentTypeError(f"edge_time[{self.edge_type}] must hold integers, got {time.dtype}")
+                raise ArgumentTypeError(f"{self._name('edge_time')} must hold integers, got {time.dtype}")
             self.time = time.long()
         times = self.time
         if times is None and source_time is not None:
@@ -56,10 +61,15 @@ class Relation:
         if weight is not None:
             self.weight = self._check_weight(self._by_position("edge_weight", weight))
 
+    def _name(self, part: str) -> str:
+        return name_part(part, self.edge_type)
+
     def _by_position(self, name: str, values: Tensor) -> Tensor:
+        if values.dim() == 2 and values.shape[1] == 1:
+            values = values[:, 0]
         if values.shape != self.indices.shape:
             raise ArgumentError(
-                f"{name}[{self.edge_type}] must have shape {tuple(self.indices.shape)}, got {tuple(values.shape)}"
+                f"{self._name(name)} must have shape {tuple(self.indices.shape)}, got {tuple(values.shape)}"
             )
         values = values.to(self.indices.device)
         return values if self.edge_ids is None else values[self.edge_ids.long()]
@@ -69,7 +79,7 @@ class Relation:
         wrong = ~((weight >= 0) & (weight < float("inf")))
         if bool(wrong.any()):
             value = float(weight[wrong][0])
-            raise ArgumentError(f"edge_weight[{self.edge_type}] must be finite and not negative, got {value}")
+            raise ArgumentError(f"{self._name('edge_weight')} must be finite and not negative, got {value}")
         return weight
 
     def _sort(self, times: Tensor, is_sorted: bool) -> None:
@@ -79,7 +89,8 @@ class Relation:
             return
         if is_sorted:
             row = int(rows[1:][wrong][0])
-            raise ArgumentError(f"is_sorted=True needs rows sorted by time, but row {row} of {self.edge_type} is not")
+            name = self._name("edges")
+            raise ArgumentError(f"is_sorted=True needs rows sorted by time, but row {row} of {name} is not")
         # Stable twice: by row, then by time, then in the order given.
         order = times.sort(stable=True).indices
         order = order[rows[order].sort(stable=True).indices]
@@ -104,7 +115,7 @@ class Relation:
 
 def read_relation(edge_type: EdgeType, edges: Any, num_rows: int, num_columns: int, direction: str) -> Relation:
     """The rows of what was given for a relation: an edge list, a `CSRTopo`, or (indptr, indices, edge ids)."""
-    name = f"edges[{edge_type}]"
+    name = name_part("edges", edge_type)
     if isinstance(edges, Tensor):
         if edges.dim() != 2 or edges.shape[0] != 2:
             raise ArgumentError(f"{name} must have shape [2, E], got {tuple(edges.shape)}")

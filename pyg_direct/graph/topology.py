@@ -86,7 +86,7 @@ class CSRTopo:
             raise ArgumentError(f"num_nodes must be an integer of at least 0, got {num_nodes!r}")
         source, target = edge_index[0], edge_index[1]
         rows, columns = (target, source) if direction == "in" else (source, target)
-        self._indptr, self._indices, self._eid = compress(rows, columns, num_nodes)
+        self._indptr, self._indices, self._eid = compress(rows, columns, num_nodes, name="edge_index")
 
     def _narrow(self, indices: Tensor) -> Tensor:
         return indices.to(torch.int32) if self._indptr.numel() - 1 < 2**31 else indices

@@ -28,12 +28,11 @@ def can_share(loader: DataLoader[Any]) -> bool:
     if type(batching) is not BatchSampler or batching.sampler is not sampler:
         return False
     count = len(loader.dataset)  # type: ignore[arg-type]
-    if type(sampler) not in (SequentialSampler, RandomSampler) or len(sampler.data_source) != count:
-        # A sampler of the user's may be one over some of the input nodes.
-        return False
-    return type(sampler) is SequentialSampler or (
-        not sampler.replacement and sampler.generator is None and sampler.num_samples == count
-    )
+    # One of the user's may be over some of the input nodes.
+    if type(sampler) is SequentialSampler:
+        return len(sampler.data_source) == count
+    return type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None \
+        and len(sampler.data_source) == sampler.num_samples == count  # fmt: skip
 
 
 def order_of_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> Tensor | None:

@@ -131,15 +131,12 @@ def _read_data(data: Data, time_attr: str | None, weight_attr: str | None) -> Pa
 
 
 def _read_hetero(data: HeteroData, time_attr: str | None, weight_attr: str | None) -> Parts:
-    num_nodes = {}
-    for kind, store in data.node_items():
-        if store.num_nodes is None:
-            raise ArgumentError(f"data must know the number of {kind!r} nodes; set data[{kind!r}].num_nodes")
-        num_nodes[kind] = int(store.num_nodes)
     edges = {}
     for edge_type, store in data.edge_items():
         if "edge_index" in store or "adj_t" in store:
             edges[edge_type] = store["edge_index"] if "edge_index" in store else store["adj_t"]
+    num_nodes = {kind: int(_count_met(kind, edges) if store.num_nodes is None else store.num_nodes)
+                 for kind, store in data.node_items()}  # fmt: skip
     parts = Parts(num_nodes, edges)
     if time_attr is not None:
         node_time = {kind: store[time_attr] for kind, store in data.node_items() if time_attr in store}
@@ -154,6 +151,21 @@ def _read_hetero(data: HeteroData, time_attr: str | None, weight_attr: str | Non
         if not parts.edge_weight:
             raise ArgumentError(f"weight_attr must name an attribute of edges, got {weight_attr!r}")
     return parts
+
+
+def _count_met(kind: str, edges: Mapping[EdgeType, Any]) -> int:
+    """Nodes of a type that does not say how many it has, from its edges, as PyG guesses."""
+    counts = [0]
+    for edge_type, value in edges.items():
+        for end in (0, 2):
+            if edge_type[end] != kind:
+                continue
+            if not isinstance(value, Tensor) or value.layout != torch.strided:
+                sizes = value.sparse_sizes() if isinstance(value, SparseTensor) else value.shape
+                counts.append(int(sizes[1 - end // 2]))
+            elif value.numel():
+                counts.append(int(value[end // 2].max()) + 1)
+    return max(counts)
 
 
 def _read_edges(edges: Any, form: str) -> Any:

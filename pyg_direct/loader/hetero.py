@@ -17,7 +17,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.rowfile import as_tensor
 from pyg_direct.graph.hetero import HeteroTopo
-from pyg_direct.loader.pyg import PlacedRows
+from pyg_direct.loader.pyg import PlacedRows, has_rows
 
 # Slices an attribute for the rows of a type that a batch takes.
 Slicer = Callable[[Any, Tensor], Any]
@@ -86,9 +86,11 @@ class HeteroAttributes(PlacedRows):
                 self._others[kind, key] = lambda value, ids: value[ids.to(value.device)].to(self._device)
             elif not isinstance(value, (Tensor, np.ndarray)):
                 self._others[kind, key] = lambda value, ids: [value[i] for i in ids.tolist()]
-            elif (dim := data.__cat_dim__(key, value, store)) in (0, -value.ndim):
-                placed.append(key)
             else:
+                dim = data.__cat_dim__(key, value, store)
+                if has_rows(f"data[{kind!r}].{key}", value) and dim in (0, -value.ndim):
+                    placed.append(key)
+                    continue
                 self._others[kind, key] = lambda value, ids, dim=dim: (
                     as_tensor(value).index_select(dim, ids.to(as_tensor(value).device)).to(self._device)
                 )  # type: ignore[misc]

@@ -225,7 +225,10 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
 
 def _check_links_shape(links: Any) -> Tensor:
     if not isinstance(links, Tensor):
-        links = torch.as_tensor(links)
+        try:
+            links = torch.as_tensor(links)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ArgumentTypeError(f"edge_label_index must be links [2, L] or None, got {links!r}") from error
     if links.dim() != 2 or links.shape[0] != 2:
         raise ArgumentError(f"edge_label_index must have shape [2, L], got {list(links.shape)}")
     return links  # type: ignore[no-any-return]

@@ -118,7 +118,11 @@ def _read_seeds(data: Any, input_nodes: Any) -> tuple[Any, int | None]:
     if is_typed and kind not in data.node_types:
         raise ArgumentError(f"input_nodes must name a known node type, got {kind!r} of {data.node_types}")
     nodes = read_input_nodes(input_nodes[1]) if has_type else None if isinstance(kind, str) else read_input_nodes(kind)
-    count = _count_seeds(nodes, data[kind].num_nodes if is_typed else None)
+    num_nodes = data[kind].num_nodes if is_typed else None
+    if is_typed and nodes is None and num_nodes is None:
+        raise ArgumentError(f"data must know the number of {kind!r} nodes to take all as seeds; set "
+                            f"data[{kind!r}].num_nodes")  # fmt: skip
+    count = _count_seeds(nodes, num_nodes)
     # PyG's loader does not find the size of a type in stores for (type, None).
     return nodes if not isinstance(kind, str) else kind if nodes is None else (kind, nodes), count
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.typing import TensorFrame
 
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.rowfile import as_tensor
@@ -38,7 +38,7 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
     """The topology of a graph; loaders over the same edges share one."""
     edges = data.adj_t if "edge_index" not in data and "adj_t" in data else data.edge_index
     if edges is None:
-        raise ArgumentError("data must hold edge_index or adj_t, got neither")
+        return CSRTopo(torch.empty(2, 0, dtype=torch.int64), num_nodes=int(data.num_nodes))
     key = (id(edges), getattr(edges, "_version", 0), int(data.num_nodes), device)
     known = _TOPOLOGIES.get(key)
     if known is not None and known[0]() is edges and known[1]() is not None:
@@ -46,6 +46,9 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
     if isinstance(edges, Tensor) and edges.layout == torch.strided:
         topology = _compress(edges, int(data.num_nodes), device)
     else:
+        if isinstance(edges, Tensor) and edges.layout == torch.sparse_csc:
+            # Its compressed dimension would be the sources.
+            raise ArgumentError("data.adj_t must be compressed by row; call to_sparse_csr() on this CSC tensor")
         topology = CSRTopo(edges)
         if topology.node_count != data.num_nodes:
             raise ArgumentError(
@@ -232,7 +235,7 @@ class Attributes(PlacedRows):
                     self._others[key] = lambda value, sample: [value[i] for i in sample.n_id.tolist()]
                 continue
             dim = data.__cat_dim__(key, value, store)
-            if dim in (0, -value.ndim):
+            if has_rows(f"data.{key}", value) and dim in (0, -value.ndim):
                 kinds[key] = kind
             else:
                 self._others[key] = partial(_slice_along, dim, kind, self._device)
@@ -270,6 +273,23 @@ class Attributes(PlacedRows):
         store["input_id"] = input_id
         store["batch_size"] = input_id.numel()
         return out
+
+
+def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
+    """Whether rows lie in memory one after another; a sparse tensor of coordinates is left to torch.
+
+    Raises:
+        ArgumentTypeError: an array that torch does not know, or another sparse layout.
+    """
+    if isinstance(value, Tensor):
+        if value.layout not in (torch.strided, torch.sparse_coo):
+            raise ArgumentTypeError(f"{name} must be dense or of layout torch.sparse_coo, got {value.layout}")
+        return value.layout == torch.strided
+    try:
+        as_tensor(value[:0])
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"{name} must have a dtype that torch knows, got {value.dtype}") from error
+    return True
 
 
 def _count_bytes(value: Any) -> int:

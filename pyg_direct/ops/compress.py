@@ -27,25 +27,26 @@ class Compressed(NamedTuple):
     edge_ids: Tensor
 
 
-def compress(rows: Tensor, columns: Tensor, num_nodes: int) -> Compressed:
+def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None = None) -> Compressed:
     """Group edges by row; stable, keeping parallel edges, self loops, and rows without edges.
 
     Args:
         rows, columns: int32 or int64 `[E]` on one device, values in [0, num_nodes).
         num_nodes: N.
+        name: What the user calls the list that both are of.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
-    for name, ids in (("rows", rows), ("columns", columns)):
+    for part, ids in ((name or "rows", rows), (name or "columns", columns)):
         if ids.dtype not in INDEX_DTYPES:
-            raise ArgumentTypeError(f"{name} must have dtype int64 or int32, got {ids.dtype}")
+            raise ArgumentTypeError(f"{part} must have dtype int64 or int32, got {ids.dtype}")
         if ids.dim() != 1 or ids.shape != rows.shape:
-            raise ArgumentError(f"{name} must have shape [E] = {tuple(rows.shape)}, got {tuple(ids.shape)}")
+            raise ArgumentError(f"{part} must have shape [E] = {tuple(rows.shape)}, got {tuple(ids.shape)}")
         if ids.numel() > 0:
             low, high = (int(v) for v in torch.aminmax(ids))
             if low < 0 or high >= num_nodes:
-                raise IdError(f"{name} must lie in [0, {num_nodes}) (num_nodes), got {low if low < 0 else high}")
+                raise IdError(f"{part} must lie in [0, {num_nodes}) (num_nodes), got {low if low < 0 else high}")
     if rows.device != columns.device:
         raise ArgumentError(f"columns must be on the device of rows ({rows.device}), got {columns.device}")
     node_dtype = torch.int32 if num_nodes < 2**31 else torch.int64

@@ -116,11 +116,14 @@ def _read_times(topology: PlacedHetero, given: dict[str, Tensor],
             times.append(time.to(device).long())
         return torch.cat(times) if times else torch.empty(0, dtype=torch.int64, device=device)
     if not topo.timed_types:
-        raise ArgumentError("seed_time must be given for a graph whose edges have times, got None")
+        raise ArgumentError(
+            "seed_time (a loader's input_time) must be given for a graph whose edges have times, got None"
+        )
     starts = dict(zip(topo.node_types, topo.type_starts.tolist(), strict=False))
     times = []
     for kind, ids in given.items():
         if kind not in topo.timed_types:
-            raise ArgumentError(f"seed_time must be given for seeds without times of their own, got None for {kind!r}")
+            raise ArgumentError("seed_time (a loader's input_time) must be given for seeds without times of their "
+                                f"own, got None for {kind!r}")  # fmt: skip
         times.append(topology.rows.node_time[ids.to(device).long() + starts[kind]])
     return torch.cat(times) if times else torch.empty(0, dtype=torch.int64, device=device)

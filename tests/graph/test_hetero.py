@@ -136,3 +136,20 @@ def test_topology_can_be_sent():
     assert repr(copy) == repr(topo) == "HeteroTopo(4 types, 69 nodes, 5 relations, 480 edges)"
     for ours, theirs in zip(copy.place(device="cpu").rows, topo.place(device="cpu").rows, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_weights_may_stand_in_a_column():
+    edges, weights = torch.tensor([[0, 1, 2], [1, 1, 0]]), torch.tensor([3.0, 1.0, 2.0])
+
+    flat, column = (HeteroTopo(3, edges, edge_weight=w) for w in (weights, weights.view(-1, 1)))
+
+    assert column.edge_weight.tolist() == flat.edge_weight.tolist() == [2.0, 3.0, 1.0]
+
+
+def test_messages_about_a_graph_without_types_have_no_names_of_types():
+    edges = torch.tensor([[0, 1], [1, 0]])
+
+    with pytest.raises(ArgumentError, match=r"^edge_weight must have shape \(2,\), got \(3,\)"):
+        HeteroTopo(2, edges, edge_weight=torch.ones(3))
+    with pytest.raises(ArgumentError, match=r"^node_time must have shape \(2,\), got \(3,\)"):
+        HeteroTopo(2, edges, node_time=torch.arange(3))

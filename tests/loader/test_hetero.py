@@ -305,11 +305,38 @@ def test_bad_arguments_are_named(options, error, words):
         NeighborLoader(**arguments)
 
 
-@pytest.mark.filterwarnings("ignore:Unable to accurately infer")
-def test_a_type_of_unknown_size_is_named():
+def make_unsized():
+    """Papers of unknown number, the highest met being 6."""
     data = HeteroData()
+    data["author"].x = torch.zeros(3, 2)
     data["paper"].name = "nothing"
-    data["paper", "paper"].edge_index = torch.zeros(2, 0, dtype=torch.int64)
+    data["author", "paper"].edge_index = torch.tensor([[0, 1, 2], [4, 6, 6]])
+    data["paper", "author"].edge_index = torch.tensor([[5], [0]])
+    return data
 
-    with pytest.raises(ArgumentError, match="data must know the number of 'paper' nodes"):
-        NeighborLoader(data, [2], "paper", device="cpu")
+
+@pytest.mark.filterwarnings("ignore:Unable to accurately infer")
+def test_a_type_of_unknown_size_has_the_nodes_that_edges_meet():
+    loader = NeighborLoader(make_unsized(), [-1], ("paper", torch.tensor([6, 0])), batch_size=2, device="cpu")
+
+    (batch,) = loader
+
+    assert batch["paper"].n_id.tolist() == [6, 0]
+    assert batch["author"].n_id.tolist() == [1, 2]
+    assert loader.node_sampler.num_nodes == {"author": 3, "paper": 7}
+
+
+@pytest.mark.filterwarnings("ignore:Unable to accurately infer")
+def test_a_type_of_unknown_size_is_named_where_all_are_meant():
+    with pytest.raises(ArgumentError, match=r"data must know the number of 'paper' nodes .*data\['paper'\].num_nodes"):
+        NeighborLoader(make_unsized(), [2], "paper", device="cpu")
+
+
+def test_sparse_rows_follow_the_nodes(real_device):
+    data = make_hetero()
+    data["paper"].words = torch.eye(40).to_sparse()
+
+    (batch,) = NeighborLoader(data, [3], SEEDS, batch_size=4, device=real_device)
+
+    assert batch["paper"].words.layout == torch.sparse_coo
+    assert torch.equal(batch["paper"].words.to_dense().argmax(1), batch["paper"].n_id)

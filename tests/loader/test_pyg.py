@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct import NeighborLoader
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.loader import pyg
 from tests.batches import assert_equal_batches, check_contract, make_data
 from tests.graphs import make_random_graph
@@ -29,6 +29,7 @@ ARRAYS = {
     "float64": lambda n: np.arange(n * 3, dtype=np.float64).reshape(n, 3),
     "mask": lambda n: np.arange(n) % 3 == 0,
     "int16": lambda n: np.arange(n, dtype=np.int16),
+    "backwards": lambda n: np.arange(n * 3.0).reshape(n, 3)[::-1, ::-1],
     "Fortran order": lambda n: np.asfortranarray(np.arange(n * 3.0).reshape(n, 3)),
 }
 
@@ -66,8 +67,27 @@ def test_numpy_arrays_become_tensors(real_device, name):
 
     batch = load_one(data, real_device).cpu()
 
-    assert torch.equal(batch.extra, torch.from_numpy(data.extra[batch.n_id.numpy()]))
-    assert torch.equal(batch.edge_extra, torch.from_numpy(data.edge_extra[batch.e_id.numpy()]))
+    assert torch.equal(batch.extra, torch.tensor(data.extra[batch.n_id.numpy()]))
+    assert torch.equal(batch.edge_extra, torch.tensor(data.edge_extra[batch.e_id.numpy()]))
+
+
+def test_sparse_rows_follow_the_nodes(real_device):
+    data = make_data(words=torch.eye(70).to_sparse())
+
+    batch = load_one(data, real_device)
+
+    assert (batch.words.layout, batch.words.device.type) == (torch.sparse_coo, real_device.type)
+    assert torch.equal(batch.words.to_dense().argmax(1), batch.n_id)
+
+
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}], ids=repr)
+def test_a_graph_without_edges_need_not_list_them(real_device, options):
+    data = Data(x=torch.arange(9.0))
+
+    batch = load_one(data, real_device, seeds=[5, 8], **options)
+
+    assert batch.x.tolist() == [5, 8]
+    assert (batch.num_sampled_nodes, batch.num_sampled_edges) == ([2, 0, 0], [0, 0])
 
 
 def test_memory_mapped_features_are_read_from_their_file(real_device, tmp_path):
@@ -287,8 +307,8 @@ class TestSharing:
     [
         ({"x": torch.zeros(69, 2)}, r"data.x must have a row for each of the 70 nodes, got 69"),
         ({"x": np.zeros((71, 2))}, r"data.x must have a row for each of the 70 nodes, got 71"),
-        ({"edge_index": None}, "data must hold edge_index or adj_t, got neither"),
-        ({"num_nodes": 50, "x": None, "y": None}, r"must lie in \[0, 50\)"),
+        ({"extra": np.array(["a"] * 70)}, "data.extra must have a dtype that torch knows, got <U1"),
+        ({"num_nodes": 50, "x": None, "y": None}, r"edge_index must lie in \[0, 50\)"),
         ({"edge_index": torch.tensor([[0, -1], [1, 1]])}, r"must lie in \[0, 70\).*got -1"),
         ({"edge_index": torch.zeros(3, 4, dtype=torch.int64)}, r"edge_index must have shape \[2, E\]"),
     ],
@@ -298,8 +318,20 @@ def test_data_that_does_not_fit_together_is_refused(real_device, change, words):
     for key, value in change.items():
         data[key] = value
 
-    with pytest.raises(ArgumentError, match=words):
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=words):
         list(NeighborLoader(data, [2], input_nodes=[0], device=real_device))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_layouts_that_cannot_be_read_are_named(real_device):
+    columns, rows = make_data(), make_data()
+    del columns.edge_index
+    columns.adj_t, rows.x = torch.eye(70).to_sparse_csc(), torch.eye(70).to_sparse_csr()
+
+    with pytest.raises(ArgumentError, match=r"data.adj_t must be compressed by row; call to_sparse_csr\(\)"):
+        list(NeighborLoader(columns, [2], device=real_device))
+    with pytest.raises(ArgumentTypeError, match=r"data.x must be dense or of layout torch.sparse_coo, got torch.spa"):
+        list(NeighborLoader(rows, [2], device=real_device))
 
 
 def test_edges_of_another_dtype_are_refused(real_device):

@@ -191,7 +191,7 @@ class TestStoredRows:
         ({"weight_attr": "negative"}, ArgumentError, "finite and not negative, got -1.0"),
         ({"weight_attr": "nan"}, ArgumentError, "finite and not negative, got nan"),
         ({"weight_attr": "time"}, ArgumentError, r"must have shape \(600,\), got \(70,\)"),
-        ({"time_attr": "edge_time"}, ArgumentError, "seed_time must be given for a graph whose edges have times"),
+        ({"time_attr": "edge_time"}, ArgumentError, "must be given for a graph whose edges have times"),
     ],
 )  # fmt: skip
 def test_bad_times_and_weights_are_named(options, error, words):

@@ -301,7 +301,7 @@ def test_unknown_options_are_refused(options, message):
     ({"paper": torch.tensor([0.5])}, None, ArgumentTypeError, "must have dtype int64 or int32"),
     ({"planet": torch.tensor([0])}, None, ArgumentError, "must name known node types"),
     (torch.tensor([0]), None, ArgumentTypeError, "must map node types to tensors"),
-    ({"author": torch.tensor([0])}, None, ArgumentError, "seed_time must be given for seeds without times"),
+    ({"author": torch.tensor([0])}, None, ArgumentError, "must be given for seeds without times"),
     ({"paper": torch.tensor([0])}, {"paper": torch.tensor([0, 1])}, ArgumentError, "seed_time must have shape"),
     ({"paper": torch.tensor([0])}, {"paper": torch.tensor([0.5])}, ArgumentTypeError, "seed_time must hold integers"),
     ({"paper": torch.tensor([0])}, {"author": torch.tensor([0])}, ArgumentError, "seed_time must have the types"),
@@ -316,5 +316,5 @@ def test_bad_seeds_are_refused(seeds, seed_time, error, message):
 def test_times_of_edges_need_times_of_seeds():
     plan = make_plan(make_parts(times="edge"), "cpu", [2], Options())
 
-    with pytest.raises(ArgumentError, match="seed_time must be given for a graph whose edges have times"):
+    with pytest.raises(ArgumentError, match=r"seed_time \(a loader's input_time\) must be given for a graph"):
         plan.sample({"paper": torch.tensor([0])}, KEY)
