@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.runtime.group import has_group
 
 UNEVEN = ("pad", "drop", "keep")
 
@@ -92,8 +93,3 @@ class Ranks:
         on_gpu = dist.get_backend() == "nccl"
         dist.broadcast_object_list(word, src=0, device=device if on_gpu else torch.device("cpu"))
         return word[0]
-
-
-def has_group() -> bool:
-    """Whether this process is in a process group."""
-    return dist.is_available() and dist.is_initialized()

@@ -1,0 +1,97 @@
+"""Objects with shared memory inside, given by one process of a host to the others of a `torch.distributed` group."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import platform
+from collections.abc import Callable, Iterator
+from multiprocessing import process
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from pyg_direct.errors import PygDirectError
+
+T = TypeVar("T")
+
+
+def has_group() -> bool:
+    """Whether this process is in a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def identify_host() -> str:
+    """A word that the processes that can share memory with this one have in common."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    space = Path("/proc/self/ns/pid")
+    return f"{platform.node()} {boot.read_text().strip() if boot.exists() else ''} {os.readlink(space)}"
+
+
+def gather(value: Any) -> list[Any]:
+    """What every process of the group gave, by rank; called by all of them."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
+    """What `make` returns in the first process of each host, in every process of that host; called by all.
+
+    Args:
+        make: Called in the first process with what its host's processes say of themselves, by rank.
+        about: What this process says of itself.
+
+    Raises:
+        PygDirectError: `make` failed in the first process; there, its own error.
+    """
+    hosts = gather((identify_host(), about))
+    here = [rank for rank, (host, _) in enumerate(hosts) if host == hosts[dist.get_rank()][0]]
+    leads = dist.get_rank() == here[0]
+    made: Any = None
+    error: BaseException | None = None
+    letters: dict[int, bytes] = {}
+    if leads:
+        try:
+            made = make([hosts[rank][1] for rank in here])
+            # A letter each, as the descriptors in it can be taken once.
+            letters = {rank: bytes(ForkingPickler.dumps(made)) for rank in here[1:]}
+        except Exception as caught:
+            error = caught
+    said = gather((letters, bytes(process.current_process().authkey), None if error is None else repr(error)))
+    if error is not None:
+        raise error
+    letters, word, failure = said[here[0]]
+    if failure is not None:
+        raise PygDirectError(f"process {here[0]} failed, so that process {dist.get_rank()} gets nothing: {failure}")
+    if not leads:
+        with _know(word):
+            made = pickle.load(io.BytesIO(letters[dist.get_rank()]))
+    # The first one hands descriptors out until all have theirs.
+    wait()
+    return made  # type: ignore[no-any-return]
+
+
+def wait() -> None:
+    """Until all processes of the group are here."""
+    if dist.get_backend() == "nccl":
+        dist.barrier(device_ids=[torch.cuda.current_device()])
+    else:
+        dist.barrier()
+
+
+@contextlib.contextmanager
+def _know(word: bytes) -> Iterator[None]:
+    """Use another process's word at its sockets; processes that torchrun starts have one each."""
+    current = process.current_process()
+    before = current.authkey
+    current.authkey = word
+    try:
+        yield
+    finally:
+        current.authkey = before

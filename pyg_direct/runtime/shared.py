@@ -1,0 +1,154 @@
+"""Host memory that several processes see: it has no name, and is freed when its last user is gone.
+
+Its size is bounded by the memory of the host, not by that of `/dev/shm`, and whatever way processes end, nothing stays
+behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, MemoryLimitError
+from pyg_direct.runtime.device import bind_thread
+from pyg_direct.runtime.driver import call
+from pyg_direct.runtime.memory import Block, fill
+
+_PORTABLE, _MAPPED = 0x01, 0x02
+
+
+class _Map(mmap.mmap):
+    """A mapping with the descriptor it was made of; tensors over it keep it."""
+
+    descriptor: int
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.close(self.descriptor)
+
+
+_KNOWN: weakref.WeakValueDictionary[int, _Map] = weakref.WeakValueDictionary()
+# One object for each, so that what is pickled twice at once is sent once.
+_OBJECTS: weakref.WeakValueDictionary[int, SharedMemory] = weakref.WeakValueDictionary()
+
+
+class SharedMemory:
+    """A piece of host memory, sent to other processes by pickling it for them.
+
+    It can be sent while `spawn` starts a process, and later through queues and pipes of `multiprocessing`. What was
+    pickled can be read once, while the sender lives; what was read stays whole whoever ends.
+
+    Args:
+        num_bytes: Its size.
+        descriptor: A file descriptor of memory that another process made; it is closed in time.
+
+    Raises:
+        MemoryLimitError: the host has no such memory left.
+    """
+
+    def __init__(self, num_bytes: int, descriptor: int | None = None) -> None:
+        if num_bytes < 0:
+            raise ArgumentError(f"num_bytes must be at least 0, got {num_bytes}")
+        if descriptor is None and num_bytes > available_bytes():
+            raise MemoryLimitError(f"num_bytes must fit free host memory, {available_bytes()} bytes, got {num_bytes}")
+        self.num_bytes = num_bytes
+        is_new = descriptor is None
+        descriptor = os.memfd_create("pyg_direct", os.MFD_CLOEXEC) if descriptor is None else descriptor
+        if is_new:
+            os.ftruncate(descriptor, max(num_bytes, 1))
+        self._map = _Map(descriptor, max(num_bytes, 1))
+        self._map.descriptor = descriptor
+        address = self.bytes.data_ptr()
+        _KNOWN[address], _OBJECTS[address] = self._map, self
+
+    @property
+    def bytes(self) -> Tensor:
+        """All of it, uint8 `[num_bytes]`."""
+        return torch.frombuffer(self._map, dtype=torch.uint8)[: self.num_bytes]
+
+    def view(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        """A CPU tensor over the first bytes."""
+        count = torch.Size(shape).numel()
+        if count * dtype.itemsize > self.num_bytes:
+            raise ArgumentError(f"shape must fit the {self.num_bytes} bytes, got {tuple(shape)} of {dtype}")
+        return self.bytes[: count * dtype.itemsize].view(dtype).view(tuple(shape))
+
+    def __reduce__(self) -> Any:
+        return _open_sent, (reduction.DupFd(self._map.descriptor), self.num_bytes)
+
+
+def _open_sent(descriptor: Any, num_bytes: int) -> SharedMemory:
+    return SharedMemory(num_bytes, descriptor.detach())
+
+
+def find_shared(tensor: Tensor) -> SharedMemory | None:
+    """The shared memory that a CPU tensor is a view of the first bytes of, if there is one."""
+    if tensor.is_cuda or not tensor.is_contiguous():
+        return None
+    address = tensor.data_ptr()
+    known = _KNOWN.get(address)
+    if known is None:
+        return None
+    memory = _OBJECTS.get(address)
+    if memory is None:
+        memory = SharedMemory.__new__(SharedMemory)
+        memory._map, memory.num_bytes = known, len(known)
+        _OBJECTS[address] = memory
+    return memory
+
+
+def share(tensor: Tensor, *, what: str = "rows") -> SharedMemory:
+    """Move a CPU tensor's bytes into memory that other processes can see; the tensor becomes a view of it.
+
+    A tensor that is such a view already stays.
+
+    Args:
+        tensor: CPU tensor, contiguous, without gradient; `tensor.data` is replaced.
+        what: Noun for the progress bar.
+    """
+    known = find_shared(tensor)
+    if known is not None:
+        return known
+    if not tensor.is_contiguous() or tensor.is_cuda:
+        raise ArgumentError(
+            f"tensor must be contiguous and on the CPU, got strides {tensor.stride()} on {tensor.device}"
+        )
+    memory = SharedMemory(tensor.numel() * tensor.element_size())
+    target = memory.view(tensor.dtype, tensor.shape)
+    fill(target, tensor, what=what)
+    tensor.data = target
+    return memory
+
+
+def pin(memory: SharedMemory, device: torch.device) -> Block:
+    """Shared memory page-locked for this process, for its GPU to read in place."""
+    assert device.index is not None
+    block = Block("pinned", memory.num_bytes, device)
+    block._keep = memory.bytes
+    if memory.num_bytes > 0:
+        with torch.cuda.device(device):
+            bind_thread(device.index)
+            call("cuMemHostRegister", memory.bytes.data_ptr(), memory.num_bytes, _PORTABLE | _MAPPED)
+        block._address = memory.bytes.data_ptr()
+    return block
+
+
+def available_bytes() -> int:
+    """Host memory that can still be had: of the machine, or of the container's limit where that is less."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    with contextlib.suppress(OSError, ValueError):
+        folder = Path("/sys/fs/cgroup")
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        used = int((folder / "memory.current").read_text()) - int(statistics.get("inactive_file", 0))
+        free = min(free, int((folder / "memory.max").read_text()) - used)
+    return max(0, free)
