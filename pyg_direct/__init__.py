@@ -16,6 +16,7 @@ from pyg_direct.loader.shadow import ShaDowKHopSampler
 from pyg_direct.loader.subgraph import SubGraphLoader
 from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.noedit.install import install, uninstall
+from pyg_direct.runtime.peer import DeviceGroup, init_p2p, p2pCliqueTopo
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
 from pyg_direct.sampling.random_negative import RandomNegativeSampler
 
@@ -25,6 +26,7 @@ __all__ = [
     "Adj",
     "CSRTopo",
     "DeviceConfig",
+    "DeviceGroup",
     "Feature",
     "FeatureStore",
     "GraphSageSampler",
@@ -41,7 +43,9 @@ __all__ = [
     "count_reads",
     "infer",
     "inference_loader",
+    "init_p2p",
     "install",
+    "p2pCliqueTopo",
     "save_rows",
     "uninstall",
 ]

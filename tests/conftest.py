@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     missing = {}
     if not torch.cuda.is_available():
         missing["gpu"] = "needs a CUDA device"
+    elif torch.cuda.device_count() < 2:
+        missing["gpus"] = "needs two CUDA devices"
     if any(importlib.util.find_spec(name) is None for name in ("torch_scatter", "torch_sparse")):
         missing["sparse"] = "needs torch_scatter and torch_sparse"
     if any(importlib.util.find_spec(name) is None for name in ("torch_geometric_temporal", "torch_sparse")):

@@ -14,6 +14,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, Placeme
 from pyg_direct.features.filed import FiledRows
 from pyg_direct.features.hotness import Listing, check_hotness, choose_hottest, score_rows
 from pyg_direct.features.link import blocks_for_rows, find_link_blocks
+from pyg_direct.features.processes import ProcessRows
 from pyg_direct.features.store import check_store_dtype, narrow_rows
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
@@ -24,7 +25,6 @@ from pyg_direct.runtime.memory import Block, move
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
-POLICIES = ("device_replicate", "p2p_clique_replicate")
 _FREE_SHARE = 0.9
 # Of the rows read, the share that is taken to come from host memory at least.
 _LEAST_MISSES = 1 / 16
@@ -37,7 +37,7 @@ _PIECE = 1 << 18
 _FLAGS: list[Tensor] = []
 
 
-class Feature(FiledRows):
+class Feature(FiledRows, ProcessRows):
     """Rows by node id, after Quiver's class of that name.
 
     The rows that fit `device_cache_size` and are listed by most other rows of `csr_topo` are copied to GPU memory;
@@ -46,9 +46,14 @@ class Feature(FiledRows):
 
     Args:
         rank: Index of the GPU that results are on.
-        device_list: GPUs that share the feature; one for now.
+        device_list: GPUs of this host that share the feature, each from a process of its own to which the feature is
+            sent (`torch.multiprocessing.spawn`), or all from this one; or `"group"`: the GPUs of the processes of the
+            `torch.distributed` group, all of which call `from_cpu_tensor`. Rows on the host are then there once, in
+            memory that all see, and the tensor of every process becomes a view of them.
         device_cache_size: GPU memory for hot rows: bytes, `"200M"`, `"0.9G"`, or a share of the rows such as `"20%"`.
-        cache_policy: `device_replicate`; `p2p_clique_replicate` comes with several GPUs.
+        cache_policy: `device_replicate`: every GPU of `device_list` has the hottest rows in its memory; or
+            `p2p_clique_replicate`: GPUs that NVLink joins each have a part of them, read by all at once, so that each
+            clique caches as many times more as it has GPUs. GPUs that nothing joins are cliques of one.
         csr_topo: The graph, to rank rows by.
         device: Instead of `rank`: the device that results are on, e.g. `"cpu"`.
         placement: Host memory for the rows: `unified` (default) or `pinned`.
@@ -59,19 +64,21 @@ class Feature(FiledRows):
             over the link, for the precision of that dtype. The table that rows are taken from stays as it is.
         link_blocks: Thread blocks that read host memory at once; None measures how many it takes, once for a GPU
             model and driver.
+        device_group_list: The cliques by hand: lists of GPUs, or `DeviceGroup`. None asks the driver.
+        cold_policy: With several GPUs, where each reads the other rows: `unified`: from a copy of its own, which the
+            link serves at full rate at any size; `pinned`: from the one that all see, page-locked; `auto`: `unified`
+            if the host has memory for that many copies.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
     """
 
-    def __init__(self, rank: int = 0, device_list: Sequence[int] = (0,), device_cache_size: int | str = 0,
+    def __init__(self, rank: int = 0, device_list: Sequence[int] | str = (0,), device_cache_size: int | str = 0,
                  cache_policy: str = "device_replicate", csr_topo: Listing | None = None, *, device: Device = None,
                  placement: str = "unified", store_dtype: torch.dtype | None = None, link_blocks: int | None = None,
-                 hotness: str | Tensor = "degree", host_cache_size: int | str = 0) -> None:  # fmt: skip
-        if cache_policy not in POLICIES:
-            raise ArgumentError(f"cache_policy must be one of {', '.join(POLICIES)}, got {cache_policy!r}")
-        if cache_policy == "p2p_clique_replicate" or len(device_list) > 1:
-            raise NotImplementedError("device_list of several GPUs and cache_policy='p2p_clique_replicate'")
+                 hotness: str | Tensor = "degree", host_cache_size: int | str = 0,
+                 device_group_list: Sequence[Any] | None = None, cold_policy: str = "auto") -> None:  # fmt: skip
+        self._settle_processes(device_list, cache_policy, cold_policy, device_group_list)
         if csr_topo is not None and not hasattr(csr_topo, "node_count"):
             raise ArgumentTypeError(f"csr_topo must be a CSRTopo, got {type(csr_topo).__name__}")
         if placement not in ("unified", "pinned"):
@@ -84,7 +91,7 @@ class Feature(FiledRows):
             raise ArgumentError(f"link_blocks must be at least 1, got {link_blocks}")
         if device is None and torch.cuda.is_available():
             device = rank
-        self.rank, self.device_list, self.cache_policy = rank, list(device_list), cache_policy
+        self.rank = rank
         self.device = resolve_device(device)
         self.device_cache_size = device_cache_size
         self.csr_topo = csr_topo
@@ -164,12 +171,13 @@ class Feature(FiledRows):
             self._exponents = None if self._exponents is None else self._exponents.to(self.device)
             cpu_tensor = rows
         num_bytes = rows.numel() * rows.element_size()
+        if self._is_for_many():
+            self._share_rows(cpu_tensor, rows)
+            return self
         if self.device.type == "cpu":
             self._hot = rows.cpu().contiguous()
             return self
-        if self._errors is None:
-            self._errors = _FLAGS.pop() if _FLAGS else torch.empty(1, dtype=torch.int64, pin_memory=True)
-        self._errors.fill_(NO_POSITION)
+        self._watch()
         if rows.is_cuda and rows.device == self.device:
             self._hot = rows.contiguous()
             return self
@@ -191,6 +199,12 @@ class Feature(FiledRows):
         del rows
         self._place_on_host(cpu_tensor, hot, hot_ids, misses)
         return self
+
+    def _watch(self) -> None:
+        """Have a word that kernels report bad ids in."""
+        if self._errors is None:
+            self._errors = _FLAGS.pop() if _FLAGS else torch.empty(1, dtype=torch.int64, pin_memory=True)
+        self._errors.fill_(NO_POSITION)
 
     def _fit_budget(self, budget: int) -> int:
         most = int(_FREE_SHARE * free_bytes(self.device.index or 0))
@@ -233,10 +247,16 @@ class Feature(FiledRows):
         self._hot = hot
         if hot_ids.numel() > 0:
             self._directory = Directory.of(hot_ids.to(self.device), source.shape[0])
+        self._limit_blocks(misses)
+
+    def _limit_blocks(self, misses: float) -> None:
+        """Say how many blocks read rows, `misses` of which are on the host."""
+        assert self._cold is not None
+        assert self._block is not None
         blocks = self.link_blocks or find_link_blocks(self._cold, self._block.placement)
-        if source.numel() > 0:
-            width = source[0].numel()
-            blocks = blocks_for_rows(blocks, width * source.element_size(), width * self._dtype.itemsize)
+        if self._cold.numel() > 0:
+            width = self._cold[0].numel()
+            blocks = blocks_for_rows(blocks, width * self._cold.element_size(), width * self._dtype.itemsize)
         # Hot rows take blocks of their own, so that as many as before wait for the link.
         self._max_blocks = math.ceil(blocks / max(misses, _LEAST_MISSES))
 
@@ -260,7 +280,7 @@ class Feature(FiledRows):
     def _clear(self) -> None:
         self._hot = self._cold = self._directory = self._block = None
         self._exponents = self._max_blocks = self._reader = None
-        self._file = self._resident = self._spilled = self._order = None
+        self._file = self._resident = self._spilled = self._order = self._handle = None
 
     def _filled(self) -> torch.Size:
         if self._shape is None:
@@ -274,6 +294,8 @@ class Feature(FiledRows):
         `IdError` at the next use of this feature or at `synchronize()`, as reading it would cost a wait.
         """
         shape = self._filled()
+        if self._hot is None and self._handle is not None:
+            self._open_handle()
         self._raise_earlier_error()
         if self._block is not None:
             self._block.check_process()

@@ -30,7 +30,7 @@ class FiledRows:
     """What a `Feature` does with rows in files; its constructor sets the attributes."""
 
     rank: int
-    device_list: list[int]
+    device_list: Any
     device: torch.device
     device_cache_size: int | str
     host_cache_size: int | str

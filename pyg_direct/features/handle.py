@@ -7,6 +7,7 @@ the memories of a clique, for each of its GPUs to read (`p2p_clique_replicate`).
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, CudaError
+from pyg_direct.errors import ArgumentError, CudaError, PlacementWarning
 from pyg_direct.features.clique import deal_chunks, fit_rows, weigh_chunks
+from pyg_direct.features.hotness import choose_hottest
 from pyg_direct.ops.gather import Directory
 from pyg_direct.runtime.device import abilities, free_bytes
 from pyg_direct.runtime.memory import Block, allocate, fill
@@ -37,18 +39,25 @@ class HotRows:
     Attributes:
         devices: The GPUs that read them.
         count: How many they are.
-        directory: Which, in shared memory; None where they are none or all.
+        directory: Bits and ranks of their ranked bitmap; None where they are none or all.
         spread: Where they lie, shared out over the GPUs; None where every GPU makes its own copy.
     """
 
     devices: list[int]
     count: int
-    directory: Directory | None = None
+    directory: tuple[SharedMemory, SharedMemory] | None = None
     spread: Spread | None = None
+
+    def open_directory(self) -> Directory | None:
+        """The directory, on the CPU."""
+        if self.directory is None:
+            return None
+        bits, ranks = self.directory
+        return Directory(bits.bytes.view(torch.uint32), ranks.bytes.view(torch.int32))
 
 
 @dataclass
-class Parts:
+class Handle:
     """A feature as it is sent.
 
     Attributes:
@@ -61,6 +70,7 @@ class Parts:
         misses: Share of all reads that miss the hot rows, by listings, for each entry of `hot`.
         hot: Of each clique.
         options: Arguments of the `Feature`.
+        order: Row of each id, counted from 1, where ids are not rows.
     """
 
     shape: torch.Size
@@ -72,6 +82,7 @@ class Parts:
     misses: list[float] = field(default_factory=list)
     hot: list[HotRows] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+    order: Tensor | None = None
 
     @property
     def rows(self) -> Tensor:
@@ -107,8 +118,8 @@ def choose_cold(policy: str, num_bytes: int, devices: Sequence[int]) -> str:
     return "unified" if len(devices) * num_bytes <= _HOST_SHARE * available_bytes() else "pinned"
 
 
-def make_parts(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat: Tensor | None, budget: int,
-               cliques: Sequence[Sequence[int]], *, policy: str, cold_policy: str) -> Parts:  # fmt: skip
+def make_handle(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat: Tensor | None, budget: int,
+               cliques: Sequence[Sequence[int]], *, policy: str, cold_policy: str) -> Handle:  # fmt: skip
     """Share the rows, choose the hot ones and put them where GPUs read them.
 
     Args:
@@ -124,29 +135,32 @@ def make_parts(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat:
     host = share(rows, what="features")
     devices = [index for clique in cliques for index in clique]
     num_bytes = rows.numel() * rows.element_size()
-    parts = Parts(rows.shape, rows.dtype, dtype, host, choose_cold(cold_policy, num_bytes, devices), exponents)
+    handle = Handle(rows.shape, rows.dtype, dtype, host, choose_cold(cold_policy, num_bytes, devices), exponents)
     if not devices:
-        return parts
-    budget = min(budget, *(int(_FREE_SHARE * free_bytes(index)) for index in devices))
+        return handle
+    # Of one GPU: to ask the others would take some of their memory for this process.
+    most = int(_FREE_SHARE * free_bytes(devices[0]))
+    if budget > most:
+        warnings.warn(f"device_cache_size={budget} is more than the free memory of GPU {devices[0]}; {most} bytes are "
+                      "used instead", PlacementWarning, stacklevel=4)  # fmt: skip
+        budget = most
     row_bytes = num_bytes // max(1, len(rows))
-    order = None if heat is None else heat.sort(descending=True, stable=True).indices
     is_spread = policy == "p2p_clique_replicate" and budget >= GRANULE
     for clique in cliques if is_spread else [devices]:
         count, chunk_bytes = fit_rows(len(rows), row_bytes, budget, len(clique) if is_spread else 1)
         if not is_spread:
             count = min(len(rows), budget // max(1, row_bytes))
-        ids = torch.arange(count) if order is None or count == len(rows) else order[:count].sort().values.cpu()
+        ids, misses = choose_hottest(heat, len(rows), count)
         hot = HotRows(list(clique), count)
         if 0 < count < len(rows):
             directory = Directory.of(ids, len(rows))
-            hot.directory = Directory(*(share(part).view(part.dtype, part.shape) for part in directory))
+            hot.directory = share(directory.bits), share(directory.ranks)
         if is_spread and len(clique) > 1 and count > 0:
             hot.spread = _spread_rows(rows, ids, None if heat is None else heat.cpu()[ids], clique, chunk_bytes)
-        parts.hot.append(hot)
-        parts.misses.append(1 - count / max(1, len(rows)) if heat is None else
-                            1 - int(heat.cpu()[ids].sum()) / max(1, int(heat.sum())))  # fmt: skip
-    _say(parts, row_bytes)
-    return parts
+        handle.hot.append(hot)
+        handle.misses.append(misses)
+    _say(handle, row_bytes)
+    return handle
 
 
 def _spread_rows(rows: Tensor, ids: Tensor, heat: Tensor | None, clique: Sequence[int], chunk_bytes: int) -> Spread:
@@ -171,7 +185,7 @@ def _copy_rows(rows: Tensor, ids: Tensor, target: Tensor) -> None:
         part.copy_(rows[ids_of_part])
 
 
-def list_hot_ids(directory: Directory, num_rows: int) -> Tensor:
+def list_hot_ids(directory: Directory) -> Tensor:
     """Ids of a directory on the CPU, ascending, int64."""
     words = directory.bits.view(torch.int32)
     pieces = []
@@ -181,46 +195,48 @@ def list_hot_ids(directory: Directory, num_rows: int) -> Tensor:
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
 
 
-def open_parts(parts: Parts, device: torch.device) -> Opened:
+def open_handle(handle: Handle, device: torch.device) -> Opened:
     """The tables as a device of this process reads them."""
-    rows = parts.rows
+    rows = handle.rows
     if device.type == "cpu":
-        return Opened(rows, exponents=parts.exponents)
-    number = parts.find_hot(device)
-    hot = HotRows([], 0) if number is None else parts.hot[number]
-    exponents = None if parts.exponents is None else parts.exponents.to(device)
+        return Opened(rows, exponents=handle.exponents)
+    number = handle.find_hot(device)
+    hot = HotRows([], 0) if number is None else handle.hot[number]
+    exponents = None if handle.exponents is None else handle.exponents.to(device)
     if hot.spread is not None:
         table = _as_rows(hot.spread.view(device.index), rows)
     else:
         table = torch.empty((hot.count, *rows.shape[1:]), dtype=rows.dtype, device=device)
         if hot.count > 0:
-            ids = torch.arange(len(rows)) if hot.directory is None else list_hot_ids(hot.directory, len(rows))
+            directory = hot.open_directory()
+            ids = torch.arange(len(rows)) if directory is None else list_hot_ids(directory)
             _copy_rows(rows, ids, table)
     if hot.count == len(rows):
         return Opened(table, exponents=exponents, misses=0.0)
-    block = _place_cold(parts, device)
-    directory = None if hot.directory is None else hot.directory.to(device)
-    misses = 1.0 if number is None else parts.misses[number]
-    return Opened(table, block.view_on_gpu(parts.stored, parts.shape, device), directory, block, misses, exponents)
+    block = _place_cold(handle, device)
+    directory = hot.open_directory()
+    directory = None if directory is None else directory.to(device)
+    misses = 1.0 if number is None else handle.misses[number]
+    return Opened(table, block.view_on_gpu(handle.stored, handle.shape, device), directory, block, misses, exponents)
 
 
-def _place_cold(parts: Parts, device: torch.device) -> Block:
-    num_bytes = parts.host.num_bytes
-    if parts.cold == "unified":
+def _place_cold(handle: Handle, device: torch.device) -> Block:
+    num_bytes = handle.host.num_bytes
+    if handle.cold == "unified":
         block = allocate(num_bytes, "unified", device)
-        fill(block.view_on_cpu(parts.stored, parts.shape), parts.rows, what="features")
+        fill(block.view_on_cpu(handle.stored, handle.shape), handle.rows, what="features")
         return block
     try:
-        return pin(parts.host, device)
+        return pin(handle.host, device)
     except CudaError as error:
         raise ArgumentError(f"cold_policy='pinned' could not lock {num_bytes} bytes of host memory: {error}") from error
 
 
-def _say(parts: Parts, row_bytes: int) -> None:
-    size = parts.host.num_bytes
+def _say(handle: Handle, row_bytes: int) -> None:
+    size = handle.host.num_bytes
     groups = [f"GPUs {','.join(map(str, h.devices))}: {h.count} hot rows "
-              f"{'shared out' if h.spread is not None else 'each'}" for h in parts.hot]  # fmt: skip
-    copies = sum(len(h.devices) for h in parts.hot) if parts.cold == "unified" else 0
+              f"{'shared out' if h.spread is not None else 'each'}" for h in handle.hot]  # fmt: skip
+    copies = sum(len(h.devices) for h in handle.hot) if handle.cold == "unified" else 0
     logging.getLogger("pyg_direct").info(
-        "%d rows of %d bytes: %s; the others %s, %.1f GB of host memory in %d + 1 copies", parts.shape[0], row_bytes,
-        "; ".join(groups), parts.cold, (copies + 1) * size / 1e9, copies)  # fmt: skip
+        "%d rows of %d bytes: %s; the others %s, %.1f GB of host memory in %d + 1 copies", handle.shape[0], row_bytes,
+        "; ".join(groups), handle.cold, (copies + 1) * size / 1e9, copies)  # fmt: skip

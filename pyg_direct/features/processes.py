@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.features.parts import COLD_POLICIES, Opened, Parts, make_parts, open_parts
+from pyg_direct.features.handle import COLD_POLICIES, Handle, make_handle, open_handle
+from pyg_direct.features.hotness import score_rows
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.group import give_to_host, has_group
 from pyg_direct.runtime.peer import DeviceGroup, check_devices, p2pCliqueTopo
@@ -26,12 +27,12 @@ class ProcessRows:
     """Rows that several processes of a host read, and GPUs of a clique out of each other's memory."""
 
     device: torch.device
-    device_list: list[int] | str
+    device_list: Any
     device_group_list: list[list[int]] | None
     cache_policy: str
     cold_policy: str
     device_cache_size: int | str
-    _parts: Parts | None
+    _handle: Handle | None
     _is_lazy: bool
 
     def _settle_processes(self, device_list: Sequence[int] | str, cache_policy: str, cold_policy: str,
@@ -52,7 +53,7 @@ class ProcessRows:
             check_devices([device for group in groups for device in group])
             self.device_group_list = groups
         self.cache_policy, self.cold_policy = cache_policy, cold_policy
-        self._parts, self._is_lazy = None, False
+        self._handle, self._is_lazy = None, False
 
     def _is_for_many(self) -> bool:
         """Whether rows go where several processes or GPUs find them."""
@@ -69,57 +70,88 @@ class ProcessRows:
             return [[device] for device in devices]
         return list(p2pCliqueTopo(devices).p2p_clique.values())
 
-    def _share_rows(self, rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat: Tensor | None) -> Parts:
+    def _share_rows(self, cpu_tensor: Tensor, rows: Tensor) -> None:
         """Put rows where all processes and GPUs find them; with `device_list="group"` called by all of them.
 
         Args:
-            rows: As they are stored, on the CPU; becomes a view of shared memory.
-            dtype: Dtype they are read as.
-            exponents: Of float8 rows.
-            heat: How often each row is read; None if not known.
+            cpu_tensor: The user's, which becomes a view of shared memory where it can.
+            rows: The same as they are stored.
         """
-        rows = rows.contiguous()
-        num_bytes = rows.numel() * rows.element_size()
-        budget = min(num_bytes, parse_size(self.device_cache_size, num_bytes))
+        feature = cast("Feature", self)
+        is_plain = not (cpu_tensor.requires_grad or cpu_tensor.is_conj() or cpu_tensor.is_neg() or cpu_tensor.is_cuda)
+        source = cpu_tensor if is_plain and cpu_tensor.is_contiguous() else rows.cpu().contiguous()
 
-        def make(devices: list[int | None]) -> Parts:
+        def make(devices: list[int | None]) -> Handle:
             on_gpus = [device for device in devices if device is not None]
             if len(set(on_gpus)) < len(on_gpus):
                 raise ArgumentError(f"device must be another GPU in every process of a host, got {on_gpus}: call "
                                     "torch.cuda.set_device(local_rank) first")  # fmt: skip
-            parts = make_parts(rows, dtype, None if exponents is None else exponents.cpu(), heat, budget,
-                               self._find_cliques(on_gpus), policy=self.cache_policy,
-                               cold_policy=self.cold_policy)  # fmt: skip
-            parts.options = {name: getattr(self, name) for name in _OPTIONS}
-            return parts
+            return self._make_handle(source, self._find_cliques(on_gpus))
 
-        if self.device_list == "group" and has_group():
-            return give_to_host(make, self.device.index)
         if self.device_list == "group":
-            return make([self.device.index])
-        assert not isinstance(self.device_list, str)
-        return make([*self.device_list] if self.device.type == "cuda" else [])
+            self._handle = give_to_host(make, self.device.index) if has_group() else make([self.device.index])
+        else:
+            assert not isinstance(self.device_list, str)
+            self._handle = make([*self.device_list])
+        shared = self._handle.rows
+        if source.data_ptr() != shared.data_ptr() and (source.shape, source.dtype) == (shared.shape, shared.dtype):
+            source.data = shared
+        feature._exponents = None
 
-    def _open_parts(self) -> Opened:
-        """The tables for this process; a feature that came from another one is first told its device here."""
-        assert self._parts is not None
+    def _make_handle(self, source: Tensor, cliques: Sequence[Sequence[int]]) -> Handle:
+        feature = cast("Feature", self)
+        num_bytes = source.numel() * source.element_size()
+        budget = min(num_bytes, parse_size(self.device_cache_size, num_bytes))
+        scores = score_rows(feature.hotness, feature.csr_topo, len(source)) if cliques and budget > 0 else None
+        exponents = None if feature._exponents is None else feature._exponents.cpu()
+        handle = make_handle(source, feature._dtype, exponents, scores, budget, cliques, policy=self.cache_policy,
+                             cold_policy=self.cold_policy)  # fmt: skip
+        handle.options = {name: getattr(self, name) for name in _OPTIONS}
+        return handle
+
+    def _open_handle(self) -> None:
+        """Make the tables for this process; a feature that came from another one gets its device here."""
+        feature = cast("Feature", self)
+        assert self._handle is not None
         if self._is_lazy:
             self.device, self._is_lazy = resolve_device(None), False
-        return open_parts(self._parts, self.device)
+            feature.rank = self.device.index or 0
+        if self.device.type == "cuda":
+            feature._watch()
+        opened = open_handle(self._handle, self.device)
+        feature._cold, feature._directory, feature._block = opened.cold, opened.directory, opened.block
+        feature._exponents, feature._hot = opened.exponents, opened.hot
+        order = self._handle.order
+        feature._order = None if order is None else order.to(self.device)
+        if opened.cold is not None:
+            feature._limit_blocks(opened.misses)
 
-    def share_ipc(self) -> Parts:
-        """A handle for other processes of this host, to be pickled for them; rows are not copied.
+    def share_ipc(self) -> Handle:
+        """A handle for other processes of this host, to be pickled for them; rows are not copied for each.
+
+        A feature of one GPU, or of none, is moved to shared memory by the first call.
 
         Raises:
-            ArgumentError: there are no rows yet.
+            ArgumentError: there are no rows yet, or they are in a file, which each process can open itself.
         """
         feature = cast("Feature", self)
-        if self._parts is None:
-            self._parts = feature._make_shareable()
-        return self._parts
+        feature._filled()
+        if feature._file is not None:
+            raise ArgumentError(f"a Feature over {feature._file.path} cannot be sent: call from_file in each process")
+        if self._handle is None:
+            assert feature._hot is not None
+            cold, is_whole = feature._cold, feature._cold is None
+            stored = feature._hot if cold is None or feature._block is None else feature._block.view_on_cpu(
+                cold.dtype, cold.shape)  # fmt: skip
+            devices = [[index] for index in range(torch.cuda.device_count())]
+            self._handle = self._make_handle(stored.cpu().contiguous(), devices)
+            if not stored.is_cuda and is_whole:
+                feature._hot = self._handle.rows
+        self._handle.order = None if feature._order is None else feature._order.cpu()
+        return self._handle
 
     @classmethod
-    def new_from_ipc_handle(cls, rank: int, ipc_handle: Parts) -> Feature:
+    def new_from_ipc_handle(cls, rank: int, ipc_handle: Handle) -> Feature:
         """The feature of a handle in this process, with results on GPU `rank`, or on the CPU where there is none."""
         feature = cls.lazy_from_ipc_handle(ipc_handle)
         if torch.cuda.is_available():
@@ -128,12 +160,12 @@ class ProcessRows:
         return feature
 
     @classmethod
-    def lazy_from_ipc_handle(cls, ipc_handle: Parts) -> Feature:
+    def lazy_from_ipc_handle(cls, ipc_handle: Handle) -> Feature:
         """The feature of a handle, opened on the current GPU of this process when it is first read."""
-        if not isinstance(ipc_handle, Parts):
+        if not isinstance(ipc_handle, Handle):
             raise ArgumentTypeError(f"ipc_handle must be what share_ipc returned, got {type(ipc_handle).__name__}")
         feature = cast("Feature", cls(device="cpu", **ipc_handle.options))  # type: ignore[call-arg]
-        feature._parts, feature._is_lazy = ipc_handle, True
+        feature._handle, feature._is_lazy = ipc_handle, True
         feature._shape, feature._dtype = ipc_handle.shape, ipc_handle.dtype
         return feature
 

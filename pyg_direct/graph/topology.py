@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from pyg_direct.ops.check import check_topology
 from pyg_direct.ops.compress import compress
 from pyg_direct.runtime.device import budget_of, free_bytes, resolve_device
 from pyg_direct.runtime.probe import choose_host_memory
+from pyg_direct.runtime.shared import SharedMemory, share
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
@@ -60,6 +62,7 @@ class CSRTopo:
         self._feature_order: Tensor | None = None
         self._placed: dict[tuple[str, torch.device, int | str | None], PlacedTopology] = {}
         self._lock = threading.Lock()
+        self._sent: dict[str, Any] = {}
         if edge_index is not None:
             edges = read_edges(edge_index)
             if isinstance(edges, Rows):
@@ -252,7 +255,7 @@ class CSRTopo:
         return "cuda" if array.numel() * array.element_size() <= _SMALL_SHARE * free_bytes(device.index) else placement
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {k: v for k, v in self.__dict__.items() if k not in ("_placed", "_lock")}
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_placed", "_lock", "_sent")}
         for placed in self._placed.values():
             if placed.blocks:
                 # Views of GPU-visible memory cannot be sent; their bytes can.
@@ -261,7 +264,38 @@ class CSRTopo:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._placed, self._lock = {}, threading.Lock()
+        self._placed, self._lock, self._sent = {}, threading.Lock(), {}
 
     def __repr__(self) -> str:
         return f"CSRTopo({self.node_count} nodes, {self.edge_count} edges)"
+
+
+def _send(topology: CSRTopo) -> Any:
+    """How `multiprocessing` sends a topology: its arrays move to memory that all processes see, once."""
+    arrays: list[tuple[SharedMemory, torch.dtype, torch.Size] | None] = []
+    for name in ("_indptr", "_indices", "_eid"):
+        array = getattr(topology, name)
+        if array is None:
+            arrays.append(None)
+            continue
+        known = topology._sent.get(name)
+        if known is None or known[0] is not array:
+            # Not the caller's tensor itself, which arrays elsewhere may see.
+            copy = array.cpu().detach().contiguous().view(array.shape)
+            known = topology._sent[name] = array, share(copy)
+            if not array.is_cuda and not any(placed.blocks for placed in topology._placed.values()):
+                setattr(topology, name, copy)
+                topology._sent[name] = copy, known[1]
+        arrays.append((known[1], array.dtype, array.shape))
+    return _receive, (type(topology), arrays, topology._feature_order)
+
+
+def _receive(kind: type[CSRTopo], arrays: list[Any], feature_order: Tensor | None) -> CSRTopo:
+    names = ("_indptr", "_indices", "_eid")
+    state: dict[str, Any] = {n: None if a is None else a[0].view(*a[1:]) for n, a in zip(names, arrays, strict=True)}
+    topology = kind.__new__(kind)
+    topology.__setstate__({**state, "_feature_order": feature_order})
+    return topology
+
+
+ForkingPickler.register(CSRTopo, _send)

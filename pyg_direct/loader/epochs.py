@@ -26,6 +26,8 @@ from pyg_direct.typing import Device
 # A batch that shares no rows with others.
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 PLACEMENTS = ("auto", "cuda", "unified", "pinned", "cpu")
+# What a loader holds of the memory of its process.
+_PLACED = ("_attributes", "_general", "_placed", "_plan", "_plan_topology")
 # Only workers need these; None and the defaults of torch are not worth a word.
 _WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
                    "pin_memory_device": "", "worker_init_fn": None, "timeout": 0}  # fmt: skip
@@ -68,6 +70,8 @@ class EpochLoader:
             if isinstance(count, bool) or not isinstance(count, int) or count < least:
                 raise ArgumentError(f"{name} must be an integer of at least {least}, got {count!r}")
         self.device = resolve_device(device)
+        # A loader that is sent takes the current GPU of the process it comes to, where nobody chose one.
+        self._chooses_device = device is None
         for name, place in places.items():
             if (place == "cpu") != (self.device.type == "cpu") and place != "auto":
                 raise ArgumentError(f"{name} must be one that device={self.device} can read, got {place!r}")
@@ -188,6 +192,15 @@ class EpochLoader:
         self.seed, self._must_agree = state["seed"], False
         self._next_epoch, self._first_batch = state["epoch"], state["batch"]
         self._standing = state["epoch"], state["batch"] // self._ranks.resolve().count
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process makes the same batches from; what was placed here is placed anew there."""
+        return {name: None if name in _PLACED else value for name, value in self.__dict__.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._chooses_device:
+            self.device = resolve_device(None)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -101,6 +101,7 @@ class NeighborSampler(OwnSampler):
             raise ArgumentError(f"exclude_target_edges must be False, True or 'reverse', got {exclude_target_edges!r}")
         self.data = data
         self.device = resolve_device(device)
+        self._chooses_device = device is None
         self.placement, self.topology_cache = placement, topology_cache
         self.seed, self._num_calls = resolve_seed(seed), 0
         self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, bool(is_sorted)
@@ -315,6 +316,21 @@ class NeighborSampler(OwnSampler):
         if not any(topology is kept for kept in self._opened.kept):
             self._opened.kept.append(topology)
         return topology
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._chooses_device:
+            self.device = resolve_device(None)
+        self._opened = _Opened(read_parts(self.data, self.time_attr, self.weight_attr))
+
+    def __copy__(self) -> NeighborSampler:
+        # One that shares what is opened already, as PyG copies samplers to change their fanouts.
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, device={self.device})"

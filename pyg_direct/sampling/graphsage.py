@@ -79,6 +79,7 @@ class GraphSageSampler:
             self.device = resolve_device("cuda" if device is None and mode in ("GPU", "UVA") else device)
             if self.device.type == "cpu" and mode in ("GPU", "UVA"):
                 raise ArgumentError(f"mode={mode!r} needs a GPU, got device={str(device)!r}")
+        self._chooses_device = device is None and mode != "CPU"
         self.mode = mode
         self.topology_cache = topology_cache
         self.seed = resolve_seed(seed)
@@ -104,11 +105,11 @@ class GraphSageSampler:
         Raises:
             IdError: a seed lies outside the graph.
         """
+        self._topology.check_process()
         seeds = self._read_seeds("input_nodes", input_nodes)
         if key is None:
             key = call_key(self.seed, self._num_calls)
             self._num_calls += 1
-        self._topology.check_process()
         sample = self._plan.sample(seeds, check_key("key", key))
         adjs = []
         for hop in range(len(self.sizes)):
@@ -120,17 +121,18 @@ class GraphSageSampler:
     def sample_layer(self, batch: Tensor | Sequence[int], size: int, *, key: int | None = None
                      ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """One hop: (neighbors of all nodes, node after node, int64 `[E']`; neighbors of each node, int64 `[B]`)."""
+        topology = self._topology
         nodes = self._read_seeds("batch", batch).to(self.device)
         if key is None:
             key = call_key(self.seed, self._num_calls)
             self._num_calls += 1
-        topology = self._topology
         picks = sample_neighbors(topology.indptr, topology.indices, nodes, fanout=size, key=key,
                                  edge_ids=topology.edge_ids, pairs=topology.pairs)  # fmt: skip
         return picks.nodes.long(), picks.counts
 
     def reindex(self, inputs: Tensor, outputs: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Local ids for one hop: (n_id with `inputs` first, local target, local source of every edge)."""
+        self._topology.check_process()
         inputs, outputs = self._read_seeds("inputs", inputs), self._read_seeds("outputs", outputs)
         numbered = relabel(inputs.to(self.device), outputs.to(self.device), self.csr_topo.node_count)
         targets = torch.arange(inputs.numel(), device=self.device).repeat_interleave(counts.to(self.device))
@@ -184,7 +186,16 @@ class GraphSageSampler:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._open()
+
+    def __getattr__(self, name: str) -> Any:
+        # A sampler that was sent opens when it is first used, on the current GPU where nobody chose one: by then
+        # its process has chosen that.
+        if name in ("_plan", "_topology") and "_chooses_device" in self.__dict__:
+            if self._chooses_device:
+                self.device = resolve_device("cuda" if self.mode in ("GPU", "UVA") else None)
+            self._open()
+            return self.__dict__[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         return f"GraphSageSampler({self.csr_topo}, sizes={self.sizes}, device={self.device}, mode={self.mode!r})"
