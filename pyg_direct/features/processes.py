@@ -60,6 +60,8 @@ class ProcessRows:
         return self.device_list == "group" or (self.device.type == "cuda" and len(self.device_list) > 1)
 
     def _find_cliques(self, devices: list[int]) -> list[list[int]]:
+        for device in devices:
+            resolve_device(device)
         if self.device_group_list is not None:
             named = {device for group in self.device_group_list for device in group}
             if not named.issuperset(devices):

@@ -276,8 +276,6 @@ def test_every_node_needs_a_row(device):
     ("options", "error", "words"),
     [
         ({"cache_policy": "replicate"}, ArgumentError, "cache_policy must be one of"),
-        ({"cache_policy": "p2p_clique_replicate"}, NotImplementedError, "cache_policy='p2p_clique_replicate'"),
-        ({"device_list": [0, 1]}, NotImplementedError, "device_list of several GPUs"),
         ({"device_cache_size": "many"}, ArgumentError, "device_cache_size must look like"),
         ({"device_cache_size": -1}, ArgumentError, "device_cache_size must be at least 0"),
         ({"device_cache_size": "120%"}, ArgumentError, "device_cache_size must be at most 100%"),
