@@ -38,18 +38,12 @@ def join_parts(array: np.ndarray | None, config: DeviceConfig, rank: int) -> tup
     known = config.gpu_parts if isinstance(config.gpu_parts, Mapping) else dict(enumerate(config.gpu_parts))
     if rank not in known:
         raise ArgumentError(f"device_config.gpu_parts must have a part for GPU {rank}, got {sorted(known)}")
-    parts = [_read_part(array, part, name) for part, name in
-             ((known[rank], f"gpu_parts[{rank}]"), (config.cpu_part, "cpu_part"))]  # fmt: skip
-    parts = [part for part in parts if part.numel() > 0] or parts[:1]
+    hot, cold = _read_part(array, known[rank], f"gpu_parts[{rank}]"), _read_part(array, config.cpu_part, "cpu_part")
+    parts = [part for part in (hot, cold) if part.numel() > 0] or [hot]
     if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
         raise ArgumentError(f"device_config must have parts with rows of one shape and dtype, got "
                             f"{[(tuple(part.shape), part.dtype) for part in parts]}")  # fmt: skip
-    num_hot = len(parts[0]) if len(parts) > 1 or isinstance(known[rank], str) or _count(known[rank]) > 0 else 0
-    return torch.cat(parts), num_hot
-
-
-def _count(part: Part) -> int:
-    return part.numel() if isinstance(part, Tensor) else 1
+    return torch.cat(parts), len(hot)
 
 
 def _read_part(array: np.ndarray | None, part: Part, name: str) -> Tensor:
