@@ -5,6 +5,8 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import count_reads
 from pyg_direct.features.parts import DeviceConfig
 from pyg_direct.features.save import save_rows
+from pyg_direct.features.unified import MemAdvise, UnifiedTensor, to_unified
+from pyg_direct.features.unified_device import enable_unified_device, unified_device
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.hgt import HGTLoader
 from pyg_direct.loader.inference import infer, inference_loader
@@ -33,19 +35,24 @@ __all__ = [
     "HGTLoader",
     "LinkLoader",
     "LinkNeighborLoader",
+    "MemAdvise",
     "NeighborLoader",
     "NodeLoader",
     "RandomNegativeSampler",
     "ShaDowKHopSampler",
     "SubGraphLoader",
+    "UnifiedTensor",
     "__version__",
     "accelerate",
     "count_reads",
+    "enable_unified_device",
     "infer",
     "inference_loader",
     "init_p2p",
     "install",
     "p2pCliqueTopo",
     "save_rows",
+    "to_unified",
+    "unified_device",
     "uninstall",
 ]

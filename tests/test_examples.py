@@ -21,7 +21,7 @@ def run_example(name, *options):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["ogbn_products_sage.py", "ogbn_products_quiver_style.py"])
+@pytest.mark.parametrize("name", ["ogbn_products_sage.py", "ogbn_products_quiver_style.py", "unified_two_lines.py"])
 def test_example_learns_more_than_an_mlp(name):
     output = run_example(name, "--epochs", "8", "--batch-size", "64")
 

@@ -12,7 +12,7 @@ import math
 import os
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,10 @@ from pyg_direct.errors import (
     MemoryLimitError,
     PlacementWarning,
 )
+from pyg_direct.runtime.advice import advise
 from pyg_direct.runtime.device import abilities, bind_thread, resolve_device
 from pyg_direct.runtime.driver import call, load_driver, tolerate_captures
+from pyg_direct.runtime.host import available_bytes
 from pyg_direct.typing import Device
 
 PLACEMENTS = ("cuda", "unified", "pinned", "cpu", "mmap")
@@ -63,6 +65,9 @@ class Block:
         self._keep: Any = None
         self._address = 0
         self._users: set[int] = set()
+        # Set by a pool that takes the memory when this block goes, after what these streams still do with it.
+        self.recycle: Callable[[Block], None] | None = None
+        self.streams: dict[int, torch.cuda.Stream] = {}
 
     @property
     def address(self) -> int:
@@ -130,7 +135,7 @@ class Block:
         """Map unified memory into one more GPU, so that its reads neither fault nor migrate pages."""
         if self.placement != "unified" or device.index in self._users:
             return
-        _advise(self.address, self.num_bytes, "SET_ACCESSED_BY", device.index)
+        advise(self.address, self.num_bytes, "SetAccessedBy", device.index)
         self._users.add(device.index)
 
     def _check_size(self, dtype: torch.dtype, shape: Sequence[int]) -> None:
@@ -144,7 +149,18 @@ class Block:
         # In a forked child, and while the interpreter goes down, the memory is not ours to free.
         if getattr(self, "_address", 0) and self._process == os.getpid():
             with contextlib.suppress(Exception), tolerate_captures():
-                self._free()
+                if self.recycle is not None:
+                    self.recycle(self)
+                if self._address:
+                    self._free()
+
+    def hand_over(self) -> Block:
+        """The same memory in a new block; this one is left without."""
+        block = Block(self.placement, self.num_bytes, self.device)
+        block._address, self._address = self._address, 0
+        block._users = self._users
+        _BLOCKS[block._address] = block
+        return block
 
     def _free(self) -> None:
         address, self._address = self._address, 0
@@ -172,17 +188,6 @@ class _DeviceBytes:
 
 def _count_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
     return math.prod(shape) * dtype.itemsize
-
-
-def _advise(address: int, num_bytes: int, advice: str, index: int) -> None:
-    driver = load_driver()
-    value = getattr(driver.CUmem_advise, f"CU_MEM_ADVISE_{advice}")
-    location = driver.CUmemLocation()
-    kinds = driver.CUmemLocationType
-    location.type = kinds.CU_MEM_LOCATION_TYPE_HOST if index < 0 else kinds.CU_MEM_LOCATION_TYPE_DEVICE
-    location.id = max(index, 0)
-    name = "cuMemAdvise_v2" if hasattr(driver, "cuMemAdvise_v2") else "cuMemAdvise"
-    call(name, address, num_bytes, value, location)
 
 
 def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: bool = False,
@@ -227,12 +232,16 @@ def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: b
 def _allocate_on_host(block: Block, shared: bool) -> None:
     driver = load_driver()
     assert block.device is not None
+    free = available_bytes()
+    if block.num_bytes > free:
+        raise MemoryLimitError(f"num_bytes must fit the {free} bytes of host memory that are free, got "
+                               f"{block.num_bytes} for {block.placement} memory")  # fmt: skip
     if block.placement == "unified":
         if not abilities(block.device.index).managed_without_migration:
             raise DeviceError("this GPU cannot share managed memory with the CPU (concurrentManagedAccess is 0)")
         flags = int(driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
         block._address = int(call("cuMemAllocManaged", block.num_bytes, flags))
-        _advise(block._address, block.num_bytes, "SET_PREFERRED_LOCATION", -1)
+        advise(block._address, block.num_bytes, "SetPreferredLocation", -1)
         block.let_use(block.device)
     elif shared:
         block._keep = _empty_bytes(block.num_bytes, shared)

@@ -1,0 +1,331 @@
+"""`UnifiedTensor`: a tensor in host memory that the CPU and GPUs read in place (PyTorch-Direct, section 4)."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.placement import run_op
+from pyg_direct.features.tier import TableTier
+from pyg_direct.ops.check import INDEX_DTYPES
+from pyg_direct.runtime.advice import advise as advise_driver
+from pyg_direct.runtime.device import bind_thread, resolve_device
+from pyg_direct.runtime.memory import Block, move
+from pyg_direct.runtime.recycle import POOL
+from pyg_direct.typing import Device
+
+
+class MemAdvise(enum.IntEnum):
+    """Advice on unified memory, with the names and numbers of CUDA's `cudaMemoryAdvise`."""
+
+    cudaMemAdviseSetReadMostly = 1  # noqa: N815
+    cudaMemAdviseUnsetReadMostly = 2  # noqa: N815
+    cudaMemAdviseSetPreferredLocation = 3  # noqa: N815
+    cudaMemAdviseUnsetPreferredLocation = 4  # noqa: N815
+    cudaMemAdviseSetAccessedBy = 5  # noqa: N815
+    cudaMemAdviseUnsetAccessedBy = 6  # noqa: N815
+
+
+# The device that unified tensors say they are on; `enable_unified_device` gives it a name of its own.
+_DEVICE = [torch.device("cpu")]
+
+
+class _Bytes:
+    """The bytes that a unified tensor and its views share."""
+
+    def __init__(self, block: Block, device: torch.device | None) -> None:
+        self.block = block
+        # The GPU that reads them; None without one.
+        self.device = device if block.placement in ("unified", "pinned") else None
+        self._flat: Tensor | None = None
+        self._is_dirty = False
+
+    def on_gpu(self) -> Tensor:
+        """All bytes as the GPU sees them, to be used on its current stream."""
+        if self._flat is None:
+            self._flat = self.block.view_on_gpu(torch.uint8, (self.block.num_bytes,), self.device)
+        self.block.check_process()
+        stream = torch.cuda.current_stream(self.device)
+        self.block.streams[stream.cuda_stream] = stream
+        return self._flat
+
+    def mark_written(self) -> None:
+        """The GPU will have written here."""
+        self._is_dirty = True
+
+    def wait(self, for_write: bool) -> None:
+        """Wait until the CPU may read, or write, what the GPU writes, or reads."""
+        self.block.check_process()
+        if self.device is not None and self.block.streams and (for_write or self._is_dirty):
+            for stream in self.block.streams.values():
+                stream.synchronize()
+            self.block.streams.clear()
+            self._is_dirty = False
+
+
+class UnifiedTensor(Tensor):
+    """A tensor in unified memory. Make one with `to_unified`, or with `torch` and `device="unified"`.
+
+    The CPU and GPUs read it where it lies: `rows = unified[ids]`, with ids on a GPU, reads only these rows over the
+    link. Operations run and leave their results by the rules of PyTorch-Direct, Table 3:
+
+    | the other operands       | propagatedToCUDA, the default  | not propagatedToCUDA           |
+    | ------------------------ | ------------------------------ | ------------------------------ |
+    | a tensor on a GPU        | on the GPU, result on the GPU  | on the GPU, result on the GPU  |
+    | a tensor on the CPU      | on the CPU, result unified     | on the CPU, result on the CPU  |
+    | unified, scalars or none | on the GPU, result on the GPU  | on the CPU, result unified     |
+
+    A tensor on the CPU without dimensions is a scalar. One unified operand with `propagatedToCUDA` suffices. Views,
+    `clone` and `torch.*_like` stay unified, and an operation in place leaves its result where it is. Without a GPU
+    everything is computed by the CPU, and all other results are CPU tensors. Gradients flow through indexing,
+    `.cpu()` and `.cuda()`; other operations whose result leaves unified memory are for tensors without gradient.
+
+    In ids on a GPU, numbers below 0 do not count from the end: what is out of range gives a row of zeros, and an
+    `IdError` at the next use.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    host_view: Tensor
+    memory: _Bytes
+    propagated: bool
+    _on_gpu: Tensor | None
+    _rows: TableTier | None
+
+    @staticmethod
+    def __new__(cls, host: Tensor, memory: _Bytes, propagated: bool = True) -> UnifiedTensor:
+        """A tensor over the bytes that `host` is a CPU view of."""
+        made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype,
+            device=_DEVICE[0])  # fmt: skip
+        made.host_view, made.memory, made.propagated = host, memory, propagated
+        made._on_gpu = made._rows = None
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return run_op(func, args, kwargs or {})
+
+    def on_cpu(self, for_write: bool = False) -> Tensor:
+        """This tensor as an ordinary CPU tensor over the same memory, once the GPU is done with it."""
+        self.memory.wait(for_write)
+        return self.host_view
+
+    def on_gpu(self) -> Tensor:
+        """This tensor as a CUDA tensor over the same memory, for the current stream.
+
+        Raises:
+            ArgumentError: no GPU reads it.
+        """
+        if self.memory.device is None:
+            raise ArgumentError("on_gpu needs a GPU that reads the tensor, and none does")
+        flat = self.memory.on_gpu()
+        seen: Tensor | None = self._on_gpu
+        if seen is None:
+            host = self.host_view
+            whole = flat[: len(flat) // host.itemsize * host.itemsize].view(host.dtype)
+            seen = self._on_gpu = whole.as_strided(host.size(), host.stride(), host.storage_offset())
+            if host.is_conj():
+                seen = self._on_gpu = seen.conj()
+        return seen
+
+    @property
+    def is_unified(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def propagatedToCUDA(self) -> bool:  # noqa: N802
+        """Whether what is computed from it goes to the GPU where the rules leave that open."""
+        return self.propagated
+
+    def set_propagatedToCUDA(self, propagatedToCUDA: bool) -> None:  # noqa: N802, N803
+        """Set whether what is computed from it goes to the GPU, see Table 3; views made earlier keep theirs."""
+        self.propagated = bool(propagatedToCUDA)
+
+    def memAdvise(self, advise: MemAdvise | int | str, device: Device = None) -> None:  # noqa: N802
+        """Advise the driver on the whole memory behind this tensor, as `cudaMemAdvise` does.
+
+        Args:
+            advise: One of `MemAdvise`, or its number or name, with or without `cudaMemAdvise` in front.
+            device: The GPU, or `"cpu"`, that the advice is about; None is the GPU that reads the tensor.
+
+        Raises:
+            ArgumentError: no such advice, or no GPU.
+        """
+        advice = _read_advice(advise)
+        memory = self.memory
+        if memory.device is None or memory.block.placement != "unified":
+            raise ArgumentError(f"memAdvise needs memory that the driver manages, this is of kind "
+                                f"{memory.block.placement!r}")  # fmt: skip
+        target = resolve_device(memory.device if device is None else device)
+        bind_thread(memory.device.index)
+        advise_driver(memory.block.address, memory.block.num_bytes, advice.name.removeprefix("cudaMemAdvise"),
+               -1 if target.type == "cpu" else target.index)  # fmt: skip
+
+    def __getitem__(self, index: Any) -> Any:
+        is_ids = type(index) is Tensor and index.is_cuda and index.dim() == 1 and index.dtype in INDEX_DTYPES
+        if is_ids and self.memory.device == index.device and self.host_view.is_contiguous() and self.dim() > 0:
+            if torch.is_grad_enabled() and self.requires_grad:
+                return _Rows.apply(self, index)
+            return self.read_rows(index)
+        return super().__getitem__(index)
+
+    def read_rows(self, ids: Tensor) -> Tensor:
+        """Rows of ids on the GPU, `[n, ...]` there, without a gradient."""
+        on_gpu = self.on_gpu()
+        if self._rows is None:
+            self._rows = TableTier(on_gpu, "unified", block=self.memory.block)
+        out = torch.empty((ids.shape[0], *self.host_view.shape[1:]), dtype=self.dtype, device=ids.device)
+        self._rows.read(ids, out)
+        return out
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """An array over the same memory."""
+        if self.requires_grad and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        return self.on_cpu(for_write=True).numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = self.numpy() if dtype is None else self.numpy().astype(dtype)
+        return array.copy() if copy else array
+
+    def tolist(self) -> Any:
+        """Its numbers as nested lists."""
+        return self.on_cpu().tolist()
+
+    def data_ptr(self) -> int:
+        """Address of its first number, for the CPU and GPUs alike."""
+        return self.host_view.data_ptr()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        text = repr(self.on_cpu().detach())
+        grad = f", grad_fn=<{type(self.grad_fn).__name__}>)" if self.grad_fn is not None else (
+            ", requires_grad=True)" if self.requires_grad else ")")  # fmt: skip
+        return f"{text[:-1]}, device='unified'{grad}"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return rebuild_unified, (self.on_cpu().detach().clone(), self.propagated, self.requires_grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> UnifiedTensor:
+        made = rebuild_unified(self.on_cpu().detach(), self.propagated, self.requires_grad)
+        memo[id(self)] = made
+        return made
+
+    def new_like(self, host: Tensor) -> UnifiedTensor:
+        """A view of the same memory, `host` being that of the CPU."""
+        return UnifiedTensor(host, self.memory, self.propagated)
+
+
+class _Rows(torch.autograd.Function):
+    """Rows by id, with a dense gradient in unified memory."""
+
+    @staticmethod
+    def forward(ctx: Any, table: UnifiedTensor, ids: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.table = table.detach()
+        return table.read_rows(ids)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (ids,) = ctx.saved_tensors
+        table: UnifiedTensor = ctx.table
+        total = empty_unified(table.shape, table.dtype, table.memory.device, table.propagated)
+        on_gpu = total.on_gpu().zero_()
+        # Ids out of range were told by the forward pass, and must not reach a kernel of torch.
+        known = (ids >= 0) & (ids < len(on_gpu))
+        shape = (-1, *(1 for _ in on_gpu.shape[1:]))
+        on_gpu.index_add_(0, torch.where(known, ids, 0), grads[0] * known.view(shape))
+        total.memory.mark_written()
+        return total, None
+
+
+def _read_advice(value: MemAdvise | int | str) -> MemAdvise:
+    try:
+        if isinstance(value, str):
+            return MemAdvise["cudaMemAdvise" + value.removeprefix("cudaMemAdvise")]
+        return MemAdvise(value)
+    except (KeyError, ValueError) as error:
+        names = ", ".join(advice.name for advice in MemAdvise)
+        raise ArgumentError(f"advise must be one of {names}, got {value!r}") from error
+
+
+def gpu_for_unified(device: Device = None) -> torch.device | None:
+    """The GPU that is to read unified memory: `device`, else the current one; None without GPUs."""
+    if not torch.cuda.is_available():
+        return None
+    target = resolve_device(device)
+    return target if target.type == "cuda" else None
+
+
+def empty_unified(shape: Any, dtype: torch.dtype, device: torch.device | None, propagated: bool = True,
+                  strides: Any = None) -> UnifiedTensor:  # fmt: skip
+    """A unified tensor whose contents are undefined; its memory is recycled."""
+    size = torch.Size(shape)
+    strides = tuple(strides) if strides is not None else torch.empty(size, device="meta").stride()
+    length = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
+    block = POOL.take(max(1, length) * dtype.itemsize, device)
+    host = block.view_on_cpu(dtype, (max(1, length),)).as_strided(size, strides)
+    return UnifiedTensor(host, _Bytes(block, device), propagated)
+
+
+def to_unified(tensor: Tensor, *, propagatedToCUDA: bool = True, advise: MemAdvise | int | str | None = None,  # noqa: N803
+               adviseDevice: Device = None, device: Device = None) -> UnifiedTensor:  # fmt: skip # noqa: N803
+    """The tensor as a `UnifiedTensor`.
+
+    A CPU tensor is moved, not copied, where it lies contiguous: it becomes a view of the same memory, so that a large
+    table is not held twice.
+
+    Args:
+        tensor: A tensor on the CPU or on a GPU (which is copied).
+        propagatedToCUDA: See `UnifiedTensor`.
+        advise, adviseDevice: See `UnifiedTensor.memAdvise`; by default memory stays on the host, mapped into the GPU.
+        device: The GPU that reads it; None is the current one.
+
+    Raises:
+        MemoryLimitError: host memory does not hold it; ArgumentError, ArgumentTypeError: a wrong argument.
+    """
+    if not isinstance(tensor, Tensor):
+        raise ArgumentTypeError(f"tensor must be a tensor, got {type(tensor).__name__}")
+    if advise is not None:
+        _read_advice(advise)
+    if isinstance(tensor, UnifiedTensor):
+        made = tensor
+    else:
+        made = _move_or_copy(tensor.detach().resolve_conj().resolve_neg(), tensor, propagatedToCUDA,
+                             gpu_for_unified(tensor.device if tensor.is_cuda else device))  # fmt: skip
+        made.requires_grad_(tensor.requires_grad)
+    if advise is not None:
+        made.memAdvise(advise, adviseDevice)
+    return made
+
+
+def _move_or_copy(plain: Tensor, source: Tensor, propagated: bool, gpu: torch.device | None) -> UnifiedTensor:
+    is_whole = (not plain.is_cuda and plain.is_contiguous() and plain.numel() > 0 and not source.requires_grad
+                and plain.untyped_storage().nbytes() == plain.numel() * plain.itemsize)  # fmt: skip
+    if is_whole and gpu is not None and plain.data_ptr() == source.data_ptr():
+        del plain
+        block = move(source, "unified", gpu, what="unified tensor")
+        return UnifiedTensor(block.view_on_cpu(source.dtype, source.shape), _Bytes(block, gpu), propagated)
+    made = empty_unified(source.shape, source.dtype, gpu, propagated)
+    made.host_view.copy_(plain)
+    return made
+
+
+def rebuild_unified(host: Tensor, propagated: bool, requires_grad: bool) -> UnifiedTensor:
+    """A unified tensor from its pickled parts."""
+    made = empty_unified(host.shape, host.dtype, gpu_for_unified(), propagated)
+    made.host_view.copy_(host)
+    return made.requires_grad_(requires_grad)  # type: ignore[return-value]
+
+
+_Register = getattr(torch.serialization, "add_safe_globals", None)
+if _Register is not None:
+    _Register([rebuild_unified])

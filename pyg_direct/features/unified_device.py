@@ -1,0 +1,118 @@
+"""The device `unified`, by its name in torch: opt-in, as it changes things for a whole process."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import DeviceError
+from pyg_direct.features import unified
+from pyg_direct.features.placement import run_copy
+from pyg_direct.features.unified import UnifiedTensor, empty_unified, gpu_for_unified
+
+NAME = "unified"
+# Libraries of torch's dispatcher live as long as these objects.
+_KEPT: list[Any] = []
+
+
+def enable_unified_device() -> None:
+    """Make `device="unified"` a device of torch, with PyTorch-Direct's spelling; calls after the first do nothing.
+
+    `x.to("unified")`, `torch.ones(128, device="unified")` and the other factories then make a `UnifiedTensor`, and
+    every tensor has `is_unified`, `memAdvise` and `set_propagatedToCUDA`, the last two of which raise RuntimeError for
+    other tensors. It takes torch's one place for a backend from outside (PrivateUse1) for the rest of the process.
+    `torch.accelerator` goes on to name the GPU, and memory is page-locked for it, as before.
+
+    Raises:
+        DeviceError: torch is older than 2.10, or another backend has that place.
+    """
+    if _KEPT:
+        return
+    try:
+        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+    except ImportError as error:
+        raise DeviceError(f"device='unified' needs torch 2.10 or newer, this is {torch.__version__}; to_unified and "
+                          "UnifiedTensor work without") from error  # fmt: skip
+    owner: str = torch._C._get_privateuse1_backend_name()
+    if owner != "privateuseone" or hasattr(torch, owner):
+        raise DeviceError(f"device='unified' needs torch's place for a backend from outside, which {owner!r} has; "
+                          "to_unified and UnifiedTensor work without")  # fmt: skip
+    accelerator = torch.accelerator.current_accelerator()
+    _setup_privateuseone_for_python_backend(NAME)
+    unified._DEVICE[0] = torch.device(NAME, 0)
+    _KEPT.extend(_register_kernels())
+    _add_methods()
+    _keep_accelerator(accelerator)
+
+
+def unified_device(*, propagatedToCUDA: bool = True) -> torch.device:  # noqa: N803
+    """The device for `torch.ones(3, device=...)` and `x.to(...)`, with a hint that `torch.device` cannot take: the
+    paper's `torch.device("unified", propagatedToCUDA=False)`.
+
+    Raises:
+        DeviceError: `enable_unified_device` was not called.
+    """
+    if not _KEPT:
+        raise DeviceError("device='unified' needs a call of enable_unified_device first")
+    # The index carries the hint; tensors made with it all say `unified:0`.
+    return torch.device(NAME, 0 if propagatedToCUDA else 1)
+
+
+def _register_kernels() -> list[torch.library.Library]:
+    fallback, kernels = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    fallback.fallback(_make, "PrivateUse1")
+    # Called past `__torch_dispatch__` by torch.tensor(..., device="unified").
+    kernels.impl("_copy_from", lambda source, target, non_blocking=False: run_copy(target, source), "PrivateUse1")
+    return [fallback, kernels]
+
+
+def _make(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """A factory with `device="unified"`: made by the CPU into unified memory."""
+    device = kwargs.get("device")
+    if device is None or torch.device(device).type != NAME:
+        raise NotImplementedError(f"{op} is not offered for unified tensors")
+    propagated = torch.device(device).index in (None, 0)
+    plain = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+    like = op(*args, **{**plain, "device": torch.device("meta")})
+    made = empty_unified(like.shape, like.dtype, gpu_for_unified(), propagated, like.stride())
+    if op.overloadpacket not in (torch.ops.aten.empty, torch.ops.aten.empty_strided):
+        made.host_view.copy_(op(*args, **{**plain, "device": torch.device("cpu")}))
+    return made
+
+
+def _add_methods() -> None:
+    def refuse(name: str) -> Any:
+        def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError(f"{name} needs a unified tensor, got one on {self.device}")
+
+        method.__name__ = method.__qualname__ = name
+        return method
+
+    for name in ("memAdvise", "set_propagatedToCUDA"):
+        setattr(Tensor, name, refuse(name))
+    UnifiedTensor.__module__ = "pyg_direct"
+
+
+def _keep_accelerator(accelerator: torch.device | None) -> None:
+    """Let `torch.accelerator` and page-locking, which DataLoader(pin_memory=True) does, go on with the GPU."""
+    torch.accelerator.current_accelerator = functools.partial(_tell_accelerator, accelerator)  # type: ignore[assignment]
+    torch.accelerator.is_available = lambda: accelerator is not None
+    Tensor.pin_memory = _pin_memory  # type: ignore[assignment, method-assign]
+    is_pinned = Tensor.is_pinned
+    Tensor.is_pinned = lambda self, device=None: (  # type: ignore[assignment, method-assign, misc]
+        not isinstance(self, UnifiedTensor) and torch.cuda.is_available() and is_pinned(self, device or "cuda")
+    )
+
+
+def _tell_accelerator(accelerator: torch.device | None, check_available: bool = False) -> torch.device | None:
+    return accelerator
+
+
+def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
+    """The tensor in page-locked memory; without a GPU, the tensor itself."""
+    if isinstance(self, UnifiedTensor) or not torch.cuda.is_available() or self.is_pinned():
+        return self
+    return torch.empty_like(self, pin_memory=True, memory_format=torch.preserve_format).copy_(self)
