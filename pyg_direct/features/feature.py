@@ -343,6 +343,13 @@ class Feature(FiledRows, ProcessRows):
             self._block.check_process()
         return self._reader.read(ids)
 
+    @property
+    def whole(self) -> Tensor | None:
+        """The table `[N, ...]` where all of it lies in GPU memory as it is read; None where it does not."""
+        hot = self._hot
+        is_whole = hot is not None and hot.is_cuda and self._cold is None and self._order is None
+        return hot if is_whole and self._spilled is None and hot is not None and hot.dtype == self._dtype else None
+
     def __del__(self) -> None:
         errors: Tensor | None = getattr(self, "_errors", None)
         if errors is not None:

@@ -19,6 +19,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.rowfile import as_tensor
+from pyg_direct.features.together import group_narrow
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.placement import Choice, Placed, Rows, choose_places
@@ -209,6 +210,9 @@ class Attributes(PlacedRows):
         kinds = self._sort_out(data)
         is_ranked = [key for key, kind in kinds.items() if kind == "node"]
         self._place_all({key: data[key] for key in kinds}, kinds, dict.fromkeys(is_ranked, topology))
+        self._groups = group_narrow(self._node)
+        grouped = {name for group in self._groups for name in group.names}
+        self._single = {name: feature for name, feature in self._node.items() if name not in grouped}
 
     def _sort_out(self, data: Data) -> dict[str, str]:
         """`node` or `edge` for each attribute with rows; how to slice what batches take in another way is noted."""
@@ -255,7 +259,11 @@ class Attributes(PlacedRows):
         out = copy.copy(data)
         # PyG's own way to set one attribute takes as long as a kernel's launch.
         store = out._store._mapping
-        for key, feature in self._node.items():
+        if checked:
+            for group in self._groups:
+                rows = group.read(sample.n_id)
+                store.update((key, rows[key]) for key in group.names if key in store)
+        for key, feature in (self._single if checked else self._node).items():
             if key in shared:
                 store[key] = shared[key].read(sample.n_id)
             elif key in store:

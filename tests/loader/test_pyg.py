@@ -345,6 +345,8 @@ def test_edges_of_another_dtype_are_refused(real_device):
 class RecordedFeature:
     """Remembers where it was told to put rows; stands for a GPU that this machine may lack."""
 
+    whole = None
+
     def __init__(self, device_cache_size, **options):
         self.cache = device_cache_size
 
