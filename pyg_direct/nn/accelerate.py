@@ -16,17 +16,24 @@ from typing import Any
 import torch
 from torch_geometric.nn import conv
 
-from pyg_direct.nn import attention, gcn, root
+from pyg_direct.nn import attention, gcn, relational, root, transformer
 from pyg_direct.nn.propagate import MESSAGES, propagate
 from pyg_direct.nn.trimmed import forget_trimming, watch_trimming
 
 _FORWARDS: dict[type, Callable[..., Any]] = {
     conv.SAGEConv: root.forward,
     conv.GraphConv: root.forward,
+    conv.RGCNConv: relational.forward,
+    conv.HGTConv: transformer.forward,
     conv.GCNConv: gcn.forward,
     conv.GATConv: attention.forward,
     conv.GATv2Conv: attention.forward,
 }
+_PROPAGATES: dict[type, Callable[..., Any]] = {
+    **dict.fromkeys(MESSAGES, propagate),
+    conv.HGTConv: transformer.propagate,
+}
+KINDS = tuple(dict.fromkeys([*_PROPAGATES, *_FORWARDS]))
 
 
 class Acceleration:
@@ -53,11 +60,12 @@ class Acceleration:
 def accelerate(model: torch.nn.Module) -> Acceleration:
     """Let the convolutions of a PyG model aggregate batches of our loaders with one fused kernel each.
 
-    SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv and GATv2Conv are found; subclasses only where they leave
-    the messages alone. PyG's own models that are given `num_sampled_nodes_per_hop` also compute no rows that the next
-    layer drops; dropout then falls on other rows than PyG's would. Results are those of PyG up to rounding. Batches of
-    other loaders, options that are not covered, explanations, hooks on messages and compiled or traced models take
-    PyG's own code, unchanged. The model can be saved, copied and scripted as before.
+    SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv, GATv2Conv, RGCNConv and HGTConv are found, also inside
+    HeteroConv and models of `to_hetero`; subclasses only where they leave the messages alone. PyG's own models that are
+    given `num_sampled_nodes_per_hop` also compute no rows that the next layer drops; dropout then falls on other rows
+    than PyG's would. Results are those of PyG up to rounding. Batches of other loaders, options that are not covered,
+    explanations, hooks on messages and compiled or traced models take PyG's own code, unchanged. The model can be
+    saved, copied and scripted as before.
 
     Args:
         model: Any module; it is changed in place.
@@ -73,10 +81,11 @@ def accelerate(model: torch.nn.Module) -> Acceleration:
 
 def accelerate_one(module: torch.nn.Module) -> bool:
     """Accelerate a convolution, and nothing that it holds; whether it is one that can be."""
-    kind = next((kind for kind in MESSAGES if isinstance(module, kind)), None)
+    kind = next((kind for kind in KINDS if isinstance(module, kind)), None)
     if kind is None or not _is_untouched(module, kind):
         return False
-    module.__dict__["propagate"] = MethodType(propagate, module)
+    if kind in _PROPAGATES:
+        module.__dict__["propagate"] = MethodType(_PROPAGATES[kind], module)
     if kind in _FORWARDS and type(module).forward is kind.__dict__["forward"]:
         module.__dict__["forward"] = MethodType(_FORWARDS[kind], module)
         # TorchScript compiles the `forward` of the instance.
@@ -101,7 +110,7 @@ def _is_untouched(module: Any, kind: type) -> bool:
 
 
 def _strip(module: torch.nn.Module) -> None:
-    for name, own in (("propagate", (propagate,)), ("forward", tuple(_FORWARDS.values()))):
+    for name, own in (("propagate", tuple(_PROPAGATES.values())), ("forward", tuple(_FORWARDS.values()))):
         if getattr(module.__dict__.get(name), "__func__", None) in own:
             del module.__dict__[name]
             module.__dict__.pop("__prepare_scriptable__", None)

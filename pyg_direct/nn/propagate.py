@@ -34,6 +34,11 @@ def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) ->
     return type(self).propagate(self, edge_index, size=size, **kwargs) if out is None else out
 
 
+def find_reduce(self: Any) -> str:
+    """How an accelerated convolution reduces, in the words of `ops.aggregate`."""
+    return _REDUCES[type(self.aggr_module)]
+
+
 def is_plain(self: Any, edge_index: Any) -> bool:
     """Whether nothing looks at the messages, and they flow as usual."""
     return (
@@ -67,7 +72,7 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
         or (size is not None and tuple(size) != (num_sources, num_targets))
     ):
         return None
-    reduce = _REDUCES[type(self.aggr_module)]
+    reduce = find_reduce(self)
     made = make(self, source, edges, kwargs)
     if made is None:
         return None

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from pyg_direct.nn.accelerate import accelerate_one
-from pyg_direct.nn.propagate import MESSAGES
+from pyg_direct.nn.accelerate import KINDS, accelerate_one
 from pyg_direct.nn.trimmed import watch_trimming
 
 # Classes whose `__init__` was replaced, and what it was.
@@ -18,7 +17,7 @@ _REPLACED: list[tuple[type, Callable[..., None]]] = []
 
 def accelerate_what_is_made() -> None:
     """Accelerate every convolution, and every model of PyG's, that is made from now on."""
-    for kind in MESSAGES:
+    for kind in KINDS:
         _extend(kind, accelerate_one)
     _extend(BasicGNN, watch_trimming)
 

@@ -1,0 +1,157 @@
+"""RGCNConv over sorted edges: PyG's results and gradients, in one sum over all relations."""
+
+import pytest
+import torch
+from torch_geometric.nn import FastRGCNConv, HeteroConv, HGTConv, RGCNConv, SAGEConv
+
+from pyg_direct import NeighborLoader, accelerate
+from pyg_direct.nn import relational, transformer
+from tests.hetero_data import make_hetero
+from tests.nn.test_trimmed import Batch, assert_near
+
+WIDTH, OUT, RELATIONS = 8, 12, 4
+KINDS = {"mean": {}, "sum": {"aggr": "sum"}, "max": {"aggr": "max"}, "bases": {"num_bases": 2},
+         "blocks": {"num_blocks": 4}, "bare": {"root_weight": False, "bias": False}}  # fmt: skip
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Segments that our operator was asked to reduce."""
+    made, aggregate = [], relational.aggregate
+
+    def count(x, indptr, *args, **kwargs):
+        made.append(indptr.numel() - 1)
+        return aggregate(x, indptr, *args, **kwargs)
+
+    monkeypatch.setattr(relational, "aggregate", count)
+    return made
+
+
+def make_types(batch):
+    return torch.randint(RELATIONS - 1, (batch.edge_index.shape[1],)).to(batch.edge_index.device)
+
+
+def run(conv, x, edge_index, edge_type):
+    parts = [part.clone().requires_grad_() for part in (x if isinstance(x, tuple) else (x,))]
+    out = conv(tuple(parts) if isinstance(x, tuple) else parts[0], edge_index, edge_type)
+    return [out, *torch.autograd.grad(out.square().sum(), [*parts, *conv.parameters()], allow_unused=True)]
+
+
+@pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_edges", [86, 46, 0])
+def test_equals_pyg_with_one_call_of_our_operator(device, kind, num_edges, calls):
+    batch, conv = Batch(device), RGCNConv(WIDTH, OUT, RELATIONS, **KINDS[kind]).to(device)
+    edge_index, edge_type = batch.edge_index[:, :num_edges], make_types(batch)[:num_edges]
+    expected = run(conv, batch.x, edge_index, edge_type)
+
+    accelerated = accelerate(conv)
+    got = run(conv, batch.x, edge_index, edge_type)
+
+    assert accelerated.convolutions == {"": "RGCNConv"}
+    assert_near([part for part in got if part is not None], [part for part in expected if part is not None])
+    assert calls == [31 * RELATIONS]
+
+
+def test_sources_and_targets_may_differ(device, calls):
+    batch, conv = Batch(device), RGCNConv((WIDTH, 5), OUT, RELATIONS).to(device)
+    x = batch.x, torch.randn(20, 5, device=device)
+    edge_type = make_types(batch)
+    expected = run(conv, x, batch.edge_index, edge_type)
+
+    accelerate(conv)
+
+    assert_near(run(conv, x, batch.edge_index, edge_type), expected)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("case", ["another tensor of relations", "other edges", "embeddings",
+                                  "undone", "too many sums"])  # fmt: skip
+def test_anything_else_is_as_pyg_has_it(case, calls, monkeypatch):
+    batch, conv = Batch(), RGCNConv(WIDTH, OUT, RELATIONS)
+    x, edge_index, edge_type = batch.x, batch.edge_index, make_types(batch)
+    accelerated = accelerate(conv)
+    own = 0
+    if case == "another tensor of relations":
+        conv(x, edge_index, edge_type)
+        edge_type.copy_(edge_type.flip(0))
+        own = 2
+    elif case == "other edges":
+        edge_index = edge_index.clone()
+    elif case == "embeddings":
+        conv = RGCNConv(31, OUT, RELATIONS)
+        accelerated, x = accelerate(conv), None
+    elif case == "undone":
+        accelerated.undo()
+    else:
+        monkeypatch.setattr(relational, "_MOST_ITEMS", 10)
+
+    got = conv(x, edge_index, edge_type)
+
+    assert len(calls) == own
+    accelerated.undo()
+    torch.testing.assert_close(got, conv(x, edge_index, edge_type), rtol=1e-4, atol=1e-5)
+
+
+def test_a_relation_that_is_none_is_refused_by_pyg(calls):
+    batch, conv = Batch(), RGCNConv(WIDTH, OUT, RELATIONS)
+    edge_type = make_types(batch)
+    edge_type[3] = RELATIONS
+    accelerate(conv)
+
+    with pytest.raises(RuntimeError, match="index 4 is out of bounds"):
+        conv(batch.x, batch.edge_index, edge_type)
+
+    assert calls == []
+
+
+def test_the_fast_one_of_pyg_stays():
+    assert accelerate(FastRGCNConv(WIDTH, OUT, RELATIONS)).convolutions == {}
+
+
+def test_relations_of_a_batch_with_types(device):
+    data = make_hetero()
+    for kind in data.node_types:
+        data[kind].x = torch.rand(data[kind].num_nodes, 16)
+    device = "cuda" if device.type == "cuda" else "cpu"
+    batch = next(iter(NeighborLoader(data, [3, 2], ("paper", torch.arange(12)), batch_size=12, device=device)))
+    types = [kind for kind in data.edge_types if "nobody" not in kind]
+    model = HeteroConv({kind: SAGEConv((-1, -1), 8) for kind in types}).to(device)
+    expected = model(batch.x_dict, batch.edge_index_dict)
+
+    accelerated = accelerate(model)
+    got = model(batch.x_dict, batch.edge_index_dict)
+
+    assert len(accelerated.convolutions) == len(types)
+    for kind in expected:
+        torch.testing.assert_close(got[kind], expected[kind], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fanouts", [[3, 2], [-1, 2]])
+def test_attention_over_relations_equals_pyg(device, fanouts, monkeypatch):
+    calls, plain = [], transformer.softmax
+    monkeypatch.setattr(transformer, "softmax", lambda *args, **kwargs: calls.append(kwargs) or plain(*args, **kwargs))
+    data = make_hetero()
+    for kind in data.node_types:
+        data[kind].x = torch.rand(data[kind].num_nodes, 16)
+    device = "cuda" if device.type == "cuda" else "cpu"
+    batch = next(iter(NeighborLoader(data, fanouts, ("paper", torch.arange(12)), batch_size=12, device=device)))
+    conv = HGTConv(16, 16, data.metadata(), heads=2).to(device)
+
+    def run():
+        x = {kind: rows.clone().requires_grad_() for kind, rows in batch.x_dict.items()}
+        out = conv(x, batch.edge_index_dict)
+        total = sum(rows.square().sum() for rows in out.values())
+        grads = torch.autograd.grad(total, [*x.values(), *conv.parameters()], allow_unused=True)
+        return [*out.values(), *(grad for grad in grads if grad is not None)]
+
+    expected = run()
+    accelerated = accelerate(conv)
+    got = run()
+
+    assert accelerated.convolutions == {"": "HGTConv"}
+    assert_near(got, expected)
+    assert len(calls) == 1
+    accelerated.undo()
+    assert all(torch.equal(one, other) for one, other in zip(run(), expected, strict=True))
+    assert len(calls) == 1
