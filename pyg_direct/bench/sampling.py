@@ -16,6 +16,7 @@ from pyg_direct.kernels.draw import draw_bits_gpu
 from pyg_direct.kernels.jit import THREADS, set_cpu_threads
 from pyg_direct.ops.launch import _DISPATCHES, run_gpu
 from pyg_direct.runtime.device import resolve_device
+from pyg_direct.sampling.graphsage import GraphSageSampler
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.plan import GpuPlan
 from pyg_direct.sampling.sample import Recipe
@@ -44,6 +45,23 @@ def measure_gpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) ->
                 yield Row.of(case, "COO to first batch", "s", [time.perf_counter() - begin],
                              note="compress on the GPU, place, capture, sample")  # fmt: skip
             yield from measure_plan(plan, batches, case)
+            yield from measure_sampler(topology, placement, cache, batches, case)
+
+
+def measure_sampler(topology: CSRTopo, placement: str, cache: str | None, batches: list[torch.Tensor], case: str
+                    ) -> Iterator[Row]:  # fmt: skip
+    """Edges a second of `GraphSageSampler`, whose layers expand all nodes so far, one call after the other."""
+    mode = "GPU" if placement == "cuda" else "UVA"
+    sampler = GraphSageSampler(topology, list(FANOUTS), mode=mode, seed=0, topology_cache=cache)
+    sampler.sample(batches[0])
+    rates = []
+    for seeds in batches:
+        wait_for_gpu()
+        begin = time.perf_counter()
+        adjs = sampler.sample(seeds)[-1]
+        wait_for_gpu()
+        rates.append(sum(adj.e_id.numel() for adj in adjs) / (time.perf_counter() - begin) / 1e9)
+    yield Row.of(case, "edges, GraphSageSampler", "G/s", rates, note="layers expand all nodes so far")
 
 
 def measure_plan(plan: GpuPlan, batches: list[torch.Tensor], case: str) -> Iterator[Row]:
