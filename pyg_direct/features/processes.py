@@ -99,6 +99,8 @@ class ProcessRows:
         if source.data_ptr() != shared.data_ptr() and (source.shape, source.dtype) == (shared.shape, shared.dtype):
             source.data = shared
         feature._exponents = None
+        if self.device_list == "group":
+            self._open_handle()
 
     def _make_handle(self, source: Tensor, cliques: Sequence[Sequence[int]]) -> Handle:
         feature = cast("Feature", self)

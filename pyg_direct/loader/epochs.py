@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, LoaderWarning
+from pyg_direct.features.handle import COLD_POLICIES
+from pyg_direct.features.processes import POLICIES
 from pyg_direct.loader.background import Background
 from pyg_direct.loader.batches import Seeds, can_share, iterate_batches
 from pyg_direct.loader.pipeline import Pipeline
@@ -46,6 +48,8 @@ class EpochLoader:
     transform: Any
     transform_sampler_output: Any
     num_workers: int
+    # How processes of a group keep node attributes together; see `NeighborLoader`.
+    sharing: Mapping[str, str] = MappingProxyType({})
 
     def enable_cpu_affinity(self, loader_cores: Any = None) -> AbstractContextManager[Any]:
         """PyG's way to pin workers to cores; does nothing where there are no workers."""
@@ -233,3 +237,18 @@ def settle_workers(kwargs: dict[str, Any], device: torch.device, *, may_start: b
             f"{given}: not needed and not used, as sampling and features come from the device itself{start}",
             LoaderWarning, stacklevel=stacklevel)  # fmt: skip
     return {k: v for k, v in kwargs.items() if k not in _WORKER_OPTIONS and k != "multiprocessing_context"}
+
+
+def settle_sharing(cache_policy: str | None, cold_policy: str) -> dict[str, str]:
+    """The arguments about memory that processes share, as a `Feature` takes them; none where nothing is shared.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    for name, value, known in (("cache_policy", cache_policy, (None, *POLICIES)),
+                               ("cold_policy", cold_policy, COLD_POLICIES)):  # fmt: skip
+        if value not in known:
+            raise ArgumentError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
+    if cache_policy is None and cold_policy != "auto":
+        raise ArgumentError(f"cold_policy={cold_policy!r} needs a cache_policy, got None")
+    return {} if cache_policy is None else {"cache_policy": cache_policy, "cold_policy": cold_policy}

@@ -60,7 +60,7 @@ class GeneralLoader(EpochLoader):
         if ours:
             self._sampler.refresh()
         topology = self._sampler._open_topology() if ours else None
-        options = self.device, self.placement, self.feature_cache, self.store_dtype
+        options = self.device, self.placement, self.feature_cache, self.store_dtype, self.sharing
         if isinstance(self.data, HeteroData):
             ranking = topology if isinstance(topology, HeteroTopo) else None
             self._general = HeteroAttributes(self.data, ranking, *options)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -48,12 +49,13 @@ class HeteroAttributes(PlacedRows):
     Args:
         data: The graph; read anew for every epoch, so that edits take effect.
         topology: What ranks rows; None takes the first ones for hot.
-        device, placement, feature_cache, store_dtype: See `PlacedRows`.
+        device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
     """
 
     def __init__(self, data: HeteroData, topology: HeteroTopo | None, device: torch.device, placement: str,
-                 feature_cache: int | str | None, store_dtype: torch.dtype | None = None) -> None:  # fmt: skip
-        super().__init__(device, placement, feature_cache, store_dtype)
+                 feature_cache: int | str | None, store_dtype: torch.dtype | None = None,
+                 sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
+        super().__init__(device, placement, feature_cache, store_dtype, sharing)
         self._others: dict[tuple[Any, str], Slicer] = {}
         # Features go by one name each: "paper.x", "author writes paper.edge_attr".
         self._names: dict[tuple[Any, str], str] = {}

@@ -18,7 +18,7 @@ from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
-from pyg_direct.loader.epochs import ALONE, settle_workers
+from pyg_direct.loader.epochs import ALONE, settle_sharing, settle_workers
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.order import largest_fanout, note_order
 from pyg_direct.loader.own import OwnSampler
@@ -101,6 +101,12 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             the last round sample the first seeds of the epoch anew, so that none waits for ever for the gradients of
             the others; `drop`: the last round is left out; `keep`: they stop, for evaluation or inside
             `torch.distributed.algorithms.join.Join`.
+        cache_policy: With processes of a `torch.distributed` group, one a GPU, which all iterate: they keep node
+            attributes of more than 16 bytes a row together, once in host memory, those of the first process of a host;
+            `device_replicate`: each GPU has hot rows of its own; `p2p_clique_replicate`: GPUs that NVLink joins read
+            theirs from each other, so that `feature_cache`, which is for each GPU, caches as many times more. None:
+            every process has its own. See `Feature`.
+        cold_policy: With `cache_policy`, where GPUs read the other rows: `unified`, `pinned` or `auto`; see `Feature`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             unless `multiprocessing_context` says how to start them: `"spawn"` gives processes that sample on the CPU.
 
@@ -131,12 +137,14 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  store_dtype: torch.dtype | None = None, sampling: str = "uniform", layer_dependency: bool = False,
                  super_batch: int = 1, seed: int | None = None, prefetch: int = 1, time_comparison: str = "<=",
                  time_window: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
-                 custom_cls: Any = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+                 cache_policy: str | None = None, cold_policy: str = "auto", custom_cls: Any = None,
+                 input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ArgumentError("input_time needs time_attr, the name of the times it is compared with, got None")
         if device is None and isinstance(neighbor_sampler, OwnSampler):
             device = neighbor_sampler.device
         self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven)
+        self.sharing = settle_sharing(cache_policy, cold_policy)
         if topology_cache not in (None, "auto"):
             parse_size(topology_cache, 0, "topology_cache")
         self.topology_cache = topology_cache
@@ -202,7 +210,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             self._plan, self._plan_topology, self._placed = open_plan(placed, self._recipe), topology, placed
         self._placed.check_process()
         self._attributes = Attributes(self.data, Ranking.of(self._placed), self.device, self.placement,
-                                      self.feature_cache, self.store_dtype)  # fmt: skip
+                                      self.feature_cache, self.store_dtype, self.sharing)  # fmt: skip
         if self.device.type == "cuda":
             announce(describe([summarise(topology, self._placed), *self._attributes.summarise()]))
         return self._attributes

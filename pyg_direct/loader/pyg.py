@@ -105,16 +105,36 @@ class PlacedRows:
         feature_cache: GPU memory for hot rows of attributes on the host: bytes, `"2G"` or `"20%"`. None is what
             `auto` leaves free of its budget (see `budget_of`), else nothing.
         store_dtype: What float32 rows of more than 16 bytes are kept as; see `Feature`.
+        sharing: `cache_policy` and `cold_policy` of the `Feature` of each wide node attribute, which the processes of
+            the group then share; empty for none.
     """
 
     def __init__(self, device: torch.device, placement: str, feature_cache: int | str | None,
-                 store_dtype: torch.dtype | None) -> None:  # fmt: skip
+                 store_dtype: torch.dtype | None,
+                 sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
         self._device, self._placement, self._cache, self._store_dtype = device, placement, feature_cache, store_dtype
+        self._sharing = dict(sharing)
         self._node: dict[str, Feature] = {}
         self._edge: dict[str, Feature] = {}
 
+    def _is_shared(self, value: Any, kind: str) -> bool:
+        """Whether all processes keep the rows together; the same in each of them, whatever memory it has free."""
+        return bool(self._sharing) and kind == "node" and not Rows("", _count_bytes(value), len(value), True).is_narrow
+
+    def _choose_shared(self, values: dict[str, Any]) -> dict[str, Choice]:
+        """What GPU memory goes to the hot rows of attributes that processes share."""
+        total = sum(map(_count_bytes, values.values()))
+        fills = self._device.type == "cuda" and self._placement == "auto" and self._cache is None
+        budget = budget_of(free_bytes(self._device.index)) if fills else 0
+        return {key: Choice("host", budget * _count_bytes(value) // total) for key, value in values.items()}
+
     def _choose(self, values: dict[str, Any], kinds: dict[str, str]) -> dict[str, Choice]:
         """Where each attribute goes; what an earlier epoch put on the GPU is no longer free there, and stays."""
+        shared = {key: value for key, value in values.items() if self._is_shared(value, kinds[key])}
+        if shared:
+            alone = {key: value for key, value in values.items() if key not in shared}
+            places = self._choose_shared(shared) | self._choose(alone, kinds)
+            return {key: places[key] for key in values}
         if self._device.type == "cpu":
             return dict.fromkeys(values, Choice("host"))
         if self._placement == "cuda":
@@ -149,7 +169,14 @@ class PlacedRows:
         host = placement if placement in ("unified", "pinned") else "unified"
         if placement == "auto" and self._device.type == "cuda":
             host = choose_host_memory(self._device.index)
-        feature = Feature(device_cache_size=cache, csr_topo=ranking, device=self._device, placement=host,
+        if self._is_shared(value, kind):
+            many: dict[str, Any] = {"device_list": "group", **self._sharing}
+            if many["cold_policy"] == "auto" and self._placement in ("unified", "pinned"):
+                many["cold_policy"] = self._placement
+            cache = "100%" if self._placement == "cuda" else cache
+        else:
+            many = {}
+        feature = Feature(device_cache_size=cache, csr_topo=ranking, device=self._device, placement=host, **many,
                           **self._narrow(tensor))  # fmt: skip
         feature.from_cpu_tensor(tensor)
         # Moving gave the tensor another address: the key is made afterwards.
@@ -165,7 +192,7 @@ class PlacedRows:
     def _key(self, value: Any, placement: str) -> tuple[Any, ...]:
         tensor = as_tensor(value)
         return (id(value), tensor.data_ptr(), tensor._version, tensor.shape, self._device, placement, self._cache,
-                self._store_dtype)  # fmt: skip
+                self._store_dtype, *self._sharing.values())  # fmt: skip
 
     def _find(self, value: Any, placement: str) -> Feature | None:
         """The feature that holds `value` in this placement already."""
@@ -200,12 +227,13 @@ class Attributes(PlacedRows):
     Args:
         data: The graph; read anew for every epoch, so that edits take effect.
         topology: What ranks rows; None takes the first ones for hot.
-        device, placement, feature_cache, store_dtype: See `PlacedRows`.
+        device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
     """
 
     def __init__(self, data: Data, topology: Listing | None, device: torch.device, placement: str,
-                 feature_cache: int | str | None, store_dtype: torch.dtype | None = None) -> None:  # fmt: skip
-        super().__init__(device, placement, feature_cache, store_dtype)
+                 feature_cache: int | str | None, store_dtype: torch.dtype | None = None,
+                 sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
+        super().__init__(device, placement, feature_cache, store_dtype, sharing)
         self._others: dict[str, Callable[[Any, Sample], Any]] = {}
         kinds = self._sort_out(data)
         is_ranked = [key for key, kind in kinds.items() if kind == "node"]

@@ -300,3 +300,36 @@ def test_a_copy_keeps_its_share():
     loader = make_loader(ranks=(1, 2))
 
     assert hashes(copy.copy(loader)) == hashes(loader)
+
+
+def read_shared(rank, policy):
+    data = make_data()
+    data.x = data.x.repeat(1, 4) if rank == 0 else data.x.repeat(1, 4) * 0
+    loader = NeighborLoader(data, [3, 2], batch_size=16, seed=1, device="cpu", ranks="auto", uneven="keep",
+                            cache_policy=policy)  # fmt: skip
+    return hashes(loader), float(data.x.sum()), float(data.y.sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["device_replicate", "p2p_clique_replicate"])
+def test_processes_keep_the_features_of_the_first_together(policy):
+    data = make_data()
+    data.x = data.x.repeat(1, 4)
+    expected = hashes(NeighborLoader(data, [3, 2], batch_size=16, seed=1, device="cpu"))
+
+    results = run_ranks(read_shared, 2, policy)
+
+    got = [batches for batches, *_ in results]
+    assert [got[number % 2][number // 2] for number in range(5)] == expected
+    # The tensors of all processes are views of the same rows.
+    assert [total for _, total, _ in results] == [float(data.x.sum())] * 2
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"cache_policy": "all"}, "cache_policy must be one of None, device_replicate, p2p_clique_replicate, got 'all'"),
+    ({"cold_policy": "unified"}, "cold_policy='unified' needs a cache_policy, got None"),
+    ({"cache_policy": "device_replicate", "cold_policy": "ice"}, "cold_policy must be one of auto, unified, pinned"),
+])  # fmt: skip
+def test_bad_policies_are_named(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        make_loader(**options)
