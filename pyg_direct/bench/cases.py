@@ -28,6 +28,7 @@ from pyg_direct.bench.hetero import measure_links, measure_relations, measure_ti
 from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from pyg_direct.bench.loader import measure_loader, measure_python_time
 from pyg_direct.bench.memory import measure_host_memory
+from pyg_direct.bench.multi_gpu import measure_multi_gpu
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.bench.startup import measure_startup
@@ -155,6 +156,12 @@ def peers(scale: float) -> Iterator[Row]:
     yield from measure_loaders(topology, name, workers=(8, 16) if on_gpu else (0, 2), batches=16 if on_gpu else 8)
 
 
+def multi_gpu(scale: float) -> Iterator[Row]:
+    """Rows and epochs on all GPUs of this host, and on fewer."""
+    resolve_device("cuda")
+    yield from measure_multi_gpu(scale)
+
+
 SHORT_CASES: dict[str, Case] = {
     "memory": memory,
     "sampling": sampling,
@@ -171,4 +178,5 @@ LONG_CASES: dict[str, Case] = {
     "labor": labor,
     "accuracy": accuracy,
     "peers": peers,
+    "multi_gpu": multi_gpu,
 }

@@ -58,14 +58,16 @@ class SharedMemory:
     def __init__(self, num_bytes: int, descriptor: int | None = None) -> None:
         if num_bytes < 0:
             raise ArgumentError(f"num_bytes must be at least 0, got {num_bytes}")
-        if descriptor is None and num_bytes > available_bytes():
-            raise MemoryLimitError(f"num_bytes must fit free host memory, {available_bytes()} bytes, got {num_bytes}")
         self.num_bytes = num_bytes
         is_new = descriptor is None
         descriptor = os.memfd_create("pyg_direct", os.MFD_CLOEXEC) if descriptor is None else descriptor
-        if is_new:
-            os.ftruncate(descriptor, max(num_bytes, 1))
-        self._map = _Map(descriptor, max(num_bytes, 1))
+        try:
+            if is_new:
+                os.ftruncate(descriptor, max(num_bytes, 1))
+            self._map = _Map(descriptor, max(num_bytes, 1))
+        except (OSError, OverflowError, ValueError) as error:
+            os.close(descriptor)
+            raise MemoryLimitError(f"num_bytes must fit host memory, got {num_bytes}: {error}") from error
         self._map.descriptor = descriptor
         address = self.bytes.data_ptr()
         _KNOWN[address], _OBJECTS[address] = self._map, self
@@ -143,7 +145,10 @@ def pin(memory: SharedMemory, device: torch.device) -> Block:
 
 
 def available_bytes() -> int:
-    """Host memory that can still be had: of the machine, or of the container's limit where that is less."""
+    """Host memory that can still be had: of the machine, or of the container's limit where that is less.
+
+    Some virtual machines get memory as they use it, and say less than they can have.
+    """
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     with contextlib.suppress(OSError, ValueError):

@@ -41,8 +41,12 @@ def test_a_strided_tensor_is_refused():
 
 
 def test_too_much_is_refused():
-    with pytest.raises(MemoryLimitError, match="num_bytes must fit free host memory"):
-        SharedMemory(available_bytes() * 2 + 1)
+    with pytest.raises(MemoryLimitError, match="num_bytes must fit host memory"):
+        SharedMemory(2**62)
+
+
+def test_free_memory_is_a_part_of_the_machine():
+    assert 0 < available_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_a_view_must_fit():

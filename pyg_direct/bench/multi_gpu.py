@@ -1,0 +1,274 @@
+"""Several GPUs of one host: rows per cache policy, sampling, and epochs of DDP, beside NVLink and PCIe of the same run.
+
+One process a GPU; with fewer GPUs than there are, the others wait.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
+
+from pyg_direct.bench.gather import SkewedListing
+from pyg_direct.bench.row import Row
+from pyg_direct.datasets import synthetic_graph
+from pyg_direct.features.feature import Feature
+from pyg_direct.loader.neighbor import NeighborLoader
+
+_FANOUTS = [15, 10, 5]
+_NUM_ROWS, _WIDTH, _NUM_READS = 1 << 22, 128, 1 << 20
+CACHES = ("20%", "40%", "60%")
+
+
+def measure_multi_gpu(scale: float) -> Iterator[Row]:
+    """Rows of 1, 2, 4, ... GPUs, as many as there are."""
+    count = torch.cuda.device_count()
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_work, args=(count, folder, scale), nprocs=count)
+        yield from torch.load(Path(folder) / "rows", weights_only=False)
+
+
+def _work(rank: int, world: int, folder: str, scale: float) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/group", rank=rank, world_size=world,
+                            device_id=torch.device("cuda", rank))  # fmt: skip
+    rows: list[Row] = []
+
+    def note(row: Row) -> None:
+        rows.append(row)
+        if rank == 0:
+            print(row, flush=True)
+
+    limits = _measure_limits(rank, world)
+    _measure_rows(rank, world, scale, limits, note)
+    for measure in (_measure_products, _measure_papers):
+        measure(rank, world, scale, note)
+    if rank == 0:
+        torch.save(rows, Path(folder) / "rows")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _together(work: Callable[[], Any], repeats: int = 5) -> list[float]:
+    """Seconds of the slowest process for `work`, which all do at once."""
+    work()
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        seconds = torch.tensor(time.perf_counter() - begin, device="cuda")
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        times.append(float(seconds))
+    return times
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _measure_limits(rank: int, world: int) -> dict[str, float]:
+    """Bytes a second of one copy between two GPUs, and of page-locked copies to all GPUs at once, for each."""
+    num_bytes = 1 << 30
+    on_gpu = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    on_host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    pcie = num_bytes / _median(_together(lambda: on_gpu.copy_(on_host, non_blocking=True), 3))
+    peer = 0.0
+    if world > 1:
+        if rank == 0:
+            other = torch.empty(num_bytes, dtype=torch.uint8, device="cuda:1")
+            seconds = []
+            for _ in range(4):
+                torch.cuda.synchronize(1)
+                begin = time.perf_counter()
+                for _ in range(4):
+                    on_gpu.copy_(other)
+                torch.cuda.synchronize(0)
+                seconds.append((time.perf_counter() - begin) / 4)
+            peer = num_bytes / min(seconds)
+        found = torch.tensor(peer, device="cuda")
+        dist.broadcast(found, 0)
+        peer = float(found)
+    return {"peer": peer, "pcie": pcie}
+
+
+def count_peer_bytes(feature: Feature, ids: Tensor) -> int:
+    """Bytes of the rows `ids` that lie in the memory of other GPUs than the feature's."""
+    handle = feature.share_ipc()
+    number = handle.find_hot(feature.device)
+    if number is None or handle.hot[number].spread is None:
+        return 0
+    hot, spread = handle.hot[number], handle.hot[number].spread
+    assert spread is not None
+    slots = ids.cpu()
+    directory = hot.open_directory()
+    if directory is not None:
+        words = directory.bits.view(torch.int32).long() & 0xFFFFFFFF
+        below = (1 << (slots % 32)) - 1
+        is_hot = words[slots // 32] >> (slots % 32) & 1 == 1
+        bits = words[slots // 32] & below
+        counts = sum((bits >> k & 1) for k in range(32))
+        slots = (directory.ranks.long()[slots // 32] + counts)[is_hot]
+    row_bytes = handle.rows[0].numel() * handle.stored.itemsize
+    owners = torch.tensor([chunk.owner for chunk in spread.chunks])
+    chunk = slots * row_bytes // spread.chunks[0].num_bytes
+    return int((owners[chunk] != feature.device.index).sum()) * row_bytes
+
+
+def _measure_rows(rank: int, world: int, scale: float, limits: dict[str, float], note: Callable[[Row], None]) -> None:
+    """Rows of nodes drawn by degree, all GPUs at once, for each policy and cache; ascending ids, as batches have."""
+    num_rows = int(_NUM_ROWS * scale)
+    torch.manual_seed(5)
+    listing = SkewedListing(num_rows, 8 * num_rows)
+    torch.manual_seed(rank)
+    ids = listing.draw(_NUM_READS).unique()
+    num_bytes = len(ids) * _WIDTH * 4
+    host = torch.empty(num_rows, _WIDTH)
+    if rank == 0:
+        host.copy_(torch.arange(num_rows, dtype=torch.float32)[:, None].expand(-1, _WIDTH))
+    for policy in ("device_replicate", "p2p_clique_replicate")[: 1 + (world > 1)]:
+        for cache in CACHES:
+            begin = time.perf_counter()
+            feature = Feature(device=rank, device_list="group", device_cache_size=cache, cache_policy=policy,
+                              csr_topo=listing, cold_policy="unified").from_cpu_tensor(host)  # fmt: skip
+            seconds = time.perf_counter() - begin
+            assert torch.equal(feature[ids][:, -1].long(), ids), f"wrong rows by {policy} with {cache}"
+            rates = [8 * num_bytes / 1e9 / s for s in _together(lambda f=feature: [f.read(ids) for _ in range(8)])]  # type: ignore[misc]
+            from_peers = torch.tensor(float(count_peer_bytes(feature, ids)), device="cuda")
+            dist.all_reduce(from_peers)
+            is_whole = policy != "device_replicate" and feature.placement == "cuda"
+            limit = world / (world - 1) * limits["peer"] if is_whole else None
+            note(Row.of(f"multi_gpu/rows/{world} GPUs/{policy}", f"{cache} of the rows for each GPU", "GB/s", rates,
+                        None if limit is None else limit / 1e9, "N/(N-1) times a peer copy" if limit else "",
+                        f"for each GPU, all at once; {float(from_peers) / world / num_bytes:.0%} of the bytes are a "
+                        f"peer's; made in {seconds:.1f} s; a page-locked copy to each GPU at once "
+                        f"{limits['pcie'] / 1e9:.0f} GB/s, a peer copy {limits['peer'] / 1e9:.0f}"))  # fmt: skip
+            del feature
+            torch.cuda.empty_cache()
+            dist.barrier()
+
+
+def _counts(world: int) -> list[int]:
+    return [count for count in (1, 2, 4, 8) if count <= world]
+
+
+class _Epochs:
+    """Epochs of a GraphSAGE over batches shared by some of the processes."""
+
+    def __init__(self, rank: int, world: int, data: Data, train_idx: Tensor, num_classes: int, hidden: int,
+                 batch_size: int = 1024) -> None:  # fmt: skip
+        self.rank, self.data, self.train_idx, self.num_classes = rank, data, train_idx, num_classes
+        self.hidden, self.batch_size = hidden, batch_size
+        self.groups = {count: dist.new_group(list(range(count))) for count in _counts(world)}
+
+    def run(self, count: int, epochs: int = 2, **options: Any) -> list[float]:
+        """Seconds of each epoch with `count` processes, nothing in those that wait."""
+        seconds: list[float] = []
+        if self.rank < count:
+            loader = NeighborLoader(self.data, _FANOUTS, self.train_idx, batch_size=self.batch_size, shuffle=True,
+                                    seed=0, drop_last=True, ranks=(self.rank, count), **options)  # fmt: skip
+            torch.manual_seed(0)
+            model = GraphSAGE(self.data.x.shape[1], self.hidden, 3, self.num_classes).to(loader.device)
+            parallel = DistributedDataParallel(model, [self.rank], process_group=self.groups[count])
+            optimizer = torch.optim.Adam(parallel.parameters())
+            for epoch in range(1 + epochs):
+                torch.cuda.synchronize()
+                dist.barrier(self.groups[count])
+                begin = time.perf_counter()
+                for number, batch in enumerate(loader):
+                    optimizer.zero_grad(set_to_none=True)
+                    out = parallel(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                                   num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
+                    F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
+                    optimizer.step()
+                    if epoch == 0 and number == 9:
+                        # Only to warm up.
+                        break
+                torch.cuda.synchronize()
+                dist.barrier(self.groups[count])
+                if epoch > 0:
+                    seconds.append(time.perf_counter() - begin)
+            del loader, model, parallel, optimizer
+            torch.cuda.empty_cache()
+        dist.barrier()
+        return seconds
+
+
+def _hash_batches(rank: int, count: int, world: int, data: Data, train_idx: Tensor, num_batches: int = 8) -> int:
+    """One number for the first global batches, whoever made them."""
+    total = torch.zeros((), dtype=torch.int64, device="cuda")
+    if rank < count:
+        loader = NeighborLoader(data, _FANOUTS, train_idx, batch_size=1024, shuffle=True, seed=0, placement="cuda",
+                                ranks=(rank, count))  # fmt: skip
+        for step, batch in zip(range(num_batches // count), loader, strict=False):
+            weight = torch.arange(1, batch.e_id.numel() + 1, device="cuda")
+            number = rank + step * count
+            total += (number + 1) * ((weight * (batch.e_id + 1)).sum() + (batch.x.double() * 1024).long().sum())
+    dist.all_reduce(total)
+    return int(total)
+
+
+def _measure_products(rank: int, world: int, scale: float, note: Callable[[Row], None]) -> None:
+    """Epochs on a graph of ogbn-products' shape: all in GPU memory, and features on the host."""
+    graph = synthetic_graph("products", scale=scale, device="cuda")
+    train_idx, num_classes = graph.train_idx.cpu(), graph.num_classes
+    on_gpu = graph.to_data()
+    hashes = {count: _hash_batches(rank, count, world, on_gpu, train_idx) for count in _counts(world)}
+    assert len(set(hashes.values())) == 1, f"batches differ: {hashes}"
+    note(Row.of(f"multi_gpu/batches/products/{world} GPUs", "numbers of GPUs with equal batches", "GPUs",
+                [float(len(hashes))],
+                note=f"ids and features of the first 8 global batches sum to {hashes[1]}"))  # fmt: skip
+    _compare(rank, world, _Epochs(rank, world, on_gpu, train_idx, num_classes, 256), "products/all in GPU memory",
+             note, placement="cuda")  # fmt: skip
+
+
+def _measure_papers(rank: int, world: int, scale: float, note: Callable[[Row], None]) -> None:
+    """Epochs on a twentieth of a graph of ogbn-papers100M's shape, features on the host, 20 % of them cached."""
+    graph = synthetic_graph("papers100M", scale=0.05 * scale, device="cuda", topology_only=True)
+    train_idx = graph.train_idx.cpu()
+    shape = graph.num_nodes, 128
+
+    def make_epochs() -> _Epochs:
+        data = Data(edge_index=graph.edge_index, y=graph.y, num_nodes=graph.num_nodes)
+        # Only the first process's rows are read where all share them.
+        data.x = torch.empty(shape)
+        data.x.normal_(generator=torch.Generator().manual_seed(0))
+        return _Epochs(rank, world, data, train_idx, graph.num_classes, 32)
+
+    epochs = make_epochs()
+    name = "papers100M x 0.05, features on the host, hidden 32"
+    _compare(rank, world, epochs, f"{name}/no cache", note, placement="unified", topology_placement="cuda")
+    alone = _compare(rank, 1, epochs, f"{name}/20 % on each GPU", note, placement="unified", feature_cache="20%",
+                     topology_placement="cuda")  # fmt: skip
+    for policy in ("device_replicate", "p2p_clique_replicate")[: 2 * (world > 1)]:
+        seconds = epochs.run(world, placement="unified", feature_cache="20%", topology_placement="cuda",
+                             cache_policy=policy)  # fmt: skip
+        note(Row.of(f"multi_gpu/epoch/{name}/20 % on each GPU, {policy}", f"{world} GPUs", "s", seconds or [0.0],
+                    note=f"{alone / _median(seconds or [1.0]):.2f} times as fast as one GPU"))  # fmt: skip
+
+
+def _compare(rank: int, world: int, epochs: _Epochs, name: str, note: Callable[[Row], None], **options: Any) -> float:
+    """Epochs with 1, 2, ... processes; returns the seconds of one with one process, in the first process."""
+    alone = 0.0
+    for count in _counts(world):
+        seconds = epochs.run(count, **options)
+        if count == 1:
+            alone = _median(seconds or [0.0])
+        if rank == 0:
+            note(Row.of(f"multi_gpu/epoch/{name}", f"{count} GPUs", "s", seconds, alone / count, "one GPU over N",
+                        f"{alone / _median(seconds):.2f} times as fast as one GPU"))  # fmt: skip
+    return alone
