@@ -47,3 +47,11 @@ def test_torchrun_does_what_spawned_processes_do():
                  *options(2))  # fmt: skip
 
     assert losses_of(output) == pytest.approx(losses_of(spawned), rel=0.02)
+
+
+def test_quivers_steps_train_two_processes():
+    output = run(EXAMPLES / "multi_gpu_quiver_style.py", "--processes", "2", *options(2))
+
+    losses = losses_of(output)
+    assert len(losses) == 6
+    assert losses[-1] < 0.7 * losses[0], output

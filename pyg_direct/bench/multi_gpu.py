@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
@@ -35,7 +35,7 @@ def measure_multi_gpu(scale: float) -> Iterator[Row]:
     """Rows of 1, 2, 4, ... GPUs, as many as there are."""
     count = torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_work, args=(count, folder, scale), nprocs=count)
+        spawn(_work, args=(count, folder, scale), nprocs=count)
         yield from torch.load(Path(folder) / "rows", weights_only=False)
 
 

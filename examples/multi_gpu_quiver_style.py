@@ -1,0 +1,111 @@
+"""Train GraphSAGE on all GPUs of this host in Quiver's steps: topology, sampler and feature are made once and sent.
+
+    python examples/multi_gpu_quiver_style.py
+
+Hot rows are shared out over GPUs that NVLink joins (`--policy device_replicate` gives each GPU its own). With one GPU
+there is one process; without any, `--processes 2` trains on the CPU. Data as in `ogbn_products_sage.py`.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from model import describe, load_dataset
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.nn import SAGEConv
+
+import pyg_direct as quiver
+
+
+class SAGE(torch.nn.Module):
+    """GraphSAGE over bipartite layers, as PyG's `NeighborSampler` examples write it."""
+
+    def __init__(self, num_features: int, hidden: int, num_classes: int, num_layers: int) -> None:
+        super().__init__()
+        widths = [num_features, *[hidden] * (num_layers - 1), num_classes]
+        self.convs = torch.nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(widths))
+
+    def forward(self, x: torch.Tensor, adjs: list) -> torch.Tensor:
+        for layer, (edge_index, _, size) in enumerate(adjs):
+            x = self.convs[layer]((x, x[: size[1]]), edge_index)
+            if layer < len(self.convs) - 1:
+                x = F.dropout(x.relu(), p=0.3, training=self.training)
+        return x
+
+
+def run(rank: int, count: int, dataset, sampler, feature, args: argparse.Namespace, address: str) -> None:
+    on_gpu = args.device == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if on_gpu else "gloo", init_method=address, rank=rank, world_size=count)
+    torch.manual_seed(args.seed)
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    model = SAGE(dataset.num_features, 256 if on_gpu else 64, dataset.num_classes, 3).to(device)
+    model = DistributedDataParallel(model, [rank] if on_gpu else None)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    y = dataset.y.to(device)
+    # Every process trains on a part of the nodes, as in Quiver's example; all have as many batches.
+    train_idx = dataset.train_idx[: len(dataset.train_idx) // count * count].chunk(count)[rank]
+    seed_loader = torch.utils.data.DataLoader(train_idx, batch_size=args.batch_size, shuffle=True)
+
+    for epoch in range(1, args.epochs + 1):
+        model.train()
+        begin, total_loss = time.perf_counter(), torch.zeros((), device=device)
+        for number, seeds in enumerate(seed_loader):
+            # Processes draw differently: the key says which batch of which process and epoch this is.
+            key = (epoch * len(seed_loader) + number) * count + rank
+            n_id, batch_size, adjs = sampler.sample(seeds, key=key)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(feature[n_id], adjs), y[n_id[:batch_size]])
+            loss.backward()
+            optimizer.step()
+            total_loss += loss.detach() * batch_size
+        dist.all_reduce(total_loss)
+        if rank == 0:
+            mean_loss = float(total_loss) / (len(train_idx) * count)
+            print(f"epoch {epoch}: loss {mean_loss:.4f}, {time.perf_counter() - begin:.2f} s")
+    if rank == 0:
+        print(feature)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="folder with graph.npz and features")
+    parser.add_argument("--scale", type=float, help="size of the generated graph; 1 is ogbn-products")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPUs if there are any")
+    parser.add_argument("--processes", type=int, help="all GPUs; one on a CPU")
+    parser.add_argument("--policy", default="p2p_clique_replicate", help="or device_replicate")
+    parser.add_argument("--cache", default="20%", help="memory of each GPU for hot rows")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--batch-size", type=int, default=256, help="seeds of each process")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    on_gpu = torch.cuda.is_available() and args.device != "cpu"
+    args.device = "cuda" if on_gpu else "cpu"
+    count = args.processes or (torch.cuda.device_count() if on_gpu else 1)
+    dataset = load_dataset(args.data, args.scale, torch.device(args.device))
+    print(f"{describe(dataset, torch.device(args.device))} with {count} processes")
+
+    devices = list(range(count))
+    if on_gpu:
+        print(quiver.p2pCliqueTopo(devices).info())
+    csr_topo = quiver.CSRTopo(dataset.edge_index, num_nodes=dataset.num_nodes)  # step 1
+    sampler = quiver.GraphSageSampler(csr_topo, sizes=[15, 10, 5], mode="UVA" if on_gpu else "CPU")  # step 2
+    feature = quiver.Feature(rank=0, device_list=devices, device_cache_size=args.cache, cache_policy=args.policy,
+                             csr_topo=csr_topo, device=None if on_gpu else "cpu")  # fmt: skip
+    feature.from_cpu_tensor(dataset.x)  # step 3
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(run, args=(count, dataset, sampler, feature, args, f"file://{folder}/group"), nprocs=count)
+
+
+if __name__ == "__main__":
+    main()
