@@ -56,7 +56,7 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
         transform: Called with `(batch_size, n_id, adjs)`.
         device: Where to sample and where results are; None is the current GPU if there is one, else the CPU.
         placement: `auto`, `cuda`, `unified` or `cpu`: where the topology lives.
-        seed: Seed of shuffling and of all draws; None takes torch's initial seed.
+        seed: Seed of shuffling and of all draws; None draws one from torch's generator.
         prefetch: Batches made ahead.
         ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
@@ -76,6 +76,7 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
         if placement not in _MODES:
             raise ArgumentError(f"placement must be one of {', '.join(_MODES)}, got {placement!r}")
         self._settle(device, placement, None, None, 1, seed, prefetch, ranks, uneven)
+        node_idx = None if node_idx is None else torch.as_tensor(node_idx)
         self.edge_index, self.node_idx, self.num_nodes = edge_index, node_idx, num_nodes
         self.sizes, self.return_e_id = check_fanouts("sizes", sizes), bool(return_e_id)
         # `EpochLoader` would call it with one argument.
@@ -120,13 +121,12 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
         if not self.is_sparse_tensor:
             return Adj(layer.edge_index, e_id, layer.size)  # type: ignore[arg-type]
         source, target = layer.edge_index
-        value = None if self._values is None else self._values.to(source.device)[layer.e_id]
-        adj_t = SparseTensor(row=target, col=source, value=value, sparse_sizes=layer.size[::-1])
-        # A `SparseTensor` sorts its edges by target and source; ids follow.
-        if e_id is not None:
-            order = (target * layer.size[0] + source).sort(stable=True).indices
-            e_id = e_id[order]
-        return SparseAdj(adj_t, e_id, layer.size)
+        # A `SparseTensor` holds its edges by target and source; its own sort would mix up parallel ones.
+        order = (target * layer.size[0] + source).sort(stable=True).indices
+        value = None if self._values is None else self._values.to(source.device)[layer.e_id[order]]
+        adj_t = SparseTensor(row=target[order], col=source[order], value=value, sparse_sizes=layer.size[::-1],
+                             is_sorted=True)  # fmt: skip
+        return SparseAdj(adj_t, None if e_id is None else e_id[order], layer.size)
 
     def _prepare(self) -> None:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         super_batch: With node attributes on the host of a GPU: batches whose rows are read together, each row once.
             Up to three times as many are in GPU memory; as many as fit a quarter of what is free there. The batches
             are those that come without, unless `transform_sampler_output` is given, with which each is read alone.
-        seed: Seed of shuffling and of all draws; None takes torch's initial seed.
+        seed: Seed of shuffling and of all draws; None draws one from torch's generator.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
         prefetch: Batches made ahead; on a GPU one more is being sampled, on a CPU each is made by a thread of its own,
@@ -173,10 +174,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                     transform_sampler_output: Any, input_id: Any, store_dtype: torch.dtype | None, sampling: str,
                     layer_dependency: bool, kwargs: dict[str, Any]) -> None:  # fmt: skip
         """Check what uniform batches of a `Data` are made of."""
-        self.num_neighbors = check_fanouts("num_neighbors", num_neighbors)
-        check_hops(self.num_neighbors, MAX_HOPS, "num_neighbors")
         self.replace = bool(replace)
         check_sampling(sampling, self.replace, bool(layer_dependency))
+        self._recipe = Recipe((), self.replace, sampling=sampling, layer_dependency=bool(layer_dependency))
+        self._choose_fanouts(num_neighbors)
         check_store_dtype(store_dtype)
         self.store_dtype = store_dtype
         input_nodes = read_input_nodes(input_nodes)
@@ -192,22 +193,29 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         PygNodeLoader.__init__(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
                                False, None, input_id, **settle_workers(kwargs, self.device, stacklevel=4))  # fmt: skip
         self.input_data.node = check_ids("input_nodes", self.input_data.node, int(data.num_nodes)).long().cpu()
-        self._recipe = Recipe(tuple(self.num_neighbors), self.replace, sampling=sampling,
-                              layer_dependency=bool(layer_dependency))  # fmt: skip
-        self._max_degree = largest_fanout([self.num_neighbors])
         self._plan: Any = None
         self._plan_topology: Any = None
+        self._plan_recipe: Recipe | None = None
         self._attributes: Attributes | None = None
         self._num_calls = 0
+
+    def _choose_fanouts(self, num_neighbors: Any) -> None:
+        """Take other fanouts, from the next epoch or call on."""
+        self.num_neighbors = check_fanouts("num_neighbors", num_neighbors)
+        check_hops(self.num_neighbors, MAX_HOPS, "num_neighbors")
+        assert self._recipe is not None
+        self._recipe = replace_fields(self._recipe, fanouts=tuple(self.num_neighbors))
+        self._max_degree = largest_fanout([self.num_neighbors])
 
     def _prepare(self) -> Any:
         """Place what is not placed yet; reads `data` anew."""
         if self._recipe is None:
             return super()._prepare()
         topology = read_topology(self.data, self.device)
-        if self._plan is None or self._plan_topology is not topology:
+        if self._plan_topology is not topology or self._plan_recipe is not self._recipe:
             placed = self._place_topology(topology)
             self._plan, self._plan_topology, self._placed = open_plan(placed, self._recipe), topology, placed
+            self._plan_recipe = self._recipe
         self._placed.check_process()
         self._attributes = Attributes(self.data, Ranking.of(self._placed), self.device, self.placement,
                                       self.feature_cache, self.store_dtype, self.sharing)  # fmt: skip
@@ -229,7 +237,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         return topology.place(host, self.device, topology_cache=self.topology_cache)
 
     def _sample_now(self, seeds: Tensor) -> Sample:
-        if self._attributes is None:
+        if self._attributes is None or self._plan_recipe is not self._recipe:
             self._prepare()
         key = call_key(self.seed, self._num_calls)
         self._num_calls += 1

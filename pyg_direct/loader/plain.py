@@ -45,8 +45,12 @@ class NodeSampler:
 
     @property
     def num_neighbors(self) -> list[int]:
-        """Fanout of each hop."""
+        """Fanout of each hop; can be set, with effect on the next epoch."""
         return self._loader.num_neighbors
+
+    @num_neighbors.setter
+    def num_neighbors(self, num_neighbors: Any) -> None:
+        self._loader._choose_fanouts(num_neighbors)
 
     def sample_from_nodes(self, index: NodeSamplerInput) -> SamplerOutput:
         """Sample around nodes, under the next key of the loader's direct calls."""

@@ -47,6 +47,10 @@ class _Opened:
     plans: dict[Any, Any] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Plans hold memory and kernels of this process.
+        return {"parts": self.parts, "plans": {}, "kept": []}
+
 
 class NeighborSampler(OwnSampler):
     """Samples around nodes and links, after PyG's class of that name; results are on `device`.
@@ -69,7 +73,7 @@ class NeighborSampler(OwnSampler):
         sample_direction: `forward` follows edges back to their sources; `backward` to their targets.
         device: Where to sample; None is the current GPU if there is one, else the CPU.
         placement, topology_cache: Where the topology lives; see `NeighborLoader`.
-        seed: Seed of all draws; None takes torch's initial seed.
+        seed: Seed of all draws; None draws one from torch's generator.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
         strict_negatives: Negative links are never edges; after 32 tries one is kept, with a warning.

@@ -14,13 +14,16 @@ _SHUFFLES = 2**63 + 1
 
 
 def resolve_seed(seed: int | None) -> int:
-    """The unsigned 64-bit seed meant by an argument; None takes torch's initial seed.
+    """The unsigned 64-bit seed meant by an argument.
+
+    None draws one from torch's generator, so that `torch.manual_seed` repeats a program, and a loader that is made anew
+    for every epoch does not repeat the first.
 
     Raises:
         ArgumentTypeError: not an integer.
     """
     if seed is None:
-        return torch.initial_seed() % _WORD
+        return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ArgumentTypeError(f"seed must be an integer or None, got {seed!r}")
     return seed % _WORD

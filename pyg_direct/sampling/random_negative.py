@@ -28,7 +28,7 @@ class RandomNegativeSampler:
         num_nodes: Number of nodes, or (of sources, of targets) where they are of two types; None for one more than the
             highest id.
         device: Where to draw; None is the current GPU if there is one, else the CPU.
-        seed: Seed of all draws; None takes torch's initial seed.
+        seed: Seed of all draws; None draws one from torch's generator.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.

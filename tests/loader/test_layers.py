@@ -48,10 +48,12 @@ def test_one_layer_comes_bare_and_edge_ids_may_stay_away(real_device):
 def test_a_sparse_tensor_gives_sparse_tensors(real_device, has_values):
     sparse = pytest.importorskip("torch_sparse")
     values = torch.arange(600.0) if has_values else None
-    adj_t = sparse.SparseTensor(row=EDGES[1], col=EDGES[0], value=values, sparse_sizes=(70, 70))
+    # With parallel edges, which differ in their values alone.
+    edges = torch.cat([EDGES, EDGES[:, :99]], dim=1)[:, -600:]
+    adj_t = sparse.SparseTensor(row=edges[1], col=edges[0], value=values, sparse_sizes=(70, 70))
     row, col, value = adj_t.coo()
 
-    batches = list(NeighborSampler(adj_t, [3, 2], batch_size=16, device=real_device))
+    batches = list(NeighborSampler(adj_t, [-1, -1], batch_size=16, device=real_device))
 
     for _, n_id, adjs in batches:
         for layer, e_id, size in adjs:

@@ -180,6 +180,18 @@ def test_pyg_can_drive_the_sampler_itself(real_device):
     assert batch.input_id.tolist() == [7, 8]
 
 
+def test_other_fanouts_can_be_set_between_epochs(real_device):
+    loader = NeighborLoader(make_data(), [3, 2], batch_size=16, seed=1, device=real_device)
+    first = next(iter(loader))
+
+    loader.node_sampler.num_neighbors = [4]
+    second = next(iter(loader))
+
+    assert (len(first.num_sampled_edges), len(second.num_sampled_edges)) == (2, 1)
+    check_contract(make_data(), second, range(16), [4])
+    check_contract(make_data(), loader([5, 9]), [5, 9], [4])
+
+
 class TestModels:
     """Models of PyG's give on seeds what they give on the whole graph when all neighbors are taken."""
 

@@ -27,10 +27,15 @@ def test_no_two_batches_share_a_key():
     assert len(keys) == 5 * (10 * 100 + 100 + 10)
 
 
-def test_no_seed_means_that_of_torch():
+def test_no_seed_draws_one_from_the_generator_of_torch():
     torch.manual_seed(77)
+    seeds = [resolve_seed(None), resolve_seed(None)]
 
-    assert resolve_seed(None) == 77
+    torch.manual_seed(77)
+    again = [resolve_seed(None), resolve_seed(None)]
+
+    assert seeds == again
+    assert seeds[0] != seeds[1]
 
 
 @pytest.mark.parametrize(("seed", "unsigned"), [(5, 5), (-1, 2**64 - 1), (2**64 + 3, 3)])
