@@ -133,12 +133,15 @@ def test_different_seeds_give_different_epochs(real_device):
     assert [loader.seed for loader in loaders] == [1, 2, 3, 2**64 - 1]
 
 
-def test_without_a_seed_that_of_torch_is_taken():
+def test_without_a_seed_loaders_differ_and_repeat_with_the_program():
     torch.manual_seed(1)
+    first, second = list(make_loader(seed=None, shuffle=True)), list(make_loader(seed=None, shuffle=True))
 
-    loader = make_loader(seed=None, shuffle=True)
+    torch.manual_seed(1)
+    again = list(make_loader(seed=None, shuffle=True))
 
-    for batch, twin in zip(loader, make_loader(seed=1, shuffle=True), strict=True):
+    assert seeds_of(first) != seeds_of(second)
+    for batch, twin in zip(first, again, strict=True):
         assert_equal_batches(batch, twin)
 
 
