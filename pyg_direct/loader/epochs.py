@@ -35,8 +35,6 @@ _WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_fact
                    "pin_memory_device": "", "worker_init_fn": None, "timeout": 0}  # fmt: skip
 
 
-
-
 class EpochLoader:
     """Iterates over epochs: which batch is made of what, when, and how far ahead.
 

@@ -47,10 +47,6 @@ class _Opened:
     plans: dict[Any, Any] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Plans hold memory and kernels of this process.
-        return {"parts": self.parts, "plans": {}, "kept": []}
-
 
 class NeighborSampler(OwnSampler):
     """Samples around nodes and links, after PyG's class of that name; results are on `device`.

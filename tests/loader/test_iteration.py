@@ -1,18 +1,15 @@
 """Leaving, nesting, keeping and failing: what happens around the batches of an epoch."""
 
-import copy
 import gc
 import itertools
-import pickle
 import weakref
 
 import pytest
 import torch
 
-from pyg_direct import LinkNeighborLoader, NeighborLoader
+from pyg_direct import NeighborLoader
 from pyg_direct.loader.pyg import Attributes
 from tests.batches import assert_equal_batches, make_data
-from tests.hetero_data import make_hetero
 
 PREFETCH = [0, 1, 3]
 
@@ -20,21 +17,6 @@ PREFETCH = [0, 1, 3]
 def make_loader(device, **options):
     return NeighborLoader(make_data(), [3, 2], **{"batch_size": 16, "shuffle": True, "seed": 1, "device": device,
                                                   **options})  # fmt: skip
-
-
-def make_hetero_loader(device):
-    return NeighborLoader(make_hetero(), [3, 2], "paper", batch_size=16, shuffle=True, seed=1, device=device)
-
-
-def make_link_loader(device):
-    return LinkNeighborLoader(make_hetero(), [3, 2], ("author", "writes", "paper"), neg_sampling="binary",
-                              strict_negatives=True, batch_size=16, seed=1, device=device)  # fmt: skip
-
-
-def find_ids(part):
-    """All node ids in a batch that became a dict."""
-    own = [part["n_id"].cpu()] if "n_id" in part else []
-    return own + [ids for value in part.values() if isinstance(value, dict) for ids in find_ids(value)]
 
 
 def clone(batch):
@@ -204,19 +186,3 @@ def test_leaving_an_epoch_frees_what_was_made_ahead(real_device, monkeypatch):
 
     assert len(made) >= (4 if real_device.type == "cuda" else 1)
     assert all(batch() is None for batch in made)
-
-
-@pytest.mark.parametrize("copy_of", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))],
-                         ids=["copy", "deepcopy", "pickle"])  # fmt: skip
-@pytest.mark.parametrize("make", [make_loader, make_hetero_loader, make_link_loader])
-def test_a_loader_that_was_used_can_be_copied_and_sent(real_device, make, copy_of):
-    loader, fresh = make(real_device), make(real_device)
-    for _ in range(2):
-        expected = [batch.to_dict() for batch in fresh]
-    list(loader)
-
-    got = [batch.to_dict() for batch in copy_of(loader)]
-
-    assert len(got) == len(expected)
-    for batch, other in zip(got, expected, strict=True):
-        assert torch.equal(torch.cat(find_ids(batch)), torch.cat(find_ids(other)))
