@@ -14,6 +14,7 @@ from pyg_direct.kernels.jit import THREADS
 from pyg_direct.kernels.weighted import sum_weights_cpu
 from pyg_direct.kernels.worklist import COLUMNS, FANOUT, FIRST
 from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.upload import upload
 
 # Items a block of a small hop takes, so that all multiprocessors have some.
 _ITEMS_PER_BLOCK = 8
@@ -95,7 +96,7 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
         hop: Number of the hop; hops of one key draw independently.
     """
     device, num_items, on_gpu = frontier.rows.device, int(work[-COLUMNS]), runs_on_gpu(frontier.rows)
-    entries = torch.from_numpy(work).to(device)
+    entries = upload(work, device)
     starts, sizes, counts = torch.empty(3, num_items, dtype=torch.int64, device=device).unbind()
     replace, last, strict = int(rules.replace), int(rules.last), int(rules.strict)
     arguments = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time, rows.edge_weight, frontier.rows,
@@ -140,25 +141,39 @@ def _bound_edges(work: np.ndarray) -> int | None:
     return most if fanouts.size and fanouts.min() >= 0 and most <= _LARGE_BOUND else None
 
 
-def move_segments(
-    begins: Sequence[int], shifts: Sequence[int], arrays: Sequence[Tensor], out: Sequence[Tensor]
-) -> None:
-    """Copy segments of up to three int64 arrays of one length into `out`, segment s moved by shifts[s].
+class Move(NamedTuple):
+    """Arrays whose segments go elsewhere: segment s, items begins[s] .. begins[s + 1] - 1, moves by shifts[s].
 
-    Args:
-        begins: First item of each segment and the end of the last, length S + 1.
+    Attributes:
+        begins: First item of each segment and the end of the last, int64 `[S + 1]`.
+        shifts: int64 `[S]`.
+        arrays: Up to three int64 arrays of one length; the second and the third may be empty.
+        out: Where to, as many arrays.
     """
-    if arrays[0].numel() == 0:
+
+    begins: np.ndarray
+    shifts: np.ndarray
+    arrays: Sequence[Tensor]
+    out: Sequence[Tensor]
+
+
+def move_segments(moves: Sequence[Move]) -> None:
+    """Copy the segments of all moves, whose tables go to the device together."""
+    moves = [move for move in moves if move.arrays[0].numel() > 0]
+    if not moves:
         return
-    device = arrays[0].device
-    table = torch.tensor([*begins, *shifts]).to(device)
-    none = table[:0]
-    padding = [none] * (3 - len(arrays))
-    arguments = (table[: len(begins)], table[len(begins) :], *arrays, *padding, *out, *padding)
-    if runs_on_gpu(arrays[0]):
-        run_gpu(segment.move_segments_gpu, grid_for(arrays[0].numel(), arrays[0]), *arguments)
-    else:
-        run_cpu(segment.move_segments_cpu, *arguments)
+    device = moves[0].arrays[0].device
+    table = upload(np.concatenate([part for move in moves for part in (move.begins, move.shifts)]), device)
+    at, none = 0, table[:0]
+    for begins, shifts, arrays, out in moves:
+        middle, end = at + len(begins), at + len(begins) + len(shifts)
+        padding = [none] * (3 - len(arrays))
+        arguments = (table[at:middle], table[middle:end], *arrays, *padding, *out, *padding)
+        at = end
+        if runs_on_gpu(arrays[0]):
+            run_gpu(segment.move_segments_gpu, grid_for(arrays[0].numel(), arrays[0]), *arguments)
+        else:
+            run_cpu(segment.move_segments_cpu, *arguments)
 
 
 def sum_weights(indptr: Tensor, edge_weight: Tensor) -> Tensor:

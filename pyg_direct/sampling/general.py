@@ -16,7 +16,8 @@ from torch import Tensor
 from pyg_direct.graph.hetero import PlacedHetero
 from pyg_direct.kernels.worklist import COLUMNS, TIMED, WEIGHTED
 from pyg_direct.ops.check import check_key
-from pyg_direct.ops.general import Frontier, Picked, Rules, move_segments, pick_edges
+from pyg_direct.ops.general import Frontier, Move, Picked, Rules, move_segments, pick_edges
+from pyg_direct.ops.upload import upload
 from pyg_direct.sampling.hashed import SMALLEST_TABLE, HashNumbering
 from pyg_direct.sampling.numbering import Space
 from pyg_direct.sampling.options import GeneralRecipe
@@ -85,7 +86,7 @@ class GeneralPlan:
         check_key("key", key)
         self.topology.check_process()
         start = read_seeds(self.topology, seeds, seed_time, self.disjoint)
-        space = Space(torch.from_numpy(start.bases).to(self.topology.device), start.tree_shift, start.tree_bits)
+        space = Space(upload(start.bases, self.topology.device), start.tree_shift, start.tree_bits)
         if not self._has_table:
             numbering = HashNumbering(space, self._num_slots)
             sample = self._sample(start, key, numbering)
@@ -143,11 +144,14 @@ class GeneralPlan:
     def _collect(self, hops: list[_Hop], edges: list[_Edges]) -> GeneralSample:
         topo = self.topology.topo
         node_counts = np.stack([hop.counts for hop in hops])
-        rows, trees = _regroup([[hop.rows, hop.trees] for hop in hops], node_counts)
         num_edges = np.stack([e.counts for e in edges]) if edges else np.zeros((0, len(topo.edge_types)), np.int64)
         none = hops[0].rows[:0]
-        arrays = [[e.sources, e.targets, e.ids] for e in edges]
-        sources, targets, ids = _regroup(arrays, num_edges) if edges else (none, none, none)
+        (rows, trees), moves = _regroup([[hop.rows, hop.trees] for hop in hops], node_counts)
+        sources = targets = ids = none
+        if edges:
+            (sources, targets, ids), more = _regroup([[e.sources, e.targets, e.ids] for e in edges], num_edges)
+            moves += more
+        move_segments(moves)
         if topo.direction == "out":
             sources, targets = targets, sources
         by_type = node_counts.sum(0).tolist()
@@ -181,25 +185,26 @@ class GeneralPlan:
         return induced
 
 
-def _regroup(pieces: list[list[Tensor]], counts: np.ndarray) -> list[Tensor]:
-    """Arrays by hop, type after type within each, as arrays by type, hop after hop within each.
+def _regroup(pieces: list[list[Tensor]], counts: np.ndarray) -> tuple[list[Tensor], list[Move]]:
+    """Arrays by hop, type after type within each, as arrays by type, hop after hop within each; what is left to move.
 
     Args:
         pieces: For each hop, its arrays, of one length; later ones may be empty.
         counts: Items by hop and type, int64 `[H, T]`.
     """
     if len(pieces) == 1 or counts.shape[1] == 1:
-        return [torch.cat(arrays) for arrays in zip(*pieces, strict=True)]
+        return [torch.cat(arrays) for arrays in zip(*pieces, strict=True)], []
     totals = counts.sum(0)
     total = int(totals.sum())
     out = [pieces[0][0].new_empty(total if any(p[i].numel() for p in pieces) else 0) for i in range(len(pieces[0]))]
     # Where each type begins, then after its items of the hops so far.
     places = np.cumsum(totals) - totals
+    moves = []
     for arrays, own in zip(pieces, counts, strict=True):
         begins = np.concatenate([[0], np.cumsum(own)])
-        move_segments(begins.tolist(), (places - begins[:-1]).tolist(), arrays, out)
+        moves.append(Move(begins, places - begins[:-1], arrays, out))
         places = places + own
-    return out
+    return out, moves
 
 
 def split_by(names: tuple, array: Tensor, sizes: list[int]) -> dict:  # type: ignore[type-arg]

@@ -40,7 +40,7 @@ class HashNumbering(Numbering):
     def start(self, seeds: Tensor, counts: np.ndarray) -> None:
         """Number the seeds, type after type."""
         if seeds.numel() > 0:
-            self.enter(seeds, torch.tensor([seeds.numel()], device=seeds.device))
+            self.enter(seeds, seeds.new_full((1,), seeds.numel()))
             self._start(seeds, self._slots[: seeds.numel()], counts)
         else:
             self._known = counts.copy()
@@ -100,7 +100,7 @@ class HashNumbering(Numbering):
         self._num_entries = 0
         self._allocate(size)
         if items.numel() > 0:
-            self.enter(items, torch.tensor([items.numel()], device=items.device))
+            self.enter(items, items.new_full((1,), items.numel()))
             self._local_of_slot[self._slots] = local_ids
 
     def find(self, sources: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_direct.kernels import identity as kernels
 from pyg_direct.kernels.state import FAR
 from pyg_direct.ops.launch import grid_for, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.upload import upload
 
 
 class Space(NamedTuple):
@@ -57,17 +58,17 @@ class Numbering:
 
     def _start(self, seeds: Tensor, slots: Tensor, counts: np.ndarray) -> None:
         """Local ids of seeds: places among those of their type; of a repeated one, the first."""
-        places = [torch.arange(count, dtype=torch.int32, device=seeds.device) for count in counts.tolist()]
-        if places:
-            self._local_of_slot[slots] = FAR
-            self._local_of_slot.scatter_reduce_(0, slots, torch.cat(places), "amin")
+        if seeds.numel() > 0:
+            places = [np.arange(count, dtype=np.int32) for count in counts.tolist() if count > 0]
+            self._local_of_slot.index_fill_(0, slots, FAR)
+            self._local_of_slot.scatter_reduce_(0, slots, upload(np.concatenate(places), seeds.device), "amin")
         self._known = counts.copy()
 
     def settle(self, num_sources: int, counts: np.ndarray) -> Settled:
         """Give the new nodes their local ids, `counts` of each type."""
         new = self._sort_new(int(counts.sum()))
         begins = np.cumsum(counts) - counts
-        table = torch.from_numpy(np.concatenate([begins, self._known])).to(new.device)
+        table = upload(np.concatenate([begins, self._known]), new.device)
         rows = torch.empty_like(new)
         trees = torch.empty_like(new) if self._space.tree_bits > 0 else new[:0]
         if new.numel() > 0:
@@ -78,7 +79,7 @@ class Numbering:
             else:
                 run_cpu(kernels.settle_cpu, *arguments)
         self._known = self._known + counts
-        return Settled(rows, trees, self._local_of_slot[self._slots[:num_sources]].long())
+        return Settled(rows, trees, self._local_of_slot.index_select(0, self._slots[:num_sources]).long())
 
     def _sort_new(self, count: int) -> Tensor:
         """The new identities of this hop, ascending."""

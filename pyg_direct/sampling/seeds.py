@@ -12,6 +12,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.graph.hetero import HeteroTopo, PlacedHetero
 from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.upload import upload
 
 _IDENTITY_BITS = 62
 
@@ -59,20 +60,25 @@ def read_seeds(topology: PlacedHetero, seeds: Tensor | Mapping[str, Tensor],
         bases = np.arange(len(bases), dtype=np.int64) << (tree_shift + tree_bits)
     times = _read_times(topology, given, seed_time) if topo.is_temporal else None
     first_tree = dict(zip(given, np.cumsum([0, *(ids.numel() for ids in given.values())]).tolist(), strict=False))
-    rows, trees, identities = [], [], []
-    none = torch.empty(0, dtype=torch.int64, device=device)
-    for kind, base in zip(topo.node_types, bases.tolist(), strict=False):
-        if kind in given:
-            own = given[kind].to(device).long()
-            rows.append(own)
-            identities.append(own + base)
-            if disjoint:
-                trees.append(torch.arange(first_tree[kind], first_tree[kind] + own.numel(), device=device))
-                identities[-1] += trees[-1] << tree_shift
-    joined = (torch.cat(parts) if parts else none for parts in (rows, trees, identities))
-    own_rows, own_trees, own_identities = joined
-    return Seeds(own_rows, own_trees, own_identities, none if times is None else times, counts, bases, tree_shift,
-                 tree_bits)  # fmt: skip
+    own = [(given[kind].long(), kind, base) for kind, base in zip(topo.node_types, bases.tolist(), strict=False)
+           if kind in given]  # fmt: skip
+    # Where all seeds are on the host they travel together.
+    is_host = all(ids.device.type == "cpu" for ids, *_ in own)
+    place = torch.device("cpu") if is_host else device
+    none = torch.empty(0, dtype=torch.int64, device=place)
+    rows = torch.cat([ids.to(place) for ids, *_ in own]) if own else none
+    identities = torch.cat([ids.to(place) + base for ids, _, base in own]) if own else none
+    trees = none
+    if disjoint and own:
+        firsts = [(first_tree[kind], ids.numel()) for ids, kind, _ in own]
+        trees = torch.cat([torch.arange(first, first + count, device=place) for first, count in firsts])
+        identities += trees << tree_shift
+    if place != device:
+        rows, identities, trees = upload(torch.cat([rows, identities, trees]), device).split(
+            [rows.numel(), identities.numel(), trees.numel()])  # fmt: skip
+    if times is None:
+        times = rows[:0]
+    return Seeds(rows, trees, identities, times, counts, bases, tree_shift, tree_bits)
 
 
 def _by_type(topo: HeteroTopo, name: str, values: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -56,7 +56,7 @@ class TableNumbering(Numbering):
         self._entered.append(seeds)
         if runs_on_gpu(seeds):
             if seeds.numel() > 0:
-                end = torch.tensor([seeds.numel()], device=seeds.device)
+                end = seeds.new_full((1,), seeds.numel())
                 run_gpu(kernels.mark_identities_gpu, grid_for(seeds.numel(), seeds), end, seeds, self._scratch.seen)
         else:
             run_cpu(fresh.mark_fresh_cpu, seeds, self._scratch.fresh, self._scratch.seen, cpu_chunks())

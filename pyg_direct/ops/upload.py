@@ -1,0 +1,17 @@
+"""Small arrays on their way to a GPU, without a wait."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def upload(words: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """An array of the host as a tensor of `device`.
+
+    The driver copies ordinary memory aside before it returns, so the host neither waits for the GPU nor must it keep
+    the array.
+    """
+    tensor = torch.from_numpy(words) if isinstance(words, np.ndarray) else words
+    return tensor.to(device, non_blocking=True)
