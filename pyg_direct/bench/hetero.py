@@ -103,24 +103,30 @@ def measure_times(scale: float, workers: tuple[int, ...], batches: int = 20, siz
 
 
 def measure_links(data: Data, name: str, batches: int = 30, size: int = 1024) -> Iterator[Row]:
-    """Edges a second of `LinkNeighborLoader` with as many negatives as links, and of `NeighborLoader`, at equal seeds.
+    """Edges a second of `LinkNeighborLoader` with as many negatives as links, and of `NeighborLoader`.
 
-    A batch of L links has L negatives: 4 L ends, of which a node is one seed.
+    A batch of L links has 4 L ends, of which each node is a seed: beside batches of L nodes, and of 4 L.
     """
     common: dict[str, Any] = {"num_neighbors": [15, 10, 5], "shuffle": True, "drop_last": True, "seed": 0}
     device = resolve_device(None)
     links = data.edge_index[:, torch.randperm(data.edge_index.shape[1])[: 200 * size]]
-    link = LinkNeighborLoader(data, edge_label_index=links, neg_sampling="binary", batch_size=size // 4, **common)
-    node = NeighborLoader(data, batch_size=size, **common)
+    loaders = {
+        f"NeighborLoader, {size} nodes": NeighborLoader(data, batch_size=size, **common),
+        f"NeighborLoader, {4 * size} nodes": NeighborLoader(data, batch_size=4 * size, **common),
+        f"LinkNeighborLoader, {size} links": LinkNeighborLoader(data, edge_label_index=links, neg_sampling="binary",
+                                                                batch_size=size, **common),
+    }  # fmt: skip
     rates = {}
-    for kind, loader in (("NeighborLoader", node), ("LinkNeighborLoader", link)):
+    for kind, loader in loaders.items():
         edges, seconds = _time_loader(loader, batches, 5)
         rates[kind] = [edges / t / _scale(device) for t in seconds]
         yield Row.of(f"hetero/links/{name}/{size}", kind, _unit(device), rates[kind],
                      note=f"{edges:.0f} edges a batch, no features")  # fmt: skip
-    nodes = sorted(rates["NeighborLoader"])[len(rates["NeighborLoader"]) // 2]
-    yield Row.of(f"hetero/links/{name}/{size}", "links over nodes", "x",
-                 [rate / nodes for rate in rates["LinkNeighborLoader"]])  # fmt: skip
+    *nodes, own = rates
+    for kind in nodes:
+        median = sorted(rates[kind])[len(rates[kind]) // 2]
+        yield Row.of(f"hetero/links/{name}/{size}", f"LinkNeighborLoader over {kind}", "x",
+                     [rate / median for rate in rates[own]])  # fmt: skip
 
 
 def _rate_row(case: str, metric: str, plan: GeneralPlan, seeds: Sequence[Mapping[str, Tensor]]) -> Row:

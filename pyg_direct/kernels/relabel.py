@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.kernels.bitmap import bit_of, rank_of
+from pyg_direct.kernels.bitmap import GROUP_WORDS, WORD, bit_of, rank_of
 from pyg_direct.kernels.jit import THREADS, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.state import (
     BAD_SEED,
@@ -85,6 +85,26 @@ def load_seeds_gpu(state, inbox, arrived, seen, local_of_node, nodes, num_nodes)
         if local_of_node.shape[0] > 0:
             # The first of repeated seeds wins: `count_picks_gpu` takes the minimum.
             local_of_node[node] = FAR
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] i8[] i8[] u4[] u1[] i8")
+def mark_seeds_gpu(state, inbox, arrived, fresh, touched, num_nodes):
+    """Mark the seeds, which may repeat, to be numbered as the nodes of a hop are: unique and ascending."""
+    count, on_gpu = inbox[NUM_SEEDS], inbox[SEEDS_ON_GPU]
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    if i == 0:
+        state[KEY] = inbox[KEY]
+        state[NUM_SEEDS] = count
+        state[EDGES] = 0
+    while i < count:
+        node = arrived[i] if on_gpu != 0 else inbox[HEADER + i]
+        if node < 0 or node >= num_nodes:
+            cuda.atomic.min(state, BAD_SEED, i)
+            node = np.int64(0)
+        cuda.atomic.or_(fresh, node >> 5, bit_of(node))
+        if touched.shape[0] > 0:
+            touched[node // (GROUP_WORDS * WORD)] = 1
         i += np.int64(cuda.gridDim.x) * THREADS
 
 

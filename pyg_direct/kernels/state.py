@@ -18,6 +18,8 @@ MAX_HOPS = 31
 # NODES + h: nodes after hop h (h = 0: the seeds). EDGES + h: edges before hop h.
 NODES = HEADER
 EDGES = NODES + MAX_HOPS + 1
+# Stands for the hop before the first: its word of NODES is always 0, so that seeds are numbered as new nodes are.
+BEFORE_SEEDS = -1
 STATE = EDGES + MAX_HOPS + 1
 
 NO_POSITION = 2**62

@@ -13,12 +13,14 @@ from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
+from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import settle_workers
-from pyg_direct.loader.general import GeneralLoader, Output
+from pyg_direct.loader.general import Drawn, GeneralLoader, Output
 from pyg_direct.loader.node import check_times
 from pyg_direct.loader.own import OwnSampler
-from pyg_direct.loader.sampler import NeighborSampler
+from pyg_direct.loader.sampler import NeighborSampler, PendingLinks
 from pyg_direct.ops.check import check_ids
+from pyg_direct.sampling.key import batch_key
 from pyg_direct.sampling.negative import check_weight
 from pyg_direct.typing import Device
 
@@ -118,6 +120,14 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                                                       **self._key(key))  # fmt: skip
         return out
 
+    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
+        if not isinstance(self._sampler, NeighborSampler):
+            return super()._submit(epoch, number, seeds)
+        key = batch_key(self.seed, epoch, number)
+        return _PendingBatch(
+            self._sampler.submit_from_edges(self.input_data[seeds.positions], self.neg_sampling, key=key)
+        )
+
     def _place_inputs(self, batch: Any, out: Output) -> None:
         """Write labels, times and indices where PyG's loader writes them."""
         fields = [value.to(self.device) if isinstance(value, Tensor) else value for value in out.metadata[1:]]
@@ -134,6 +144,17 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         for key in ("edge_label_index", "edge_label_time"):
             if key in part:
                 del part[key]
+
+
+class _PendingBatch:
+    """What a pipeline waits for."""
+
+    def __init__(self, links: PendingLinks) -> None:
+        self._links = links
+
+    def finish(self) -> Drawn:
+        """The sampler's output."""
+        return Drawn(self._links.finish())
 
 
 class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[misc]

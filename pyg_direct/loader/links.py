@@ -14,6 +14,7 @@ from pyg_direct.errors import ArgumentError, LoaderWarning
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.graph import Parts
 from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.upload import upload
 from pyg_direct.sampling.negative import TRIES, EdgeSet, Nodes, draw_negatives
 
 
@@ -81,11 +82,11 @@ class Links:
             raise ArgumentError("edge_label_index must name a relation of a graph with types, got none")
         self._index, self._device = index, device
         self._ends = _read_ends(parts, index.input_type)
-        self._sources = check_ids("edge_label_index", index.row, self._ends.num_sources).long().to(device)
-        self._targets = check_ids("edge_label_index", index.col, self._ends.num_targets).long().to(device)
+        self._sources = upload(check_ids("edge_label_index", index.row, self._ends.num_sources).long(), device)
+        self._targets = upload(check_ids("edge_label_index", index.col, self._ends.num_targets).long(), device)
         self._num_links = self._sources.numel()
-        self._label = None if index.label is None else index.label.to(device)
-        self._time = None if index.time is None else index.time.to(device)
+        self._label = None if index.label is None else upload(index.label, device)
+        self._time = None if index.time is None else upload(index.time, device)
         # Which link each end belongs to.
         self._own = torch.arange(self._num_links, device=device)
         self._source_owners = self._target_owners = self._own
@@ -125,6 +126,14 @@ class Links:
         self._sources, self._source_owners = torch.cat([self._sources, drawn.sources]), self._target_owners
         positive = torch.ones(self._num_links, device=self._device) if self._label is None else self._label
         self._label = torch.cat([positive, positive.new_zeros((count, *positive.shape[1:]))])
+
+    def ends(self) -> Tensor:
+        """Sources, then targets, of a graph without types, int64; they repeat."""
+        return torch.cat([self._sources, self._targets])
+
+    def place(self, nodes: Tensor) -> None:
+        """Note where the ends stand among these nodes, ascending, which are the seeds of a sample."""
+        self._places = [torch.searchsorted(nodes, self.ends())]
 
     def seeds(self, disjoint: bool) -> tuple[Any, Any]:
         """(seeds, their times) for a sampler, by type where there are types.

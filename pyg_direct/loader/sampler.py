@@ -32,7 +32,8 @@ from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.options import GeneralRecipe
-from pyg_direct.sampling.sample import Recipe, check_hops
+from pyg_direct.sampling.plan import GpuPlan, Pending
+from pyg_direct.sampling.sample import Recipe, Sample, check_hops
 from pyg_direct.sampling.subgraph import GeneralSample
 from pyg_direct.typing import Device
 
@@ -218,17 +219,25 @@ class NeighborSampler(OwnSampler):
             neg_sampling: PyG's `NegativeSampling`.
             key: Draw under this key instead of the sampler's own count of calls.
         """
+        return self.submit_from_edges(index, neg_sampling, key=key).finish()
+
+    def submit_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
+                          key: int | None = None) -> PendingLinks:  # fmt: skip
+        """Start to sample around links; as `sample_from_edges`, but uniform sampling of a `Data` is not waited for."""
         key = self._next_key() if key is None else key
         links = Links(index, self._opened.parts, self.device)
         if neg_sampling is not None:
             neg_sampling = NegativeSampling.cast(neg_sampling)
             links.add_negatives(neg_sampling, self._negatives(neg_sampling, index.input_type), key)
-        seeds, times = links.seeds(self.disjoint)
-        out = self._sample(seeds, times, key=key)
+        with_reverse = None
         if self.exclude_target_edges:
             with_reverse = self.exclude_target_edges == "reverse" or self.subgraph_type == SubgraphType.bidirectional
-            links.exclude(out, with_reverse)
-        return links.finish(out, self.disjoint)
+        if self._is_plain():
+            plan = self._open_plan(unique_seeds=True)
+            pending = (plan.submit if isinstance(plan, GpuPlan) else plan.sample)(links.ends(), key)
+            return PendingLinks(links, pending, self.disjoint, with_reverse)
+        seeds, times = links.seeds(self.disjoint)
+        return PendingLinks(links, self._sample(seeds, times, key=key), self.disjoint, with_reverse)
 
     def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
         """What negative links of a relation are drawn from; made once."""
@@ -255,9 +264,7 @@ class NeighborSampler(OwnSampler):
             if self.device.type == "cpu":
                 seeds = seeds.cpu()
             sample = plan.sample(seeds, key)
-            row, col = sample.edge_index
-            return SamplerOutput(sample.n_id, row, col, sample.e_id, num_sampled_nodes=sample.num_sampled_nodes,
-                                 num_sampled_edges=sample.num_sampled_edges)  # fmt: skip
+            return _to_plain_output(sample)
         times = seed_time if self.is_temporal else None
         return to_output(plan.sample(seed, key, seed_time=times), self.is_hetero)
 
@@ -290,18 +297,19 @@ class NeighborSampler(OwnSampler):
         return (isinstance(self.data, Data) and not self.disjoint and is_directional and self.weight_attr is None
                 and ("edge_index" in self.data or "adj_t" in self.data))  # fmt: skip
 
-    def _open_plan(self) -> Any:
+    def _open_plan(self, unique_seeds: bool = False) -> Any:
         recipe, is_plain = self._read_recipe(), self._is_plain()
         fanouts = recipe.fanouts
         shape = tuple(fanouts) if isinstance(fanouts, list) else tuple((k, tuple(v)) for k, v in fanouts.items())  # type: ignore[union-attr]
         key = (is_plain, shape, recipe.replace, recipe.disjoint, recipe.subgraph_type, recipe.temporal_strategy,
-               recipe.time_comparison, recipe.time_window)  # fmt: skip
+               recipe.time_comparison, recipe.time_window, unique_seeds)  # fmt: skip
         plan = self._opened.plans.get(key)
         if plan is None:
             topology = self._open_topology()
             if is_plain:
                 placed = topology.place(self.placement, self.device, topology_cache=self.topology_cache)
-                plan = open_plan(placed, Recipe(tuple(fanouts), recipe.replace))  # type: ignore[arg-type]
+                own = Recipe(tuple(fanouts), recipe.replace, unique_seeds=unique_seeds)  # type: ignore[arg-type]
+                plan = open_plan(placed, own)
             else:
                 plan = GeneralPlan(topology.place(self.placement, self.device), recipe)
             self._opened.plans[key] = plan
@@ -334,6 +342,40 @@ class NeighborSampler(OwnSampler):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, device={self.device})"
+
+
+class PendingLinks:
+    """A sample around links, on its way.
+
+    Args:
+        links: The links.
+        sample: What is sampled around their ends.
+        disjoint: Whether each end has a tree of its own.
+        with_reverse: None to keep the links among the edges; else they are taken out, and their reverse edges if True.
+    """
+
+    def __init__(self, links: Links, sample: Pending | Sample | SamplerOutput | HeteroSamplerOutput, disjoint: bool,
+                 with_reverse: bool | None) -> None:  # fmt: skip
+        self._links, self._sample, self._disjoint, self._with_reverse = links, sample, disjoint, with_reverse
+
+    def finish(self) -> SamplerOutput | HeteroSamplerOutput:
+        """PyG's output, once the sizes of the sample are known."""
+        sample = self._sample
+        if isinstance(sample, (Pending, Sample)):
+            drawn = sample.finish()
+            self._links.place(drawn.n_id[: drawn.node_counts[0]])
+            out: SamplerOutput | HeteroSamplerOutput = _to_plain_output(drawn)
+        else:
+            out = sample
+        if self._with_reverse is not None:
+            self._links.exclude(out, self._with_reverse)
+        return self._links.finish(out, self._disjoint)
+
+
+def _to_plain_output(sample: Sample) -> SamplerOutput:
+    row, col = sample.edge_index
+    return SamplerOutput(sample.n_id, row, col, sample.e_id, num_sampled_nodes=sample.num_sampled_nodes,
+                         num_sampled_edges=sample.num_sampled_edges)  # fmt: skip
 
 
 def to_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput | HeteroSamplerOutput:

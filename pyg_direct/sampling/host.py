@@ -37,6 +37,8 @@ class CpuPlan:
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
         """The batch of `seeds` (checked, int64 `[B]` on the CPU) under `key`."""
+        if self.recipe.unique_seeds:
+            seeds = seeds.unique()
         if seeds.numel() == 0:
             return empty_sample(seeds, len(self.recipe.fanouts))
         try:

@@ -21,6 +21,7 @@ from pyg_direct.kernels import bitmap, fresh as fresh_nodes, neighbor, relabel
 from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.state import (
     BAD_SEED,
+    BEFORE_SEEDS,
     EDGES,
     FAR,
     HEADER,
@@ -244,8 +245,14 @@ class GpuPlan:
         words_grid = max(1, min(most, -(-s.seen.numel() // THREADS)))
         quads = int(s.seen.numel() > _FEW_WORDS * THREADS * full)
         has_table = s.local_of_node.numel() > 0
-        run_gpu(relabel.load_seeds_gpu, grid_for(slot.num_seeds, s.seen), slot.state, slot.inbox, slot.arrived, s.seen,
-                s.local_of_node, slot.nodes, num_nodes, stream=stream)  # fmt: skip
+        load_grid = grid_for(slot.num_seeds, s.seen)
+        if recipe.unique_seeds:
+            run_gpu(relabel.mark_seeds_gpu, load_grid, slot.state, slot.inbox, slot.arrived, s.fresh, s.touched,
+                    num_nodes, stream=stream)  # fmt: skip
+            self._number(slot, BEFORE_SEEDS, words_grid, quads, stream)
+        else:
+            run_gpu(relabel.load_seeds_gpu, load_grid, slot.state, slot.inbox, slot.arrived, s.seen, s.local_of_node,
+                    slot.nodes, num_nodes, stream=stream)  # fmt: skip
         rows = slot.num_seeds
         for hop, fanout in enumerate(recipe.fanouts):
             grid = max(1, min(most, rows // _ROWS_PER_BLOCK))
@@ -256,9 +263,7 @@ class GpuPlan:
                     topology.pairs, slot.nodes, s.block_sums, hop, fanout, option, expand_all,
                     slot.num_edges, slot.sources, slot.ids, slot.targets, s.fresh, s.touched,
                     stream=stream)  # fmt: skip
-            run_gpu(fresh_nodes.count_fresh_gpu, words_grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
-            run_gpu(fresh_nodes.emit_fresh_gpu, words_grid, slot.state, hop, quads, s.fresh, s.seen, s.touched,
-                    s.block_sums, s.local_of_node, slot.nodes, stream=stream)  # fmt: skip
+            self._number(slot, hop, words_grid, quads, stream)
             most_nodes = slot.nodes.numel()
             rows = most_nodes if fanout < 0 else min(most_nodes, rows * (fanout + expand_all))
         locals_of_rank = s.local_of_node
@@ -273,6 +278,14 @@ class GpuPlan:
                 s.ranks, locals_of_rank, s.local_of_node, slot.sources, slot.outbox, stream=stream)  # fmt: skip
         if not has_table:
             fill_words(s.seen, 0, stream)
+
+    def _number(self, slot: Slot, hop: int, grid: int, quads: int, stream: int) -> None:
+        """The nodes marked fresh become those of the hop after `hop`."""
+        s = self._scratch
+        assert s is not None
+        run_gpu(fresh_nodes.count_fresh_gpu, grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
+        run_gpu(fresh_nodes.emit_fresh_gpu, grid, slot.state, hop, quads, s.fresh, s.seen, s.touched, s.block_sums,
+                s.local_of_node, slot.nodes, stream=stream)  # fmt: skip
 
     def _finish(self, pending: Pending) -> None:
         with self._lock:

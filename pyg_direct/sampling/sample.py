@@ -61,6 +61,7 @@ class Recipe:
             (PyG's NeighborLoader).
         sampling: `uniform`, or `labor` for draws that the rows of a hop share (see `kernels/labor.py`).
         layer_dependency: With `labor`: all hops share their draws too.
+        unique_seeds: Seeds that repeat become one, and stand ascending.
     """
 
     fanouts: tuple[int, ...]
@@ -68,6 +69,7 @@ class Recipe:
     expand_all: bool = False
     sampling: str = "uniform"
     layer_dependency: bool = False
+    unique_seeds: bool = False
 
     def worst_case(self, num_seeds: int, num_nodes: int, num_edges: int) -> int | None:
         """Upper bound of the edges of a batch; None when a fanout takes all neighbors."""

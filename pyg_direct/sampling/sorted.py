@@ -20,6 +20,8 @@ class SortingPlan:
     def sample(self, seeds: Tensor, key: int) -> Sample:
         """The batch of `seeds` (int64 `[B]` on the device of the topology) under `key`."""
         topology, recipe = self.topology, self.recipe
+        if recipe.unique_seeds:
+            seeds = seeds.unique()
         if seeds.numel() == 0:
             return empty_sample(seeds, len(recipe.fanouts))
         n_id = seeds.long()

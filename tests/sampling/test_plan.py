@@ -45,6 +45,20 @@ def test_plan_matches_reference(device, name, recipe, method):
 
 
 @METHODS
+@pytest.mark.parametrize(("name", "fanouts"), [("random", (3, 2)), ("hub", (-1, 2)), ("one loop", ()), ("empty", (4,))])
+def test_seeds_that_repeat_become_one(device, name, fanouts, method):
+    graph = GRAPHS[name]
+    seeds = choose_seeds(graph.num_nodes)
+    plan = open_plan(place(graph, device), Recipe(fanouts, unique_seeds=True), method=method)
+
+    with poisoned_memory():
+        got = [plan.sample(make_seeds(seeds, device), KEY) for _ in range(2)]
+
+    for sample in got:
+        assert_equal(sample, expect_batch(graph, sorted(set(seeds)), Recipe(fanouts)))
+
+
+@METHODS
 @pytest.mark.slow
 @pytest.mark.parametrize("fanouts", FANOUTS)
 @pytest.mark.parametrize("name", GRAPHS)
