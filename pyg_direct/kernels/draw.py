@@ -57,3 +57,17 @@ def draw_bits_gpu(key, items, slot, out):
     while i < out.shape[0]:
         out[i] = np.int64(draw(key, items[i], slot))
         i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@cpu_kernel
+def draw_below_cpu(key, items, slot, bound, out):
+    for i in prange(out.shape[0]):
+        out[i] = draw_below(key, items[i], slot, bound)
+
+
+@gpu_kernel("u8 i8[] i8 i8 i8[]")
+def draw_below_gpu(key, items, slot, bound, out):
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < out.shape[0]:
+        out[i] = draw_below(key, items[i], slot, bound)
+        i += np.int64(cuda.gridDim.x) * THREADS

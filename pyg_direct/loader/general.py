@@ -181,23 +181,34 @@ def _permute(edge: Tensor | None, perm: Tensor | None, device: torch.device) -> 
 
 def _note_sample(batch: Any, out: Output) -> None:
     """Write ids, trees and counts into a batch."""
+    # PyG's own way to set one attribute takes as long as a kernel's launch.
     if isinstance(out, SamplerOutput):
-        if "n_id" not in batch:
-            batch.n_id = out.node
-        if out.edge is not None and "e_id" not in batch:
-            batch.e_id = out.edge
-        batch.batch, batch.num_sampled_nodes = out.batch, out.num_sampled_nodes
-        batch.num_sampled_edges = out.num_sampled_edges
+        store = batch._store._mapping
+        store.setdefault("n_id", out.node)
+        if out.edge is not None:
+            store.setdefault("e_id", out.edge)
+        for name in ("batch", "num_sampled_nodes", "num_sampled_edges"):
+            if getattr(out, name) is not None:
+                store[name] = getattr(out, name)
         if out.orig_row is not None and out.orig_col is not None:
             batch._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
         return
     for kind, ids in out.node.items():
-        if "n_id" not in batch[kind]:
-            batch[kind].n_id = ids
+        _store_of(batch, kind).setdefault("n_id", ids)
     for kind, ids in (out.edge or {}).items():
-        if ids is not None and "e_id" not in batch[kind]:
-            batch[kind].e_id = ids
+        if ids is not None:
+            _store_of(batch, kind).setdefault("e_id", ids)
     for name in ("batch", "num_sampled_nodes", "num_sampled_edges"):
-        batch.set_value_dict(name, getattr(out, name))
+        for kind, value in (getattr(out, name) or {}).items():
+            if value is not None:
+                _store_of(batch, kind)[name] = value
     for kind in out.orig_row or {}:
         batch[kind]._orig_edge_index = torch.stack([out.orig_row[kind], out.orig_col[kind]])
+
+
+def _store_of(batch: HeteroData, kind: Any) -> dict[str, Any]:
+    """What a batch holds of a type or relation, to be written to before anything is read of it."""
+    known = batch._node_store_dict if isinstance(kind, str) else batch._edge_store_dict
+    store = known.get(kind)
+    mapping: dict[str, Any] = (batch[kind] if store is None else store)._mapping
+    return mapping

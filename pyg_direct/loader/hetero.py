@@ -111,15 +111,15 @@ class HeteroAttributes(PlacedRows):
         for kind, store in batch.node_items():
             ids = out.node.get(kind, none)
             self._slice(kind, store, ids, checked)
-            if "num_nodes" in store:
-                store.num_nodes = ids.numel()
+            if "num_nodes" in store._mapping:
+                store._mapping["num_nodes"] = ids.numel()
         for kind, store in batch.edge_items():
             row, col, ids = out.row.get(kind, none), out.col.get(kind, none), (out.edge or {}).get(kind)
             if ids is None and kind not in out.row:
                 ids = none
-            if "edge_index" in store:
-                store.edge_index = torch.stack([row, col])
-            if "adj_t" in store:
+            if "edge_index" in store._mapping:
+                store._mapping["edge_index"] = torch.stack([row, col])
+            if "adj_t" in store._mapping:
                 sizes = [out.node.get(kind[end], none).numel() for end in (2, 0)]
                 store.adj_t = _slice_adjacency(store.adj_t, row, col, ids, sizes)
             self._slice(kind, store, ids, checked)

@@ -87,9 +87,8 @@ class Links:
         self._num_links = self._sources.numel()
         self._label = None if index.label is None else upload(index.label, device)
         self._time = None if index.time is None else upload(index.time, device)
-        # Which link each end belongs to.
-        self._own = torch.arange(self._num_links, device=device)
-        self._source_owners = self._target_owners = self._own
+        # How many negatives there are at either end.
+        self._more_sources = self._more_targets = 0
         self._mode: str | None = None
         self._places: list[Tensor] = []
 
@@ -105,12 +104,15 @@ class Links:
             raise ArgumentError("edge_label_time must be given for negatives among nodes with times, got None")
         self._mode = neg_sampling.mode.value
         count = math.ceil(self._num_links * neg_sampling.amount)
-        owners = torch.arange(count, device=self._device) % max(self._num_links, 1)
         is_triplet = neg_sampling.is_triplet()
-        drawn = draw_negatives(
-            count, key, source.targets, sources=self._sources[owners] if is_triplet else source.sources,
-            until=self._time[owners] if source.has_times and self._time is not None else None, edges=source.edges,
-            device=self._device)  # fmt: skip
+        self._more_targets, self._more_sources = count, 0 if is_triplet else count
+        until = None
+        if source.has_times:
+            assert self._time is not None
+            until = self._time[self._owners_of(count)[self._num_links :]]
+        sources = self._sources[self._owners_of(count)[self._num_links :]] if is_triplet else source.sources
+        drawn = draw_negatives(count, key, source.targets, sources=sources, until=until, edges=source.edges,
+                               device=self._device)  # fmt: skip
         if drawn.num_edges:
             warnings.warn(f"strict_negatives: {drawn.num_edges} of {count} negatives of a batch are edges, as "
                           f"{TRIES} draws met nothing else", LoaderWarning, stacklevel=2)  # fmt: skip
@@ -118,14 +120,22 @@ class Links:
             warnings.warn(f"{drawn.num_untimely} of {count} negatives of a batch are later than their link, as no node "
                           "is that early", LoaderWarning, stacklevel=2)  # fmt: skip
         self._targets = torch.cat([self._targets, drawn.targets])
-        self._target_owners = torch.cat([self._own, owners])
         if is_triplet:
             if self._label is not None:
                 raise ArgumentError("edge_label must be None with triplets, whose index fields say what is negative")
             return
-        self._sources, self._source_owners = torch.cat([self._sources, drawn.sources]), self._target_owners
-        positive = torch.ones(self._num_links, device=self._device) if self._label is None else self._label
-        self._label = torch.cat([positive, positive.new_zeros((count, *positive.shape[1:]))])
+        self._sources = torch.cat([self._sources, drawn.sources])
+        if self._label is None:
+            self._label = torch.zeros(self._num_links + count, device=self._device)
+            self._label[: self._num_links] = 1
+        else:
+            self._label = torch.cat([self._label, self._label.new_zeros((count, *self._label.shape[1:]))])
+
+    def _owners_of(self, num_negatives: int) -> Tensor:
+        """Which link each end belongs to, those of negatives last, int64."""
+        own = torch.arange(self._num_links, device=self._device)
+        more = torch.arange(num_negatives, device=self._device) % max(self._num_links, 1)
+        return torch.cat([own, more])
 
     def ends(self) -> Tensor:
         """Sources, then targets, of a graph without types, int64; they repeat."""
@@ -142,7 +152,8 @@ class Links:
             disjoint: Each end is a seed of its own; else each node is one.
         """
         ends, time = self._ends, self._time
-        lists, owners = [self._sources, self._targets], [self._source_owners, self._target_owners]
+        lists = [self._sources, self._targets]
+        owners = [self._owners_of(count) for count in (self._more_sources, self._more_targets)]
         names: list[Any] = [ends.source, ends.target]
         if ends.source == ends.target:
             lists, owners, names = [torch.cat(lists)], [torch.cat(owners)], names[:1]
@@ -178,7 +189,7 @@ class Links:
             out.metadata = (self._index.input_id, sources, targets[:count], negatives, time)
             return out
         if time is not None:
-            time = time[self._source_owners]
+            time = time[self._owners_of(self._more_sources)]
         out.metadata = (self._index.input_id, torch.stack([sources, targets]), self._label, time)
         return out
 

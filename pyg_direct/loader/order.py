@@ -35,6 +35,6 @@ def note_order(batch: Any, out: Any, max_degree: int | None) -> None:
             register_sorted(edge_index, nodes, edges, max_degree)
         return
     for kind, counts in edges.items():
-        edge_index = batch[kind]._mapping.get("edge_index") if kind in out.row else None
+        edge_index = batch._edge_store_dict[kind]._mapping.get("edge_index") if kind in out.row else None
         if type(edge_index) is Tensor:
             register_sorted(edge_index, nodes[kind[0]], counts, max_degree, nodes[kind[-1]])

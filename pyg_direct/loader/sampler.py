@@ -46,6 +46,8 @@ class _Opened:
 
     parts: Parts
     plans: dict[Any, Any] = field(default_factory=dict)
+    # Plans by what the attributes hold, which is quicker to tell; fanouts are kept so that their ids stay their own.
+    quick: dict[Any, Any] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
 
@@ -295,9 +297,19 @@ class NeighborSampler(OwnSampler):
         """Whether the captured plan of a homogeneous graph does what is asked."""
         is_directional = self._subgraph_type == SubgraphType.directional and self.sample_direction == "forward"
         return (isinstance(self.data, Data) and not self.disjoint and is_directional and self.weight_attr is None
-                and ("edge_index" in self.data or "adj_t" in self.data))  # fmt: skip
+                and not {"edge_index", "adj_t"}.isdisjoint(self.data._store._mapping))  # fmt: skip
 
     def _open_plan(self, unique_seeds: bool = False) -> Any:
+        held = (id(self._num_neighbors), self._subgraph_type, self.replace, self._disjoint, self.temporal_strategy,
+                self.time_comparison, self.time_window, self._is_plain(), unique_seeds)  # fmt: skip
+        _, plan = self._opened.quick.get(held, (None, None))
+        if plan is None:
+            plan = self._make_plan(unique_seeds)
+            self._opened.quick[held] = self._num_neighbors, plan
+        return plan
+
+    def _make_plan(self, unique_seeds: bool) -> Any:
+        """The plan for what the attributes hold, checked; copies of the sampler share it."""
         recipe, is_plain = self._read_recipe(), self._is_plain()
         fanouts = recipe.fanouts
         shape = tuple(fanouts) if isinstance(fanouts, list) else tuple((k, tuple(v)) for k, v in fanouts.items())  # type: ignore[union-attr]

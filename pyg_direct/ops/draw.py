@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels.draw import draw_bits_cpu, draw_bits_gpu
+from pyg_direct.errors import ArgumentError
+from pyg_direct.kernels.draw import draw_below_cpu, draw_below_gpu, draw_bits_cpu, draw_bits_gpu
 from pyg_direct.kernels.state import SHUFFLE_DRAW
 from pyg_direct.ops.check import check_ids, check_key
 from pyg_direct.ops.launch import grid_for, run_cpu, run_gpu, runs_on_gpu
@@ -43,9 +45,30 @@ def draw_bits(items: Tensor, *, key: int, slot: int = 0) -> Tensor:
     if runs_on_gpu(items):
         run_gpu(draw_bits_gpu, grid_for(items.numel(), items), key, items, slot, out)
     else:
-        import numpy as np
-
         run_cpu(draw_bits_cpu, np.uint64(key), items, slot, out)
+    return out
+
+
+def draw_below(items: Tensor, bound: int, *, key: int, slot: int = 0) -> Tensor:
+    """A uniform integer in [0, bound) for each item, int64 `[n]` on the device of `items`.
+
+    Args:
+        items: int64 `[n]`.
+        bound: At least 1.
+        key: Unsigned 64-bit key; equal keys give equal integers on any device.
+        slot: Number of the draw of an item.
+    """
+    items = check_ids("items", items).long()
+    if bound < 1:
+        raise ArgumentError(f"bound must be at least 1, got {bound}")
+    out = torch.empty_like(items)
+    check_key("key", key)
+    if items.numel() == 0:
+        return out
+    if runs_on_gpu(items):
+        run_gpu(draw_below_gpu, grid_for(items.numel(), items), key, items, slot, bound, out)
+    else:
+        run_cpu(draw_below_cpu, np.uint64(key), items, slot, bound, out)
     return out
 
 

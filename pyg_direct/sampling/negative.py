@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.kernels.state import NEGATIVE_DRAW
-from pyg_direct.ops.draw import derive_key, draw_bits
+from pyg_direct.ops.draw import derive_key, draw_below, draw_bits
 
 # How often a strict negative is drawn anew before it is kept as it is.
 TRIES = 32
@@ -61,8 +61,8 @@ class Nodes:
             # Summed on the CPU, as sums on a GPU differ in their last bits.
             self._running = torch.cat([chances.new_zeros(1), chances.cumsum(0)]).to(device)
 
-    def draw(self, numbers: Tensor, key: int, slot: int, until: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(a node for each draw, whether time allows it): int64 and bool `[n]`.
+    def draw(self, numbers: Tensor, key: int, slot: int, until: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """(a node for each draw, whether time and chances allow it, None where they must): int64 and bool `[n]`.
 
         Args:
             numbers: What tells the draws apart, int64 `[n]`.
@@ -70,6 +70,8 @@ class Nodes:
             slot: Number of the try.
             until: The last time of a node for each draw, int64 `[n]`; used where nodes have times.
         """
+        if self._times is None and self._running is None:
+            return draw_below(numbers, self._count, key=key, slot=slot), None
         bits = draw_bits(numbers, key=key, slot=slot)
         bound = torch.full_like(bits, self._count)
         if self._times is not None:
@@ -130,14 +132,17 @@ def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Ten
     numbers = torch.arange(count, device=device)
     own_keys = [derive_key(key, NEGATIVE_DRAW, end) for end in (0, 1)]
 
-    def draw(which: Callable[[Tensor], Tensor], slot: int) -> tuple[Tensor, Tensor, Tensor]:
+    def draw(which: Callable[[Tensor], Tensor], slot: int) -> tuple[Tensor, Tensor, Tensor | None]:
         chosen, times = which(numbers), None if until is None else which(until)
         if isinstance(sources, Nodes):
             source, is_timely = sources.draw(chosen, own_keys[0], slot, times)
         else:
-            source, is_timely = which(sources), torch.ones_like(chosen, dtype=torch.bool)
+            source, is_timely = which(sources), None
         target, is_target_timely = targets.draw(chosen, own_keys[1], slot, times)
-        return source, target, is_timely & is_target_timely
+        if until is None:
+            return source, target, None
+        both = [timely for timely in (is_timely, is_target_timely) if timely is not None]
+        return source, target, both[0] & both[-1] if both else torch.ones_like(chosen, dtype=torch.bool)
 
     source, target, is_timely = draw(lambda values: values, 0)
     num_edges = 0
@@ -146,10 +151,12 @@ def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Ten
         for slot in range(1, tries):
             if not wrong.numel():
                 break
-            source[wrong], target[wrong], is_timely[wrong] = draw(lambda values, at=wrong: values[at], slot)  # type: ignore[misc]
+            source[wrong], target[wrong], again = draw(lambda values, at=wrong: values[at], slot)  # type: ignore[misc]
+            if is_timely is not None and again is not None:
+                is_timely[wrong] = again
             wrong = wrong[edges.contains(source[wrong], target[wrong])]
         num_edges = wrong.numel()
-    return Drawn(source, target, 0 if until is None else int((~is_timely).sum()), num_edges)
+    return Drawn(source, target, 0 if is_timely is None else int((~is_timely).sum()), num_edges)
 
 
 def check_weight(weight: Tensor, num_nodes: int) -> Tensor:

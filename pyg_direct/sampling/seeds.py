@@ -119,7 +119,7 @@ def _read_times(topology: PlacedHetero, given: dict[str, Tensor],
                 raise ArgumentTypeError(f"seed_time must hold integers, got {time.dtype}")
             if time.shape != ids.shape:
                 raise ArgumentError(f"seed_time must have shape {tuple(ids.shape)}, got {tuple(time.shape)}")
-            times.append(time.to(device).long())
+            times.append(upload(time, device).long())
         return torch.cat(times) if times else torch.empty(0, dtype=torch.int64, device=device)
     if not topo.timed_types:
         raise ArgumentError(
@@ -131,5 +131,5 @@ def _read_times(topology: PlacedHetero, given: dict[str, Tensor],
         if kind not in topo.timed_types:
             raise ArgumentError("seed_time (a loader's input_time) must be given for seeds without times of their "
                                 f"own, got None for {kind!r}")  # fmt: skip
-        times.append(topology.rows.node_time[ids.to(device).long() + starts[kind]])
+        times.append(topology.rows.node_time[upload(ids, device).long() + starts[kind]])
     return torch.cat(times) if times else torch.empty(0, dtype=torch.int64, device=device)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.ops.draw import derive_key, draw_bits, permute
+from pyg_direct.ops.draw import derive_key, draw_below, draw_bits, permute
 from tests.poison import poisoned_memory
 from tests.reference import draw as reference
 
@@ -62,6 +62,20 @@ def test_permutation_matches_the_reference(device, count, key):
     assert got.device.type == "cpu"
     assert got.tolist() == reference.permute(count, key)
     assert sorted(got.tolist()) == list(range(count))
+
+
+@pytest.mark.parametrize("bound", [1, 7, 2**31 + 5, 2**62])
+def test_integers_below_a_bound_match_the_reference(device, bound):
+    items = torch.tensor([0, 1, 5, 2**62])
+
+    got = draw_below(items.to(device), bound, key=2**64 - 3, slot=4)
+
+    assert got.tolist() == [reference.draw_below(2**64 - 3, item, 4, bound) for item in items.tolist()]
+
+
+def test_a_bound_below_one_is_refused():
+    with pytest.raises(ArgumentError, match="bound must be at least 1, got 0"):
+        draw_below(torch.arange(3), 0, key=1)
 
 
 def test_permutations_of_other_keys_differ():

@@ -1,0 +1,182 @@
+"""PyG's own example programs, unedited, with PyG's loaders and with ours: what they reach, and how long epochs take.
+
+`python -m tests.compat.programs PATH` runs them over three seeds, PATH being the folder `examples` of a checkout of
+PyG, each once as `python program.py` and once as `python -m pyg_direct run program.py`, and writes
+`tests/compat/programs_<machine>.md`. Data sets are generated (`datasets.py`), where the program looks for them. A
+program's bytes are copied, never changed. PyG's loaders need pyg-lib or torch_sparse.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, median
+from typing import Annotated, NamedTuple
+
+import typer
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+# Loaded by every Python that is started with it on its path: programs set no seed.
+SEEDING = "import os, torch\ntorch.manual_seed(int(os.environ['COMPAT_SEED']))\n"
+LOADERS = {"PyG": [], "pyg_direct": ["-m", "pyg_direct", "run"]}
+POINTS = 1.0
+
+
+class Program(NamedTuple):
+    """A program.
+
+    Attributes:
+        path: Its path below the folder of examples.
+        dataset: Name of its data set in `datasets.py`.
+        root: Where it looks for it, from its own folder.
+        scale: Factor on the size of the generated graph.
+        score: Pattern of the last score that it prints.
+    """
+
+    path: str
+    dataset: str
+    root: str
+    scale: float
+    score: str
+
+
+PROGRAMS = [
+    Program("reddit.py", "reddit", "../data/Reddit", 1.0, r"Test: ([\d.]+)"),
+    Program("hetero/to_hetero_mag.py", "mag", "../../data/OGB", 1.0, r"Val: ([\d.]+)"),
+    Program("graph_sage_unsup.py", "cora", "../data/Cora", 1.0, r"Test: ([\d.]+)"),
+]
+
+
+class Run(NamedTuple):
+    """What a run printed: the score of each epoch, and the seconds between their lines."""
+
+    scores: list[float]
+    seconds: list[float]
+
+
+def run(program: Program, folder: Path, loader: str, seed: int, epochs: int | None, timeout: float) -> Run:
+    """Run a program in a process of its own.
+
+    Args:
+        program: Which.
+        folder: The folder of examples, with the data set where the program looks for it.
+        loader: `PyG` or `pyg_direct`.
+        seed: Of torch, before the program starts.
+        epochs: End it after so many; None lets it finish.
+        timeout: Seconds until it is ended all the same.
+
+    Raises:
+        RuntimeError: it failed, or printed no score.
+    """
+    with tempfile.TemporaryDirectory() as seeding:
+        (Path(seeding) / "sitecustomize.py").write_text(SEEDING)
+        path = os.pathsep.join([seeding, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [sys.executable, "-u", "-W", "ignore", *LOADERS[loader], str(folder / program.path)]
+        errors = Path(seeding) / "errors"
+        with errors.open("w") as file:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True,
+                                       env={**os.environ, "PYTHONPATH": path, "COMPAT_SEED": str(seed)})  # fmt: skip
+        scores, marks = [], []
+        begin = time.monotonic()
+        is_ended = False
+        assert process.stdout is not None
+        for line in process.stdout:
+            found = re.search(program.score, line) if line.startswith("Epoch:") else None
+            if found:
+                scores.append(float(found[1]))
+                marks.append(time.monotonic())
+            if (epochs is not None and len(scores) >= epochs) or time.monotonic() - begin > timeout:
+                is_ended = True
+                process.terminate()
+                break
+        code = process.wait()
+        if not scores or (code != 0 and not is_ended):
+            raise RuntimeError(f"{program.path} with {loader} ended with {code}: {errors.read_text()[-1500:]}")
+    return Run(scores, [after - before for before, after in pairwise(marks)])
+
+
+def tabulate(results: dict[str, dict[str, list[Run]]]) -> str:
+    """Scores and seconds by program and loader, in Markdown."""
+    lines = ["| program | loader | score of each seed, % | mean | seconds an epoch, median |",
+             "| --- | --- | --- | ---: | ---: |"]  # fmt: skip
+    for name, by_loader in results.items():
+        for loader, runs in by_loader.items():
+            scores = [100 * one.scores[-1] for one in runs]
+            seconds = [value for one in runs for value in one.seconds]
+            lines.append(f"| {name} | {loader} | {', '.join(f'{score:.1f}' for score in scores)} | {mean(scores):.2f} "
+                         f"| {median(seconds) if seconds else float('nan'):.3f} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def find_apart(results: dict[str, dict[str, list[Run]]]) -> list[str]:
+    """Programs whose mean scores with both loaders differ by more than a point."""
+    apart = []
+    for name, by_loader in results.items():
+        means = [mean(100 * one.scores[-1] for one in runs) for runs in by_loader.values()]
+        if max(means) - min(means) > POINTS:
+            apart.append(f"{name}: {means}")
+    return apart
+
+
+def main(
+    examples: Annotated[Path, typer.Argument(help="The folder `examples` of a checkout of PyG.")],
+    seeds: Annotated[int, typer.Option(help="Runs of each program with each loader.")] = 3,
+    scale: Annotated[float, typer.Option(help="Further factor on the size of the graphs of reddit and mag.")] = 1.0,
+    epochs: Annotated[int | None, typer.Option(help="End programs after so many epochs.")] = None,
+    only: Annotated[str, typer.Option(help="Part of the names of the programs to run.")] = "",
+    loaders: Annotated[str, typer.Option(help="Which loaders, by commas.")] = ",".join(LOADERS),
+    timeout: Annotated[float, typer.Option(help="Seconds for each run.")] = 3600,
+    work: Annotated[Path | None, typer.Option(help="Folder for programs and data sets, to be kept.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the table.")] = HERE,
+) -> None:
+    """Run PyG's example programs with PyG's loaders and with ours."""
+    import torch
+    import torch_geometric
+
+    from tests.compat import datasets
+
+    results: dict[str, dict[str, list[Run]]] = {}
+    shown = []
+    with tempfile.TemporaryDirectory() as root:
+        folder = (Path(root) if work is None else work.resolve()) / "examples"
+        for program in PROGRAMS:
+            if only not in program.path:
+                continue
+            (folder / program.path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(examples / program.path, folder / program.path)
+            factor = program.scale * (1.0 if program.dataset == "cora" else scale)
+            if not (folder / Path(program.path).parent / program.root).exists():
+                datasets.write(program.dataset, (folder / Path(program.path).parent / program.root).resolve(), factor)
+            shown.append(f"{program.path} on {program.dataset} x {factor:g}")
+            results[program.path] = {loader: [] for loader in loaders.split(",")}
+            # In turn, so that a drift of the machine meets both.
+            for seed in range(seeds):
+                for loader, runs in results[program.path].items():
+                    runs.append(run(program, folder, loader, seed, epochs, timeout))
+                    print(program.path, loader, seed, runs[-1].scores[-1], f"{sum(runs[-1].seconds):.1f} s", flush=True)
+    if seeds == 0:
+        return
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    name = "cpu" if device == "CPU" else device.split()[-1].lower()
+    sampler = "pyg-lib" if torch_geometric.typing.WITH_PYG_LIB else "torch-sparse"
+    head = (
+        f"# PyG's example programs with PyG's loaders and with ours\n\nPyG {torch_geometric.__version__} (its loaders "
+        f"with {sampler}), torch {torch.__version__}, {device}, {os.cpu_count()} cores; `python -m "
+        f"tests.compat.programs PATH`.\nGenerated graphs: {'; '.join(shown)}.\nEpochs include what a program does "
+        "between two lines of its scores.\n\n"
+    )
+    (out / f"programs_{name}.md").write_text(head + tabulate(results))
+    apart = find_apart(results)
+    for line in apart:
+        print("more than a point apart:", line)
+    raise typer.Exit(int(bool(apart)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
