@@ -1,70 +1,101 @@
-"""Aggregation over sorted edges beside other ways to do it, and training steps of accelerated models beside PyG's."""
+"""Aggregation over sorted edges beside other ways to do it."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
-from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
-from torch_geometric.utils import scatter
+from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
+from torch_geometric.utils import scatter, spmm
 
 from pyg_direct.bench.limits import device_copy_rate
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
-from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.nn.sorted import SortedEdges, find_sorted
-from pyg_direct.ops.aggregate import REDUCES, aggregate
+from pyg_direct.ops.aggregate import aggregate
 
-WIDTHS = (1, 8, 16, 32, 64, 100, 128, 256, 512)
-_MODELS = {"SAGE": GraphSAGE, "GCN": GCN, "GIN": GIN, "GAT": GAT}
+WIDTHS = (1, 8, 32, 64, 100, 128, 256, 512)
+# Others add 16-bit items up in 16 bits, and are not asked for every width.
+_WIDTHS_16 = (64, 128, 256)
+# A minimum is a maximum with another sign.
+_MEASURED = ("sum", "mean", "max")
+_OTHERS = ("PyG's scatter", "torch.sparse.mm")
 
 
-def measure_aggregation(
-    batch: Data,
-    name: str,
-    widths: tuple[int, ...] = WIDTHS,
-    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16),
-) -> Iterator[Row]:
+def measure_aggregation(batch: Data, name: str, widths: tuple[int, ...] = WIDTHS) -> Iterator[Row]:
     """Forward, and forward with backward, of each reduce, width and dtype over the edges of a sampled batch.
 
-    The rate counts the rows of all edges and targets once, and the ids. Rows that several edges share may be found in
-    the GPU's cache, and the compulsory share of the bytes, each row of `x` once, says how far that may go.
+    On a GPU it is its own time, that of calls replayed as a CUDA graph. The rate counts the rows of all edges and
+    targets once, and the ids. Rows that several edges share may be found in the GPU's cache, and the compulsory share
+    of the bytes, each row of `x` once, says how far that may go.
     """
     edges = read_batch(batch)
     num_nodes, num_edges = int(batch.num_nodes), edges.row.numel()
     on_gpu = edges.row.is_cuda
-    measure = partial(time_on_gpu, repeats=10) if on_gpu else partial(time_on_clock, repeats=5, warm_up=1)
     limit = device_copy_rate() / 1e12 if on_gpu else None
-    for dtype in dtypes:
-        for width in widths:
+    for dtype, of_dtype in ((torch.float32, widths), (torch.bfloat16, [w for w in widths if w in _WIDTHS_16])):
+        for width in of_dtype:
             row_bytes = width * dtype.itemsize
             id_bytes = (num_edges + num_nodes) * edges.row.element_size()
             moved = ((num_edges + num_nodes) * row_bytes + id_bytes) / 1e12
             compulsory = (2 * num_nodes * row_bytes + id_bytes) / 1e12
             x = torch.randn(num_nodes, width, dtype=dtype, device=edges.row.device, requires_grad=True)
             grad = torch.randn_like(x)
-            for reduce in REDUCES:
+            for reduce in _MEASURED:
                 case = f"aggregate/{name}/{reduce}/{width} {str(dtype).removeprefix('torch.')}"
                 ways = _ways(edges, num_nodes, reduce, dtype)
-                expected = ways["PyG's scatter"](x.detach().float())
+                with torch.no_grad():
+                    expected = ways["PyG's scatter"](x.detach().float())
                 for way, compute in ways.items():
+                    if way != "fused" and not _takes(compute, x):
+                        continue
                     with torch.no_grad():
                         # Others add 16-bit items up in 16 bits.
                         if way == "fused" or dtype == torch.float32:
                             torch.testing.assert_close(compute(x).float(), expected, rtol=2e-2, atol=2e-2)
-                        seconds = measure(partial(compute, x))
+                        seconds = _measure(partial(compute, x), on_gpu)
                     yield Row.of(case, way, "TB/s", [moved / s for s in seconds], limit, "device copy",
                                  f"{compulsory / moved:.2f} of the bytes are compulsory")  # fmt: skip
-                    if way == "torch.segment_reduce":
-                        continue
-                    seconds = measure(partial(_run_both, compute, x, grad))
-                    yield Row.of(case, f"{way}, with backward", "ms", [1e3 * s for s in seconds])
+                    if way == "fused" or way in _OTHERS:
+                        seconds = _measure(partial(_run_both, compute, x, grad), on_gpu)
+                        yield Row.of(case, f"{way}, with backward", "ms", [1e3 * s for s in seconds])
+
+
+@torch.no_grad()
+def _takes(compute: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    """Whether a way of others knows the dtype of `x` on its device."""
+    try:
+        compute(x)
+    except (NotImplementedError, RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _measure(work: Callable[[], object], on_gpu: bool) -> list[float]:
+    if not on_gpu:
+        return time_on_clock(work, repeats=5, warm_up=1)
+    replay = capture(work)
+    return time_on_gpu(work if replay is None else replay, repeats=10, warm_up=2, queued=3)
+
+
+def capture(work: Callable[[], object]) -> Callable[[], object] | None:
+    """A replay of the work as a CUDA graph; None where it waits for the GPU and so cannot be captured."""
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    side.synchronize()
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    return graph.replay
 
 
 def read_batch(batch: Data) -> SortedEdges:
@@ -101,56 +132,9 @@ def _ways(edges: SortedEdges, num_nodes: int, reduce: str, dtype: torch.dtype) -
             values /= edges.indptr.diff().clamp(min=1).to(dtype)[edges.target]
         matrix = torch.sparse_csr_tensor(edges.indptr, edges.row, values, (num_nodes, num_nodes))
         ways["torch.sparse.mm"] = partial(torch.sparse.mm, matrix)
+        index = EdgeIndex(torch.stack([edges.row, edges.target]), sparse_size=(num_nodes, num_nodes), sort_order="col")
+        ways["PyG's EdgeIndex"] = lambda x: index.matmul(x, reduce=reduce, transpose=True)
+        if WITH_TORCH_SPARSE and (torch.ops.torch_sparse.cuda_version() > 0 or not edges.row.is_cuda):
+            adj_t = SparseTensor(row=edges.target, col=edges.row, sparse_sizes=(num_nodes, num_nodes), is_sorted=False)
+            ways["PyG's SparseTensor"] = lambda x: spmm(adj_t, x, reduce)
     return ways
-
-
-def measure_accelerated_steps(batch: Data, num_classes: int, name: str, hidden: int = 256) -> Iterator[Row]:
-    """Training steps of trimmed models of as many layers as hops: as they are and accelerated.
-
-    GPU time is that of a step replayed as a CUDA graph, wall time that of a step launched from Python.
-    """
-    read_batch(batch)
-    device = batch.x.device
-    for kind, model_class in _MODELS.items():
-        plain = model_class(batch.x.shape[1], hidden, len(batch.num_sampled_edges), num_classes).to(device)
-        fast = copy.deepcopy(plain)
-        accelerate(fast)
-        wall, alone = {}, {}
-        for way, model in (("PyG", plain), ("accelerated", fast)):
-            step = _make_step(model, batch)
-            wall[way] = time_on_clock(step, 20 if device.type == "cuda" else 3, 5 if device.type == "cuda" else 1)
-            if device.type == "cuda":
-                alone[way] = _time_graph(step)
-        case = f"aggregate/{name}/{kind} step"
-        for metric, times in (("wall", wall), ("GPU", alone)):
-            for way, seconds in times.items():
-                if seconds:
-                    yield Row.of(case, f"{way}, {metric}", "ms", [1e3 * s for s in seconds])
-            if times and all(times.values()):
-                ratios = [a / b for a, b in zip(sorted(times["PyG"]), sorted(times["accelerated"]), strict=True)]
-                yield Row.of(case, f"PyG over accelerated, {metric}", "x", ratios)
-
-
-def _make_step(model: torch.nn.Module, batch: Data) -> Callable[[], None]:
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                    num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-        F.cross_entropy(out, batch.y[: batch.batch_size].long()).backward()
-
-    return step
-
-
-def _time_graph(step: Callable[[], Any]) -> list[float]:
-    """Seconds of each replay of a step; empty where it waits for the GPU and so cannot be captured."""
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step()
-    side.synchronize()
-    try:
-        with torch.cuda.graph(graph):
-            step()
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return []
-    return time_on_gpu(graph.replay, 20)

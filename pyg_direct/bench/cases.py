@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch_geometric.data import Data
 
 from pyg_direct.bench.accuracy import measure_accuracy
-from pyg_direct.bench.aggregate import measure_accelerated_steps, measure_aggregation
+from pyg_direct.bench.aggregate import measure_aggregation
 from pyg_direct.bench.beside import (
     measure_loaders,
     measure_samplers_on_cpu,
@@ -28,11 +29,17 @@ from pyg_direct.bench.hetero import measure_links, measure_relations, measure_ti
 from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from pyg_direct.bench.loader import measure_loader, measure_python_time
 from pyg_direct.bench.memory import measure_host_memory
+from pyg_direct.bench.models import (
+    measure_accelerated_steps,
+    measure_epochs,
+    measure_relations as measure_relational_layers,
+)
 from pyg_direct.bench.multi_gpu import measure_multi_gpu
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.bench.startup import measure_startup
-from pyg_direct.datasets import load_folder, synthetic_graph
+from pyg_direct.bench.typed import make_mag
+from pyg_direct.datasets import NodeDataset, load_folder, synthetic_graph
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.runtime.device import resolve_device
@@ -82,13 +89,30 @@ def loader(scale: float) -> Iterator[Row]:
 
 
 def aggregate(scale: float) -> Iterator[Row]:
-    """Aggregation of a sampled batch, and steps of accelerated models, beside PyG's own."""
-    device = resolve_device(None).type
-    graph = synthetic_graph("products", scale=scale, device=device)
-    batch = next(iter(NeighborLoader(graph.to("cpu").to_data(), [15, 10, 5], input_nodes=graph.train_idx.cpu(),
-                                     batch_size=1024, seed=0)))  # fmt: skip
-    yield from measure_accelerated_steps(batch, graph.num_classes, _name(scale))
-    yield from measure_aggregation(batch, _name(scale))
+    """Aggregation over the edges of a sampled batch."""
+    yield from measure_aggregation(_sample_batch(_make_graph(scale)), _name(scale))
+
+
+def models(scale: float) -> Iterator[Row]:
+    """Training of PyG's models as they are and accelerated."""
+    graph, name = _make_graph(scale), _name(scale)
+    batch = _sample_batch(graph)
+    yield from measure_accelerated_steps(batch, graph.num_classes, name)
+    mag = make_mag(0.2 * scale, resolve_device(None), num_features=batch.x.shape[1])
+    yield from measure_relational_layers(batch, mag, "paper", name)
+    del mag
+    yield from measure_epochs(graph.to_data(), graph.train_idx, graph.num_classes, name,
+                              batches=48 if batch.x.is_cuda else 6)  # fmt: skip
+
+
+def _make_graph(scale: float) -> NodeDataset:
+    return synthetic_graph("products", scale=scale, device=resolve_device(None).type).to("cpu")
+
+
+def _sample_batch(graph: NodeDataset) -> Data:
+    loader = NeighborLoader(graph.to_data(), [15, 10, 5], input_nodes=graph.train_idx, batch_size=1024, seed=0)
+    batch: Data = next(iter(loader))
+    return batch
 
 
 def hetero(scale: float) -> Iterator[Row]:
@@ -168,6 +192,7 @@ SHORT_CASES: dict[str, Case] = {
     "gather": gather,
     "loader": loader,
     "aggregate": aggregate,
+    "models": models,
     "hetero": hetero,
     "startup": startup,
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
-from pyg_direct.bench.loader import _median, _run, _without_end
+from pyg_direct.bench.loader import _median, run_steps, without_end
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_gpu
 from pyg_direct.graph.topology import CSRTopo
@@ -111,9 +111,9 @@ def measure_steps(data: Data, train_idx: Tensor, num_classes: int, name: str, ba
                                 drop_last=True, placement="unified", topology_placement=topology,
                                 feature_cache=0, super_batch=group, **SAMPLINGS[sampling])  # fmt: skip
         step = _make_step(next(iter(loader)), num_classes)
-        alone = _run(_without_end(loader), lambda batch: None, batches)
-        both = _run(_without_end(loader), step, batches)
-        compute = _run(repeat(next(iter(loader))), step, batches)
+        alone = run_steps(without_end(loader), lambda batch: None, batches)
+        both = run_steps(without_end(loader), step, batches)
+        compute = run_steps(repeat(next(iter(loader))), step, batches)
         limits.setdefault(topology, [_median(alone), _median(both)])
         case = f"steps/{name}/{sampling}, {dtype}, super-batch {group}, topology {topology}"
         yield Row.of(case, "loader alone", "ms", alone, limits[topology][0], "uniform, fp32, alone")

@@ -55,21 +55,22 @@ def measure_loader(data: Data, train_idx: Tensor, num_classes: int, name: str, p
         F.cross_entropy(out, batch.y[: batch.batch_size].long()).backward()
         optimizer.step()
 
-    compute = _run(repeat(first), step, batches)
-    alone = _run(_without_end(loader), lambda batch: None, batches)
-    both = _run(_without_end(loader), step, batches)
+    compute = run_steps(repeat(first), step, batches)
+    alone = run_steps(without_end(loader), lambda batch: None, batches)
+    both = run_steps(without_end(loader), step, batches)
     # Once more, as the two are compared to a few hundredths.
-    compute += _run(repeat(first), step, batches)
+    compute += run_steps(repeat(first), step, batches)
     yield Row.of(case, "step, loader and compute", "ms", both, _median(compute), "compute on one batch")
     yield Row.of(case, "step, loader alone", "ms", alone)
     if device.type == "cpu":
-        in_turn = _run(_without_end(make(prefetch=0)), step, batches)
+        in_turn = run_steps(without_end(make(prefetch=0)), step, batches)
         yield Row.of(case, "step, batches in turn", "ms", in_turn, _median(compute), "compute on one batch",
                      "prefetch=0: no thread makes them ahead")  # fmt: skip
     if device.type == "cpu" and (WITH_PYG_LIB or WITH_TORCH_SPARSE):
         peer = PygNeighborLoader(data, _FANOUTS, input_nodes=train_idx, batch_size=batch_size, shuffle=True,
                                  drop_last=True)  # fmt: skip
-        yield Row.of(case, "PyG's NeighborLoader alone", "ms", _run(_without_end(peer), lambda batch: None, batches),
+        alone = run_steps(without_end(peer), lambda batch: None, batches)
+        yield Row.of(case, "PyG's NeighborLoader alone", "ms", alone,
                      note="no workers, " + ("pyg-lib" if WITH_PYG_LIB else "torch-sparse"))  # fmt: skip
     if device.type == "cuda":
         yield Row.of(case, "peak GPU memory, model included", "GB", [torch.cuda.max_memory_allocated() / 1e9])
@@ -105,7 +106,7 @@ class _NoSampler(BaseSampler):  # type: ignore[misc]
 
 def _time_next(batches: Iterable[Any], count: int = 60, warm_up: int = 10) -> list[float]:
     """Microseconds of each `next()`."""
-    source, times = _without_end(batches), []
+    source, times = without_end(batches), []
     for _ in range(warm_up + count):
         wait_for_gpu()
         begin = time.perf_counter()
@@ -118,12 +119,13 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _without_end(loader: Iterable[Any]) -> Iterator[Any]:
+def without_end(loader: Iterable[Any]) -> Iterator[Any]:
+    """Epoch after epoch."""
     while True:
         yield from loader
 
 
-def _run(batches: Iterable[Any], step: Callable[[Any], None], count: int, windows: int = 6) -> list[float]:
+def run_steps(batches: Iterable[Any], step: Callable[[Any], None], count: int, windows: int = 6) -> list[float]:
     """Milliseconds a step in each window of `count` steps; the first window warms up."""
     size = max(1, count // windows)
     times = []

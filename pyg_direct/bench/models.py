@@ -1,0 +1,152 @@
+"""Training of PyG's models as they are and accelerated: steps on one batch, epochs with the loader."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE, HeteroConv, HGTConv, RGCNConv, SAGEConv
+
+from pyg_direct.bench.aggregate import capture
+from pyg_direct.bench.limits import pinned_copy_rate
+from pyg_direct.bench.loader import run_steps, without_end
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.timing import time_on_clock, time_on_gpu
+from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.nn.accelerate import accelerate
+
+_MODELS = {"SAGE": GraphSAGE, "GCN": GCN, "GIN": GIN, "GAT": GAT}
+_FANOUTS = [15, 10, 5]
+_RELATIONS = 8
+# (placement, topology placement, feature cache) of an epoch, and what that is.
+_PLACES = {"GPU": ("cuda", None, None), "20 % cached": ("unified", "cuda", "20%"), "host": ("unified", None, None)}
+
+
+def measure_accelerated_steps(batch: Data, num_classes: int, name: str, hidden: int = 256) -> Iterator[Row]:
+    """Training steps of trimmed models of as many layers as hops: as they are and accelerated.
+
+    GPU time is that of a step replayed as a CUDA graph, wall time that of a step launched from Python.
+    """
+    device = batch.x.device
+    for kind, model_class in _MODELS.items():
+        plain = model_class(batch.x.shape[1], hidden, len(batch.num_sampled_edges), num_classes).to(device)
+        fast = copy.deepcopy(plain)
+        accelerate(fast)
+        wall, alone = {}, {}
+        for way, model in (("PyG", plain), ("accelerated", fast)):
+            step = _make_step(model, batch)
+            wall[way] = time_on_clock(step, 20 if device.type == "cuda" else 3, 5 if device.type == "cuda" else 1)
+            if device.type == "cuda":
+                alone[way] = _time_graph(step)
+        case = f"models/{name}/{kind} step"
+        yield from _compare(case, "wall", wall)
+        yield from _compare(case, "GPU", alone)
+
+
+def _make_step(model: torch.nn.Module, batch: Data) -> Callable[[], None]:
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        _find_loss(model, batch).backward()
+
+    return step
+
+
+def _find_loss(model: torch.nn.Module, batch: Any) -> Tensor:
+    out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
+    return F.cross_entropy(out, batch.y[: batch.batch_size].long())
+
+
+def _time_graph(step: Callable[[], Any]) -> list[float]:
+    """Seconds of each replay of a step; empty where it waits for the GPU and so cannot be captured."""
+    replay = capture(step)
+    return [] if replay is None else time_on_gpu(replay, 20)
+
+
+def measure_relations(batch: Data, data: HeteroData, node_type: str, name: str) -> Iterator[Row]:
+    """Steps of one layer over relations: RGCNConv on a batch of which each edge has one of eight, HGTConv and
+    HeteroConv on a batch of a graph with types."""
+    edge_type = torch.randint(_RELATIONS, (batch.num_edges,), device=batch.x.device)
+    typed = next(iter(NeighborLoader(data, [10, 5], node_type, batch_size=1024, seed=0)))
+    width = batch.x.shape[1]
+    kinds = {kind: SAGEConv((width, width), 128) for kind in data.edge_types}
+    for kind, layer, args in (("RGCN", RGCNConv(width, 128, _RELATIONS), (batch.x, batch.edge_index, edge_type)),
+                              ("HGT", HGTConv(width, 128, data.metadata(), 4), (typed.x_dict, typed.edge_index_dict)),
+                              ("HeteroConv", HeteroConv(kinds), (typed.x_dict, typed.edge_index_dict))):  # fmt: skip
+        plain = layer.to(batch.x.device)
+        fast = copy.deepcopy(plain)
+        accelerate(fast)
+        wall = {}
+        for way, module in (("PyG", plain), ("accelerated", fast)):
+
+            def step(module: Any = module, args: Any = args) -> None:
+                module.zero_grad(set_to_none=True)
+                out = module(*args)
+                sum(rows.sum() for rows in (out.values() if isinstance(out, dict) else [out])).backward()
+
+            wall[way] = time_on_clock(step, 10, 3)
+        yield from _compare(f"models/{name}/{kind} layer", "wall", wall)
+
+
+def _compare(case: str, metric: str, times: dict[str, list[float]]) -> Iterator[Row]:
+    """Rows of PyG's times and of ours, and their ratio."""
+    for way, seconds in times.items():
+        if seconds:
+            yield Row.of(case, f"{way}, {metric}", "ms", [1e3 * s for s in seconds])
+    if times and all(times.values()):
+        ratios = [a / b for a, b in zip(sorted(times["PyG"]), sorted(times["accelerated"]), strict=True)]
+        yield Row.of(case, f"PyG over accelerated, {metric}", "x", ratios)
+
+
+def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 48) -> Iterator[Row]:
+    """A training step with our loader, of models as they are and accelerated, for features on the GPU and the host.
+
+    The limit is the slowest of the parts alone: the accelerated step on one batch, loading, and the bytes of its rows
+    over the link.
+    """
+    on_gpu = torch.cuda.is_available()
+    places = _PLACES if on_gpu else {"CPU": ("cpu", None, None)}
+    for place, (placement, topology, cache) in places.items():
+        # Those that move their rows are told of once.
+        kinds = _MODELS if place == next(iter(places)) else {"SAGE": GraphSAGE}
+        size = min(1024, len(train_idx))
+        loader = NeighborLoader(copy.copy(data), _FANOUTS, train_idx, batch_size=size, shuffle=True, drop_last=True,
+                                seed=0, placement=placement, topology_placement=topology,
+                                feature_cache=cache)  # fmt: skip
+        first = next(iter(loader))
+        alone = run_steps(without_end(loader), lambda batch: None, batches)
+        for kind, model_class in kinds.items():
+            model = model_class(first.x.shape[1], 256, len(_FANOUTS), num_classes).to(first.x.device)
+            case, times = f"models/{name}/{kind} epoch, {place}", {}
+            for way in ("PyG's kernels", "accelerated"):
+                if way == "accelerated":
+                    accelerate(model)
+                step = _make_epoch_step(model)
+                compute = _median(run_steps(repeat(first), step, batches))
+                times[way] = run_steps(without_end(loader), step, batches)
+                link = first.x.numel() * first.x.element_size() / pinned_copy_rate() * 1e3 if place == "host" else 0.0
+                limit = max(compute, _median(alone), link)
+                yield Row.of(case, f"step with loader, {way}", "ms", times[way], limit, "slowest part alone")
+            ratio = _median(times["PyG's kernels"]) / _median(times["accelerated"])
+            yield Row.of(case, "PyG's kernels over accelerated", "x", [ratio])
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _make_epoch_step(model: torch.nn.Module) -> Callable[[Any], None]:
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        _find_loss(model, batch).backward()
+        optimizer.step()
+
+    return step
