@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, PlacementWarning
 from pyg_direct.graph.cache import cache_rows
+from pyg_direct.graph.peers import spread_over_peers
 from pyg_direct.graph.placed import PlacedTopology, interleave, place_array
 from pyg_direct.graph.pyg import Rows, read_edges
 from pyg_direct.ops.check import check_topology
@@ -175,7 +176,9 @@ class CSRTopo:
 
         Args:
             placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`. With the neighbors on the host, offsets and edge
-                ids still go to GPU memory where each takes at most an eighth of what is free.
+                ids still go to GPU memory where each takes at most an eighth of what is free. `peer`: neighbors and
+                edge ids shared out over the GPUs that NVLink joins with `device`, of all processes of a
+                `torch.distributed` group, which all call this; for a topology that one GPU cannot hold.
             device: The device that samples.
             topology_cache: With the neighbors on the host: GPU memory for the rows that save the most reads, in
                 bytes, as `"2G"`, as a share of all edges such as `"20%"`, or `"auto"`: up to a quarter of what is
@@ -187,7 +190,9 @@ class CSRTopo:
         target = resolve_device(device)
         if placement == "auto":
             placement = self.choose_placement(target)
-        if placement not in ("cuda", "unified", "pinned", "cpu") or (placement == "cpu") != (target.type == "cpu"):
+        if placement not in ("cuda", "peer", "unified", "pinned", "cpu") or (placement == "cpu") != (
+            target.type == "cpu"
+        ):
             raise ArgumentError(f"placement must be one that {target} can read, got {placement!r}")
         if topology_cache != "auto":
             parse_size(0 if topology_cache is None else topology_cache, 0, "topology_cache")
@@ -214,6 +219,8 @@ class CSRTopo:
     def _place(self, placement: str, device: torch.device) -> PlacedTopology:
         indptr, self._indptr, block_0 = place_array(
             self._indptr, self._prefer_gpu(self._indptr, placement, device), device, "offsets")  # fmt: skip
+        if placement == "peer":
+            return self._place_on_peers(indptr, device)
         if self._can_interleave(placement, device):
             return self._place_interleaved(indptr, device)
         indices, self._indices, block_1 = place_array(self._indices, placement, device, "neighbors")
@@ -230,6 +237,17 @@ class CSRTopo:
             # Neither unified nor page-locked memory could be had: no kernel can read host memory here.
             raise ArgumentError("placement='unified' fell back to 'cpu', which a GPU cannot sample; use device='cpu'")
         return PlacedTopology(indptr, indices, edge_ids, obtained, blocks)
+
+    def _place_on_peers(self, indptr: Tensor, device: torch.device) -> PlacedTopology:
+        lists = [a for a in (self._indices, self._eid) if a is not None and a.numel() > 0]
+        views = spread_over_peers(lists, device)
+        indices = views[0] if views else self._indices.to(device)
+        if self._indices.is_cuda and views:
+            # Not held twice.
+            self._indices, self._eid = indices, views[1] if len(views) > 1 else self._eid
+        edge_dtype = torch.int32 if self.edge_count < 2**31 else torch.int64
+        none = torch.empty(0, dtype=edge_dtype, device=device)
+        return PlacedTopology(indptr, indices, views[1] if len(views) > 1 else none, "peer")
 
     def _can_interleave(self, placement: str, device: torch.device) -> bool:
         """Whether neighbors and edge ids fit one word, and GPU memory holds both forms while they are copied."""
@@ -252,6 +270,8 @@ class CSRTopo:
     def _prefer_gpu(self, array: Tensor, placement: str, device: torch.device) -> str:
         if placement in ("cpu", "cuda"):
             return placement
+        if placement == "peer":
+            return "cuda"
         return "cuda" if array.numel() * array.element_size() <= _SMALL_SHARE * free_bytes(device.index) else placement
 
     def __getstate__(self) -> dict[str, Any]:

@@ -68,8 +68,9 @@ class EpochLoader:
         topology_placement = placement if topology_placement is None else topology_placement
         places = {"placement": placement, "topology_placement": topology_placement}
         for name, place in places.items():
-            if place not in PLACEMENTS:
-                raise ArgumentError(f"{name} must be one of {', '.join(PLACEMENTS)}, got {place!r}")
+            known = (*PLACEMENTS, "peer") if name == "topology_placement" else PLACEMENTS
+            if place not in known:
+                raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {place!r}")
         for name, count, least in [("prefetch", prefetch, 0), ("super_batch", super_batch, 1)]:
             if isinstance(count, bool) or not isinstance(count, int) or count < least:
                 raise ArgumentError(f"{name} must be an integer of at least {least}, got {count!r}")

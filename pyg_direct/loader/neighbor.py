@@ -74,7 +74,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             host memory for the rest, `unified` or `pinned`, whichever a short measurement, kept on disk, found
             faster. Labels, masks and other short rows go to GPU memory in any case. The first epoch says what was
             chosen in one line of the logger `pyg_direct`, at level INFO.
-        topology_placement: Where the topology lives, if not where `placement` says.
+        topology_placement: Where the topology lives, if not where `placement` says; or `peer`, for neighbors shared out
+            over the GPUs of a group's processes that NVLink joins, all of which iterate.
         topology_cache: With the topology on the host: GPU memory for its hottest rows, see `CSRTopo.place`.
         store_dtype: Keep float32 attributes of more than 16 bytes a row as `torch.float16`, `torch.bfloat16` or
             `torch.float8_e4m3fn`; batches have float32 in that precision. Labels and other short rows stay exact.
