@@ -13,6 +13,7 @@ from pyg_direct.loader.inference import infer, inference_loader
 from pyg_direct.loader.link import LinkLoader, LinkNeighborLoader
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.loader.node import NodeLoader
+from pyg_direct.loader.producers import Producers
 from pyg_direct.loader.rows import FeatureStore
 from pyg_direct.loader.shadow import ShaDowKHopSampler
 from pyg_direct.loader.subgraph import SubGraphLoader
@@ -38,6 +39,7 @@ __all__ = [
     "MemAdvise",
     "NeighborLoader",
     "NodeLoader",
+    "Producers",
     "RandomNegativeSampler",
     "ShaDowKHopSampler",
     "SubGraphLoader",

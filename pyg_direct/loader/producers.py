@@ -1,0 +1,235 @@
+"""Batches made by processes of their own, on GPUs or cores that do not train: for models that fill their GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, PygDirectError
+from pyg_direct.loader.batches import iterate_batches
+from pyg_direct.loader.epochs import EpochLoader
+from pyg_direct.loader.ranks import Share
+from pyg_direct.runtime.device import resolve_device
+
+# How soon the end of a process is noticed by those that wait for it.
+_SECONDS = 2.0
+_BATCH, _END, _ERROR = range(3)
+
+
+@dataclass(frozen=True)
+class Lane(Share):
+    """One producer's part of what its process asks for: every `width`-th batch of a share.
+
+    Attributes:
+        lane: This producer, from 0.
+        width: Number of producers.
+    """
+
+    lane: int = 0
+    width: int = 1
+
+    def count_steps(self, num_batches: int) -> int:
+        """Batches of this producer."""
+        return max(0, -(-(super().count_steps(num_batches) - self.lane) // self.width))
+
+    def number_of(self, step: int) -> int:
+        """Global number of the batch of a step."""
+        return super().number_of(self.lane + step * self.width)
+
+
+class Producers:
+    """The batches of a loader, in its order, made by other processes.
+
+    The loader is sent to each of them and does not work here. Batches come through channels of at most `ahead` batches
+    each: those of CPU producers in shared memory, those of GPUs as handles of their memory, copied to `device` here.
+    Iterating again asks the same processes for the next epoch; they end with this object, with this process, or by
+    `close()`.
+
+    Args:
+        loader: One of this package's loaders; also one with `ranks`.
+        devices: A producer for each: GPUs, or `"cpu"`.
+        device: Where batches are wanted; None is the current GPU if there is one, else the CPU.
+        ahead: Batches that each producer makes ahead.
+        threads: Cores of each CPU producer; None shares all out.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value; also where torch's allocator
+            uses expandable segments, whose memory is not sent.
+    """
+
+    def __init__(self, loader: Any, devices: Sequence[Any] = ("cpu",), *, device: Any = None, ahead: int = 2,
+                 threads: int | None = None) -> None:  # fmt: skip
+        if not isinstance(loader, EpochLoader):
+            raise ArgumentTypeError(f"loader must be one of pyg_direct's, got {type(loader).__name__}")
+        if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
+            raise ArgumentError(f"ahead must be an integer of at least 1, got {ahead!r}")
+        if isinstance(devices, (str, torch.device)) or len(devices) == 0:
+            raise ArgumentTypeError(f"devices must be a list of devices, at least one, got {devices!r}")
+        self.loader, self.ahead = loader, ahead
+        self.devices = [resolve_device(d) for d in devices]
+        self.device = resolve_device(device)
+        if any(d.type == "cuda" for d in self.devices) and _has_expandable_segments():
+            raise DeviceError("devices: batches in GPU memory are sent to other processes only without "
+                              "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")  # fmt: skip
+        self._threads = threads or max(1, (os.cpu_count() or 1) // len(self.devices))
+        self._processes: list[Any] = []
+        self._orders: list[Any] = []
+        self._channels: list[Any] = []
+        # An epoch that was left early has batches under way: each carries the number of its epoch here.
+        self._turn = 0
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self.loader)
+
+    def _start(self) -> None:
+        context = mp.get_context("spawn")
+        for device in self.devices:
+            orders, channel = context.SimpleQueue(), context.Queue(self.ahead)
+            process = context.Process(target=_produce, args=(self.loader, device, self._threads, orders, channel),
+                                      daemon=True)  # fmt: skip
+            process.start()
+            self._processes.append(process)
+            self._orders.append(orders)
+            self._channels.append(channel)
+        self._stop = weakref.finalize(self, _end, self._processes, self._channels)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the next epoch, or the rest of one that was resumed."""
+        if not self._processes:
+            self._start()
+        loader = self.loader
+        share, epoch = loader._share(), loader._next_epoch
+        if loader._must_agree:
+            loader.seed, loader._must_agree = loader._ranks.agree_on_seed(loader.seed, self.device), False
+        first = loader._first_batch // share.count
+        loader._next_epoch, loader._first_batch, loader._standing = epoch + 1, 0, (epoch, first)
+        self._turn += 1
+        width = len(self.devices)
+        for lane, orders in enumerate(self._orders):
+            # The first step of this lane that is not before `first`.
+            begin = -(-max(0, first - lane) // width)
+            orders.put(
+                (self._turn, loader.seed, epoch, begin, Lane(share.rank, share.count, share.uneven, lane, width))
+            )
+        return self._take(epoch, first)
+
+    def _take(self, epoch: int, step: int) -> Iterator[Any]:
+        turn = self._turn
+        while True:
+            if turn != self._turn:
+                raise PygDirectError("an epoch of these producers was begun anew; its older iterator has no batches")
+            kind, what = self._receive(step % len(self.devices), turn)
+            if kind == _END:
+                break
+            if kind == _ERROR:
+                self.close()
+                what.reraise()
+            step += 1
+            batch = what if self.device.type == "cpu" else what.to(self.device)
+            self.loader._standing = (epoch, step)
+            yield batch
+        self.loader._standing = (epoch + 1, 0)
+
+    def _receive(self, lane: int, turn: int) -> tuple[int, Any]:
+        while True:
+            try:
+                sent, kind, what = self._channels[lane].get(timeout=_SECONDS)
+            except queue.Empty:
+                process = self._processes[lane]
+                if not process.is_alive():
+                    code = process.exitcode
+                    self.close()
+                    raise PygDirectError(f"producer {lane} on {self.devices[lane]} (process {process.pid}) ended with "
+                                         f"exit code {code}") from None  # fmt: skip
+                continue
+            if sent == turn:
+                return kind, what
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._processes:
+            self._stop()
+        self._processes, self._orders, self._channels = [], [], []
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the epoch stands; see the loader's."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue where `state` was taken."""
+        self.loader.load_state_dict(state)
+
+
+def _has_expandable_segments() -> bool:
+    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
+    return "expandable_segments:true" in settings.replace(" ", "").lower()
+
+
+def _end(processes: list[Any], channels: list[Any]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(10)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    for channel in channels:
+        channel.cancel_join_thread()
+        channel.close()
+
+
+def _produce(loader: Any, device: torch.device, threads: int, orders: Any, channel: Any) -> None:
+    """What a producer does until it is ended."""
+    # Ctrl-C is for the process that trains, which then ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(threads)
+    loader.device = device
+    sampler = getattr(loader, "_sampler", None)
+    if sampler is not None and hasattr(sampler, "device"):
+        sampler.device = device
+    while True:
+        turn, seed, epoch, begin, lane = orders.get()
+        loader.seed = seed
+        try:
+            loader._prepare()
+            batches = iterate_batches(loader, seed, epoch, begin, loader._input(), lane)
+            for batch in loader._iterate(epoch, begin, loader._work_here(epoch, batches)):
+                if not orders.empty():
+                    # Nobody waits for the rest of this epoch.
+                    break
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                _send(channel, (turn, _BATCH, batch))
+            else:
+                _send(channel, (turn, _END, None))
+        except Exception:
+            from torch._utils import ExceptionWrapper
+
+            _send(
+                channel, (turn, _ERROR, ExceptionWrapper(where=f"in the producer on {device}, process {os.getpid()}"))
+            )
+
+
+def _send(channel: Any, message: Any) -> None:
+    """Put a message where there is room, for as long as there is somebody to take it."""
+    parent = parent_process()
+    while True:
+        with contextlib.suppress(queue.Full):
+            channel.put(message, timeout=_SECONDS)
+            return
+        if parent is not None and not parent.is_alive():
+            os._exit(1)

@@ -1,0 +1,147 @@
+"""Batches made by other processes are those of the loader, in its order; whatever ends, ends with a word."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from pyg_direct import LinkNeighborLoader, NeighborLoader, Producers
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, PygDirectError
+from pyg_direct.loader.producers import Lane
+from pyg_direct.loader.ranks import Share
+from tests.batches import hash_batches, make_data
+from tests.hetero_data import make_hetero
+
+pytestmark = pytest.mark.slow
+
+
+def make_loader(**options):
+    return NeighborLoader(make_data(), [3, 2], **{"batch_size": 16, "shuffle": True, "seed": 1, "device": "cpu",
+                                                  **options})  # fmt: skip
+
+
+def hashes(batches):
+    return [hash_batches([batch]) for batch in batches]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("share", [Share(0, 1), Share(1, 2), Share(1, 2, "keep"), Share(2, 3, "drop")])
+@pytest.mark.parametrize("num_batches", [0, 1, 5, 12])
+def test_lanes_make_every_batch_of_a_share_once(width, share, num_batches):
+    expected = [share.number_of(step) for step in range(share.count_steps(num_batches))]
+
+    lanes = [Lane(share.rank, share.count, share.uneven, lane, width) for lane in range(width)]
+    got = [[lane.number_of(step) for step in range(lane.count_steps(num_batches))] for lane in lanes]
+
+    assert [got[step % width][step // width] for step in range(len(expected))] == expected
+    assert sum(map(len, got)) == len(expected)
+
+
+@pytest.mark.parametrize("ranks", [None, (1, 2)])
+def test_two_producers_make_the_epochs_of_the_loader(ranks):
+    expected = make_loader(ranks=ranks)
+    producers = Producers(make_loader(ranks=ranks), ["cpu", "cpu"], device="cpu")
+
+    for _ in range(2):
+        assert hashes(producers) == hashes(expected)
+    assert len(producers) == len(expected)
+    # Left in the middle: the next epoch is the next.
+    next(iter(producers))
+    next(iter(expected))
+    assert hashes(producers) == hashes(expected)
+    producers.close()
+    assert not multiprocessing.active_children()
+
+
+def test_an_epoch_is_resumed():
+    expected = hashes(make_loader())
+    producers = Producers(make_loader(), ["cpu", "cpu"], device="cpu")
+    producers.load_state_dict({"seed": 1, "epoch": 0, "batch": 3})
+
+    got = hashes(producers)
+
+    assert got == expected[3:]
+    assert producers.state_dict() == {"seed": 1, "epoch": 1, "batch": 0}
+    producers.close()
+
+
+def test_types_and_links_are_sent():
+    data = make_hetero()
+    common = {"batch_size": 200, "seed": 1, "device": "cpu"}
+    for make in (lambda: NeighborLoader(data, [3], data.node_types[0], **common),
+                 lambda: LinkNeighborLoader(make_data(), [3], neg_sampling="binary", **common)):  # fmt: skip
+        producers = Producers(make(), device="cpu")
+        assert [str(batch.to_dict()) for batch in producers] == [str(batch.to_dict()) for batch in make()]
+        producers.close()
+
+
+def refuse(batch):
+    raise ValueError(f"no batch of {batch.batch_size} seeds today")
+
+
+def test_an_error_in_a_producer_comes_with_its_traceback():
+    producers = Producers(make_loader(transform=refuse), device="cpu")
+
+    with pytest.raises(ValueError, match=r"in the producer on cpu[\s\S]*no batch of 16 seeds today"):
+        list(producers)
+
+    assert not multiprocessing.active_children()
+
+
+def end(batch):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_producer_that_is_killed_is_named():
+    producers = Producers(make_loader(transform=end), device="cpu")
+    begin = time.monotonic()
+
+    with pytest.raises(PygDirectError, match=r"producer 0 on cpu \(process \d+\) ended with exit code -9"):
+        list(producers)
+
+    assert time.monotonic() - begin < 60
+    assert not multiprocessing.active_children()
+
+
+def test_dropped_producers_end():
+    producers = Producers(make_loader(), device="cpu")
+    next(iter(producers))
+
+    del producers
+    gc.collect()
+
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), [
+    ((make_loader(), "cpu"), {}, ArgumentTypeError, "devices must be a list of devices, at least one, got 'cpu'"),
+    ((make_loader(), []), {}, ArgumentTypeError, "devices must be a list"),
+    ((make_loader(),), {"ahead": 0}, ArgumentError, "ahead must be an integer of at least 1, got 0"),
+    (([1, 2],), {}, ArgumentTypeError, "loader must be one of pyg_direct's, got list"),
+])  # fmt: skip
+def test_bad_arguments_are_named(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        Producers(*arguments, device="cpu", **options)
+
+
+@pytest.mark.gpu
+def test_expandable_segments_are_refused(monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments: True")
+
+    with pytest.raises(DeviceError, match="only without PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"):
+        Producers(make_loader(), ["cuda:0"])
+
+
+@pytest.mark.gpu
+def test_batches_come_from_a_gpu():
+    producers = Producers(make_loader(device=None), ["cuda:0", "cpu"], device="cuda:0")
+
+    batches = list(producers)
+
+    assert all(batch.x.device == torch.device("cuda", 0) for batch in batches)
+    assert hashes(batches) == hashes(make_loader())
+    producers.close()
