@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,7 @@ def read_edges(graph: Any) -> EdgeList | Rows:
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
+    graph = read_array(graph)
     if hasattr(graph, "edge_stores") or (hasattr(graph, "edge_index") and not isinstance(graph, Tensor)):
         return _read_data(graph)
     if type(graph).__name__ == "SparseTensor" and hasattr(graph, "csr"):
@@ -61,9 +63,16 @@ def read_edges(graph: Any) -> EdgeList | Rows:
     return EdgeList(graph, num_nodes)
 
 
+def read_array(array: Any) -> Any:
+    """A NumPy array as a tensor, over the same memory where torch can have it; all else as it is."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+        return array
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+
+
 def _read_data(data: Any) -> EdgeList | Rows:
     if len(getattr(data, "node_types", ())) > 0:
-        raise NotImplementedError("data must be homogeneous; HeteroData is not supported yet")
+        raise NotImplementedError("data must have one node type and one relation; loaders take a HeteroData")
     if getattr(data, "adj_t", None) is not None:
         if isinstance(data.adj_t, Tensor) and data.adj_t.layout == torch.sparse_csc:
             # Its compressed dimension would be the sources.

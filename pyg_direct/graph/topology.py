@@ -14,7 +14,7 @@ from pyg_direct.errors import ArgumentError, PlacementWarning
 from pyg_direct.graph.cache import cache_rows
 from pyg_direct.graph.peers import spread_over_peers
 from pyg_direct.graph.placed import PlacedTopology, interleave, place_array
-from pyg_direct.graph.pyg import Rows, read_edges
+from pyg_direct.graph.pyg import Rows, read_array, read_edges
 from pyg_direct.ops.check import check_topology
 from pyg_direct.ops.compress import compress
 from pyg_direct.runtime.device import budget_of, free_bytes, resolve_device
@@ -31,7 +31,8 @@ class CSRTopo:
     """A graph's topology, after Quiver's class of that name.
 
     By default a row lists the in-neighbors of its node, which is what PyG samples; `direction="out"` gives Quiver's
-    reading. Parallel edges, self loops, isolated and trailing nodes and the ids of edges are all kept.
+    reading. Parallel edges, self loops, isolated and trailing nodes and the ids of edges are all kept. Arrays may be
+    NumPy's.
 
     Args:
         edge_index: int64 or int32 `[2, E]`, PyG's `EdgeIndex` or `Data`, `torch_sparse.SparseTensor` (rows as in
@@ -49,9 +50,9 @@ class CSRTopo:
     def __init__(
         self,
         edge_index: Any = None,
-        indptr: Tensor | None = None,
-        indices: Tensor | None = None,
-        eid: Tensor | None = None,
+        indptr: Any = None,
+        indices: Any = None,
+        eid: Any = None,
         *,
         num_nodes: int | None = None,
         direction: str = "in",
@@ -71,6 +72,7 @@ class CSRTopo:
             else:
                 self._compress(edges.edge_index, edges.num_nodes if num_nodes is None else num_nodes, direction)
                 return
+        indptr, indices, eid = read_array(indptr), read_array(indices), read_array(eid)
         assert indptr is not None and indices is not None
         check_topology(indptr, indices)
         if num_nodes is not None and num_nodes != indptr.numel() - 1:

@@ -177,7 +177,9 @@ class GraphSageSampler:
 
     def _read_seeds(self, name: str, nodes: Tensor | Sequence[int]) -> Tensor:
         if not isinstance(nodes, Tensor):
-            nodes = torch.as_tensor(nodes, dtype=torch.int64) if len(nodes) == 0 else torch.as_tensor(nodes)
+            nodes = torch.as_tensor(nodes)
+            # An empty list makes a tensor of floats.
+            nodes = nodes.long() if nodes.numel() == 0 else nodes
         nodes = check_ids(name, nodes, self.csr_topo.node_count).long()
         return nodes.cpu() if self.device.type == "cpu" else nodes
 

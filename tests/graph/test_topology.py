@@ -57,6 +57,18 @@ def test_no_edge_is_lost(graph):
     assert [edges[edge] for edge in range(topo.edge_count)] == [tuple(edge) for edge in graph.edge_index.t().tolist()]
 
 
+def test_numpy_arrays_are_taken_as_they_come():
+    rows = tuple(array.numpy() for array in make_rows())
+    for array in rows:
+        # As a memory map that is only read.
+        array.flags.writeable = False
+
+    of_rows, of_edges = CSRTopo(indptr=rows[0], indices=rows[1]), CSRTopo(GRAPH.edge_index.numpy())
+
+    assert read_rows(of_rows) == (INDPTR, INDICES, EDGE_IDS)
+    assert read_rows(of_edges) == GRAPH.in_rows()
+
+
 def test_nodes_are_counted_from_the_ids():
     topo = CSRTopo(make_graph(9, [(0, 3), (6, 1)]).edge_index)
 
@@ -334,7 +346,7 @@ def test_hetero_data_is_named_as_not_supported():
     data = HeteroData()
     data["paper"].num_nodes = 2
 
-    with pytest.raises(NotImplementedError, match="data must be homogeneous; HeteroData is not supported yet"):
+    with pytest.raises(NotImplementedError, match="data must have one node type and one relation; loaders take"):
         CSRTopo(data)
 
 

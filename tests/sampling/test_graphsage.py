@@ -1,7 +1,5 @@
 """The sampler keeps PyG's contract: bipartite layers, outermost first, whose edges are edges of the graph."""
 
-import pickle
-
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -10,16 +8,9 @@ from torch_geometric.nn import SAGEConv
 from pyg_direct import Adj, CSRTopo, GraphSageSampler
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError
 from pyg_direct.sampling.key import call_key
-from tests.graphs import GRAPHS, make_graph, make_random_graph
+from tests.graphs import make_graph, make_random_graph
 from tests.reference.sample import sample
-
-GRAPH = GRAPHS["random"]
-SEEDS = [3, 69, 3, 0]
-
-
-def make_sampler(device="cpu", sizes=(3, 2), graph=GRAPH, **options):
-    topo = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
-    return GraphSageSampler(topo, list(sizes), device, **({"seed": 7} | options))
+from tests.sage import GRAPH, SEEDS, make_sampler
 
 
 def name_edges(n_id, adj):
@@ -241,111 +232,6 @@ def test_two_layers_feed_two_convolutions(device):
     torch.testing.assert_close(x, expected[[3, 66]])
 
 
-def test_sample_layer_gives_neighbors_node_after_node(device):
-    sampler = make_sampler(device)
-    expected = sample(GRAPH.in_rows(), SEEDS, [4], call_key(7, 0))
-
-    neighbors, counts = sampler.sample_layer(torch.tensor(SEEDS), 4)
-
-    assert counts.tolist() == [expected.edge_index[1].count(row) for row in range(4)]
-    assert neighbors.tolist() == GRAPH.edge_index[0, expected.e_id].tolist()
-
-
-def test_reindex_numbers_a_layer(device):
-    sampler = make_sampler(device)
-    inputs, outputs, counts = torch.tensor([9, 4, 9]), torch.tensor([2, 9, 7, 2, 4]), torch.tensor([2, 1, 2])
-
-    n_id, targets, sources = sampler.reindex(inputs, outputs, counts)
-
-    assert n_id.tolist() == [9, 4, 9, 2, 7]
-    assert targets.tolist() == [0, 0, 1, 2, 2]
-    assert sources.tolist() == [3, 0, 4, 3, 1]
-
-
-def test_layer_by_layer_gives_the_batch(device):
-    sampler = make_sampler(device, (4,))
-
-    neighbors, counts = sampler.sample_layer(torch.tensor(SEEDS), 4, key=5)
-    n_id, targets, sources = sampler.reindex(torch.tensor(SEEDS), neighbors, counts)
-
-    whole, _, (adj,) = sampler.sample(SEEDS, key=5)
-    assert torch.equal(n_id, whole)
-    assert torch.equal(torch.stack([sources, targets]), adj.edge_index)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(2,), (2, 1)])
-def test_chances_agree_with_counting(device, sizes):
-    # A tree towards node 0 (each node is listed by one row only), where the estimate is exact for two layers.
-    sampler = make_sampler(device, sizes, make_graph(40, [(node, (node - 1) // 3) for node in range(1, 40)]))
-    seeds, rounds = torch.tensor([0, 1]), 1000
-    met = torch.zeros(40)
-    for key in range(rounds):
-        met[sampler.sample(seeds, key=call_key(1, key))[0].cpu().unique()] += 1
-
-    prob = sampler.sample_prob(seeds, 40)
-
-    assert (prob.dtype, prob.shape, prob.device) == (torch.float32, (40,), sampler.device)
-    deviation = (prob.cpu() * (1 - prob.cpu()) / rounds).sqrt()
-    assert bool(((met / rounds - prob.cpu()).abs() <= 4 * deviation + 1e-6).all())
-    assert int(((prob > 0.01) & (prob < 0.99)).sum()) >= 5
-
-
-def test_chances_of_full_layers_are_certain(device):
-    reached = make_sampler(device, (-1, -1)).sample([66, 3])[0]
-
-    prob = make_sampler(device, (-1, -1)).sample_prob(torch.tensor([66, 3]), 70)
-
-    assert torch.equal((prob > 0.999).nonzero().view(-1), reached.sort().values)
-    assert float(prob[prob <= 0.999].sum()) == 0
-
-
-def test_chances_need_the_number_of_nodes():
-    with pytest.raises(ArgumentError, match="total_node_count must be the number of nodes 70, got 71"):
-        make_sampler().sample_prob(torch.tensor([0]), 71)
-
-
-def test_handle_makes_the_sampler_again():
-    sampler = make_sampler(mode="CPU")
-
-    handle = sampler.share_ipc()
-    copy = GraphSageSampler.lazy_from_ipc_handle(handle)
-
-    assert handle[0].indices.is_shared()
-    assert (copy.sizes, copy.mode) == (sampler.sizes, "CPU")
-    assert torch.equal(copy.sample(SEEDS, key=3)[0], sampler.sample(SEEDS, key=3)[0])
-
-
-def sample_in_child(handle, queue):
-    n_id, _, adjs = GraphSageSampler.lazy_from_ipc_handle(handle).sample(SEEDS, key=3)
-    queue.put((n_id.tolist(), adjs[0].e_id.tolist()))
-
-
-@pytest.mark.slow
-def test_handle_travels_to_another_process():
-    sampler = make_sampler(mode="CPU")
-    context = torch.multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    child = context.Process(target=sample_in_child, args=(sampler.share_ipc(), queue))
-    child.start()
-
-    got = queue.get(timeout=120)
-    child.join(30)
-
-    n_id, _, adjs = sampler.sample(SEEDS, key=3)
-    assert child.exitcode == 0
-    assert got == (n_id.tolist(), adjs[0].e_id.tolist())
-
-
-def test_pickle_continues_the_sequence(device):
-    sampler = make_sampler(device)
-    sampler.sample(SEEDS)
-
-    copy = pickle.loads(pickle.dumps(sampler))
-
-    assert torch.equal(copy.sample(SEEDS)[0], sampler.sample(SEEDS)[0])
-
-
 def test_sampler_says_what_it_is():
     assert repr(make_sampler()) == (
         "GraphSageSampler(CSRTopo(70 nodes, 600 edges), sizes=[3, 2], device=cpu, mode='auto')"
@@ -367,6 +253,7 @@ def test_large_graph_is_sampled_by_sorting():
     ([0.5], ArgumentTypeError, "input_nodes must have dtype int64 or int32, got torch.float32"),
     (torch.tensor([True]), ArgumentTypeError, "input_nodes must have dtype int64 or int32, got torch.bool"),
     (torch.tensor(3), ArgumentError, r"input_nodes must have one dimension, got shape \(\)"),
+    (3, ArgumentError, r"input_nodes must have one dimension, got shape \(\)"),
 ])  # fmt: skip
 def test_bad_seeds_are_refused_and_the_sampler_stays_usable(device, seeds, error, words):
     sampler = make_sampler(device)
