@@ -17,6 +17,7 @@ from pyg_direct.bench.beside import (
     measure_samplers_on_gpu,
     measure_tables,
 )
+from pyg_direct.bench.disk import measure_disk_feature, measure_disk_rows
 from pyg_direct.bench.gather import (
     measure_cached_rows,
     measure_cold_growth,
@@ -35,14 +36,17 @@ from pyg_direct.bench.models import (
     measure_relations as measure_relational_layers,
 )
 from pyg_direct.bench.multi_gpu import measure_multi_gpu
+from pyg_direct.bench.power import measure_training
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.bench.startup import measure_startup
 from pyg_direct.bench.typed import make_mag
 from pyg_direct.datasets import NodeDataset, load_folder, synthetic_graph
+from pyg_direct.bench.unified import measure_figure_6, measure_figure_7
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.runtime.device import resolve_device
+from pyg_direct.sampling.graphsage import GraphSageSampler
 
 Case = Callable[[float], Iterator[Row]]
 
@@ -125,6 +129,32 @@ def hetero(scale: float) -> Iterator[Row]:
     yield from measure_links(graph.to_data(), _name(scale))
 
 
+def unified(scale: float) -> Iterator[Row]:
+    """The microbenchmarks of PyTorch-Direct."""
+    resolve_device("cuda")
+    yield from measure_figure_6()
+    yield from measure_figure_7()
+
+
+def power(scale: float) -> Iterator[Row]:
+    """Training with features in host memory: steps, CPU cores and GPU power."""
+    resolve_device("cuda")
+    graph = synthetic_graph("products", scale=scale, device="cuda").to("cpu")
+    assert graph.x is not None
+    topology = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
+    yield from measure_training(graph.x, graph.y, topology, graph.train_idx, _name(scale))
+
+
+def disk(scale: float) -> Iterator[Row]:
+    """Rows in files."""
+    yield from measure_disk_rows(int(1_500_000 * scale))
+    graph = synthetic_graph("products", scale=0.2 * scale, device=resolve_device(None)).to("cpu")
+    assert graph.x is not None
+    sampler = GraphSageSampler(CSRTopo(graph.edge_index, num_nodes=graph.num_nodes), [15, 10, 5], seed=0)
+    batches = [sampler.sample(seeds)[0] for seeds in graph.train_idx[: 10 * 1024].split(1024)]
+    yield from measure_disk_feature(graph.x, batches, _name(0.2 * scale))
+
+
 def startup(scale: float) -> Iterator[Row]:
     """Seconds to the first batch in fresh processes."""
     yield from measure_startup(0.1 * scale)
@@ -195,6 +225,9 @@ SHORT_CASES: dict[str, Case] = {
     "models": models,
     "hetero": hetero,
     "startup": startup,
+    "unified": unified,
+    "power": power,
+    "disk": disk,
 }
 # Minutes, up to 100 GB of GPU or host memory, or other packages.
 LONG_CASES: dict[str, Case] = {

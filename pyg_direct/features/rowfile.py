@@ -131,6 +131,10 @@ class RowFile:
         self._mapped.madvise(mmap.MADV_SEQUENTIAL)
         return self.rows
 
+    def forget(self) -> None:
+        """Give up the pages that this process holds of the file; they are read again when needed."""
+        self._mapped.madvise(mmap.MADV_DONTNEED)
+
     def check(self) -> None:
         """Refuse to read on in a file that has changed: size, time of change and identity.
 

@@ -244,7 +244,7 @@ def test_table3_operations_run_where_they_should(kind, propagated):
     left, right = table(propagated), OTHERS[kind]()
     torch.cuda.synchronize()
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         torch.exp(left + right)
         torch.cuda.synchronize()
 

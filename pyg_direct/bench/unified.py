@@ -1,0 +1,83 @@
+"""The microbenchmarks of PyTorch-Direct (its figures 6 and 7): rows of a table in host memory brought to the GPU."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.timing import time_on_clock, time_on_gpu
+from pyg_direct.features.unified import to_unified
+from pyg_direct.runtime.memory import allocate
+
+_TABLE_BYTES = 1 << 30
+_COUNTS = (8 << 10, 64 << 10, 256 << 10)
+_ROW_BYTES = (256, 1 << 10, 4 << 10, 16 << 10)
+_WIDTHS = range(2048, 2080, 4)
+# What the paper publishes, on its GPUs and PCIe 3 and 4: time over a pinned copy's, and speed-up over the baseline.
+_PAPER_IDEAL, _PAPER_ALIGNED = "the paper: 1.03 to 1.20", "the paper: 1.93 x over the baseline"
+
+
+def _pinned_seconds(num_bytes: int) -> float:
+    """Seconds of one page-locked copy of so many bytes, which the paper calls ideal."""
+    source = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    return sorted(time_on_gpu(lambda: target.copy_(source, non_blocking=True), 9, 2, 2))[4]
+
+
+def _make_table(row_bytes: int, num_bytes: int) -> Tensor:
+    count = num_bytes // row_bytes
+    return torch.arange(count, dtype=torch.float32)[:, None].expand(count, row_bytes // 4).contiguous()
+
+
+def _ways(rows: Tensor, pinned_rows: Tensor, ids: Tensor) -> dict[str, tuple[Callable[[], Tensor], bool]]:
+    """What is timed, by name, and whether the CPU takes part. `rows` lie in unified memory."""
+    table, host_ids = to_unified(rows), ids.cpu()
+    on_gpu = table.on_gpu()
+    return {"baseline: torch on the CPU, then a copy": (lambda: rows[host_ids].cuda(), True),
+            "naive: torch reads page-locked rows": (lambda: torch.index_select(pinned_rows, 0, ids), False),
+            "torch reads unified rows": (lambda: torch.index_select(on_gpu, 0, ids), False),
+            "pyg_direct: unified[ids]": (lambda: table[ids], False)}  # fmt: skip
+
+
+def _measure(row_bytes: int, counts: tuple[int, ...], table_bytes: int = _TABLE_BYTES
+             ) -> Iterator[tuple[int, str, list[float]]]:  # fmt: skip
+    """(rows, way, seconds of each repeat)."""
+    rows = _make_table(row_bytes, table_bytes)
+    block = allocate(rows.numel() * 4, "pinned", "cuda")
+    block.view_on_cpu(rows.dtype, rows.shape).copy_(rows)
+    pinned = block.view_on_gpu(rows.dtype, rows.shape)
+    to_unified(rows)
+    for count in counts:
+        ids = torch.randint(len(rows), (count,), device="cuda")
+        for name, (read, on_cpu) in _ways(rows, pinned, ids).items():
+            assert torch.equal(read()[:, -1].long(), ids), f"{name} gives wrong rows"
+            seconds = time_on_clock(read, 1 if count * row_bytes > 1 << 30 else 3, 0) if on_cpu else (
+                time_on_gpu(read, 5, 1, 2))  # fmt: skip
+            yield count, name, seconds
+        torch.cuda.empty_cache()
+    del rows, pinned, block
+    gc.collect()
+
+
+def measure_figure_6() -> Iterator[Row]:
+    """8 K to 256 K rows of 256 B to 16 KB."""
+    for row_bytes in _ROW_BYTES:
+        for count, name, seconds in _measure(row_bytes, _COUNTS):
+            num_bytes = count * row_bytes
+            yield Row.of(f"fig6/{count >> 10} K rows of {row_bytes} B", name, "ms", [1e3 * s for s in seconds],
+                         1e3 * _pinned_seconds(num_bytes), "a page-locked copy of these bytes",
+                         f"{num_bytes / 2**20:g} MiB; {_PAPER_IDEAL}")  # fmt: skip
+
+
+def measure_figure_7(count: int = 64 << 10) -> Iterator[Row]:
+    """Rows of 2,048 to 2,076 bytes in steps of 4: where they begin beside the lines of 128 bytes."""
+    for row_bytes in _WIDTHS:
+        for _, name, seconds in _measure(row_bytes, (count,), _TABLE_BYTES // 4):
+            num_bytes = count * row_bytes
+            yield Row.of(f"fig7/{row_bytes} B", f"rate of {name}", "GB/s", [num_bytes / s / 1e9 for s in seconds],
+                         num_bytes / _pinned_seconds(num_bytes) / 1e9, "a page-locked copy of these bytes",
+                         _PAPER_ALIGNED, "rows beside lines of 128 bytes", row_bytes, "bytes of a row")  # fmt: skip
