@@ -15,7 +15,9 @@ from pyg_direct.features.filed import FiledRows
 from pyg_direct.features.hotness import Listing, check_hotness, choose_hottest, score_rows
 from pyg_direct.features.link import blocks_for_rows, find_link_blocks
 from pyg_direct.features.processes import ProcessRows
+from pyg_direct.features.report import ReportedRows
 from pyg_direct.features.store import check_store_dtype, narrow_rows
+from pyg_direct.features.updated import UpdatedRows
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.gather import Directory, gather_rows
@@ -37,7 +39,7 @@ _PIECE = 1 << 18
 _FLAGS: list[Tensor] = []
 
 
-class Feature(FiledRows, ProcessRows):
+class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows):
     """Rows by node id, after Quiver's class of that name.
 
     The rows that fit `device_cache_size` and are listed by most other rows of `csr_topo` are copied to GPU memory;
@@ -111,6 +113,7 @@ class Feature(FiledRows, ProcessRows):
         self._reader: RowReader | None = None
         self._flag: Any = None
         self._order: Tensor | None = None
+        self._served, self._num_served = None, 0
 
     @property
     def shape(self) -> torch.Size:
@@ -308,6 +311,8 @@ class Feature(FiledRows, ProcessRows):
 
     def gather(self, ids: Tensor, errors: Tensor | None) -> Tensor:
         """Rows of ids on `device` from memory, `[n, ...]`; see `gather_rows`."""
+        if self._served is not None:
+            self._count(ids)
         hot = self._hot
         stored: Any = {"dtype": self._dtype, "exponents": self._exponents}
         assert hot is not None
@@ -337,6 +342,8 @@ class Feature(FiledRows, ProcessRows):
                                      exponents=self._exponents)  # fmt: skip
             # Through NumPy, as looking at an item of a tensor costs more than the launch of a kernel.
             self._flag = self._errors.numpy()
+        if self._served is not None:
+            self._count(ids)
         if self._flag[0] != NO_POSITION:
             self._raise_earlier_error()
         if self._block is not None:

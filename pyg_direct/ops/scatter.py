@@ -41,7 +41,7 @@ def scatter_rows(table: Tensor, ids: Tensor, rows: Tensor, *, errors: Tensor | N
     rows = rows.detach().resolve_conj().resolve_neg().contiguous()
     errors = unread_errors(ids.device) if errors is None else errors
     if not is_unique and ids.numel() > 1:
-        ids, rows = _keep_last(ids, rows)
+        ids, rows = keep_last(ids, rows)
     unit = widest_unit(rows, table, table, _UNITS)
     source, target = rows_in_units(rows, unit), rows_in_units(table, unit)
     if runs_on_gpu(ids):
@@ -51,7 +51,7 @@ def scatter_rows(table: Tensor, ids: Tensor, rows: Tensor, *, errors: Tensor | N
         run_cpu(kernels.scatter_rows_cpu, source, ids, target)
 
 
-def _keep_last(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def keep_last(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """All ids and rows in their order where none comes twice, else the last of each."""
     ordered, order = ids.sort(stable=True)
     is_last = torch.ones_like(ordered, dtype=torch.bool)

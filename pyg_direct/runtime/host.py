@@ -1,35 +1,18 @@
-"""How much host memory there is, for this process."""
+"""How much memory the host has left."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 from pathlib import Path
-
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
-    """Bytes that new allocations of this process may take: free and reclaimable ones, and no more than a container's
-    limit leaves.
-    """
-    limits = [_read_meminfo()]
-    most, used = _read_number(_CGROUP / "memory.max"), _read_number(_CGROUP / "memory.current")
-    if most is not None and used is not None:
-        limits.append(max(0, most - used))
-    return min(limits)
-
-
-def _read_meminfo() -> int:
-    try:
-        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines() if ":" in line)
-        return int(lines["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+    """Host memory that can still be had: of the machine, or of the container's limit where that is less."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    with contextlib.suppress(OSError, ValueError):
+        folder = Path("/sys/fs/cgroup")
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        used = int((folder / "memory.current").read_text()) - int(statistics.get("inactive_file", 0))
+        free = min(free, int((folder / "memory.max").read_text()) - used)
+    return max(0, free)
