@@ -1,6 +1,7 @@
 """GPU neighbor sampling and feature collection for PyTorch Geometric."""
 
 from pyg_direct import loader as loader, sampler as sampler
+from pyg_direct.features.expected import expected_reads
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import count_reads
 from pyg_direct.features.parts import DeviceConfig
@@ -48,6 +49,7 @@ __all__ = [
     "accelerate",
     "count_reads",
     "enable_unified_device",
+    "expected_reads",
     "infer",
     "inference_loader",
     "init_p2p",

@@ -27,6 +27,7 @@ from pyg_direct.bench.gather import (
 )
 from pyg_direct.bench.growth import measure_growth, measure_papers
 from pyg_direct.bench.hetero import measure_links, measure_relations, measure_times, measure_types
+from pyg_direct.bench.hotness import make_skewed_graph, measure_hit_rates
 from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from pyg_direct.bench.loader import measure_loader, measure_python_time
 from pyg_direct.bench.memory import measure_host_memory
@@ -155,6 +156,15 @@ def disk(scale: float) -> Iterator[Row]:
     yield from measure_disk_feature(graph.x, batches, _name(0.2 * scale))
 
 
+def hotness(scale: float) -> Iterator[Row]:
+    """How well hot rows are chosen, on a graph like ogbn-products and on a very skewed one."""
+    graph = synthetic_graph("products", scale=scale, topology_only=True, device=resolve_device(None)).to("cpu")
+    yield from measure_hit_rates(graph.edge_index, graph.num_nodes, graph.train_idx, _name(scale), (15, 10, 5))
+    num_nodes = int(3_000_000 * scale)
+    train_idx = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(0))[: num_nodes // 10]
+    yield from measure_hit_rates(make_skewed_graph(num_nodes, 10 * num_nodes), num_nodes, train_idx, "skewed", (25, 10))
+
+
 def startup(scale: float) -> Iterator[Row]:
     """Seconds to the first batch in fresh processes."""
     yield from measure_startup(0.1 * scale)
@@ -228,6 +238,7 @@ SHORT_CASES: dict[str, Case] = {
     "unified": unified,
     "power": power,
     "disk": disk,
+    "hotness": hotness,
 }
 # Minutes, up to 100 GB of GPU or host memory, or other packages.
 LONG_CASES: dict[str, Case] = {

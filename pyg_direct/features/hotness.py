@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 
-RANKINGS = ("degree", "frequency")
+RANKINGS = ("degree", "frequency", "expected")
 
 
 class Listing(Protocol):
@@ -27,6 +27,15 @@ class Listing(Protocol):
     @property
     def edge_count(self) -> int:
         """E."""
+
+
+class Ranked(NamedTuple):
+    """A `Listing` whose rows were ranked already."""
+
+    indices: Tensor
+    node_count: int
+    edge_count: int
+    scores: Tensor
 
 
 class Hottest(NamedTuple):
@@ -70,9 +79,11 @@ def score_rows(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -
         if hotness.is_floating_point() and bool(hotness.isnan().any()):
             raise ArgumentError("hotness must hold numbers, got a NaN")
         return hotness
-    if hotness == "frequency":
-        raise ArgumentError("hotness='frequency' needs reads that were counted: pass hotness=count_reads(batches, "
-                            "num_rows), or let a loader count them")  # fmt: skip
+    if isinstance(csr_topo, Ranked):
+        return csr_topo.scores
+    if hotness != "degree":
+        raise ArgumentError(f"hotness={hotness!r} needs to know what is sampled: pass hotness=count_reads(...) or "
+                            "hotness=expected_reads(...), or let a NeighborLoader do it")  # fmt: skip
     return None if csr_topo is None else count_listings(csr_topo, num_rows)
 
 

@@ -26,6 +26,7 @@ from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.plain import NodeSampler, check_choices, from_output, is_plain, read_input_nodes, to_output
 from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
+from pyg_direct.loader.ranking import check_ranking, rank_rows
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.loader.workers import Positions, WorkerSampler, number_items
@@ -109,6 +110,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             theirs from each other, so that `feature_cache`, which is for each GPU, caches as many times more. None:
             every process has its own. See `Feature`.
         cold_policy: With `cache_policy`, where GPUs read the other rows: `unified`, `pinned` or `auto`; see `Feature`.
+        hotness: What ranks rows for `feature_cache`: `degree`; `expected`, the chance that a batch meets a node
+            (`expected_reads`); or `frequency`: reads counted while `presample` epochs are sampled, before the first
+            one. Only for a `Data` that is sampled uniformly, and for attributes that no other loader has placed yet.
+        presample: Epochs, or a part of one.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             unless `multiprocessing_context` says how to start them: `"spawn"` gives processes that sample on the CPU.
 
@@ -140,6 +145,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  super_batch: int = 1, seed: int | None = None, prefetch: int = 1, time_comparison: str = "<=",
                  time_window: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
                  cache_policy: str | None = None, cold_policy: str = "auto", custom_cls: Any = None,
+                 hotness: str = "degree", presample: float = 1.0, custom_cls: Any = None,
                  input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ArgumentError("input_time needs time_attr, the name of the times it is compared with, got None")
@@ -147,6 +153,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             device = neighbor_sampler.device
         self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven)
         self.sharing = settle_sharing(cache_policy, cold_policy)
+        check_ranking(hotness, presample)
+        self.hotness, self.presample = hotness, presample
         if topology_cache not in (None, "auto"):
             parse_size(topology_cache, 0, "topology_cache")
         self.topology_cache = topology_cache
@@ -159,7 +167,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                              store_dtype, sampling, layer_dependency, kwargs)  # fmt: skip
             return
         for name, value, default in (("sampling", sampling, "uniform"), ("layer_dependency", layer_dependency, False),
-                                     ("super_batch", super_batch, 1)):  # fmt: skip
+                                     ("super_batch", super_batch, 1), ("hotness", hotness, "degree")):  # fmt: skip
             if value != default:
                 raise ArgumentError(f"{name}={value!r} needs a Data that is sampled uniformly, without other options")
         self._recipe: Recipe | None = None
@@ -220,6 +228,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         self._placed.check_process()
         self._attributes = Attributes(self.data, Ranking.of(self._placed), self.device, self.placement,
                                       self.feature_cache, self.store_dtype, self.sharing)  # fmt: skip
+        ranking = rank_rows(self, self._placed, self._plan) if self._attributes is None else Ranking.of(self._placed)
+        self._attributes = Attributes(self.data, ranking, self.device, self.placement, self.feature_cache,
+                                      self.store_dtype)  # fmt: skip
         if self.device.type == "cuda":
             announce(describe([summarise(topology, self._placed), *self._attributes.summarise()]))
         return self._attributes

@@ -43,7 +43,7 @@ def test_scores_of_nothing_miss_everything():
 
 
 @pytest.mark.parametrize(("hotness", "error", "words"), [
-    ("speed", ArgumentError, "hotness must be one of degree, frequency or a tensor"),
+    ("speed", ArgumentError, "hotness must be one of degree, frequency, expected or a tensor"),
     (3, ArgumentTypeError, "hotness must be a name or a tensor of scores, got int"),
     (torch.zeros(2, 2), ArgumentError, r"one number for each row, got \(2, 2\)"),
 ])  # fmt: skip
@@ -55,7 +55,7 @@ def test_what_ranks_nothing_is_refused(hotness, error, words):
 @pytest.mark.parametrize(("hotness", "words"), [
     (torch.zeros(3), "a score for each of the 4 rows, got 3"),
     (torch.tensor([1.0, float("nan"), 0.0, 0.0]), "got a NaN"),
-    ("frequency", "needs reads that were counted"),
+    ("frequency", "needs to know what is sampled"),
 ])  # fmt: skip
 def test_scores_of_other_rows_are_refused(hotness, words):
     with pytest.raises(ArgumentError, match=words):

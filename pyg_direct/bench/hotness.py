@@ -1,0 +1,76 @@
+"""How well hot rows are chosen: share of the reads of an epoch that hits them, beside the best choice in hindsight."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.timing import wait_for_gpu
+from pyg_direct.features.expected import expected_reads
+from pyg_direct.features.hotness import choose_hottest, count_listings, count_reads
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.runtime.device import resolve_device
+from pyg_direct.sampling.graphsage import GraphSageSampler
+
+_SHARES = (0.05, 0.2)
+
+
+def make_skewed_graph(num_nodes: int, num_edges: int, seed: int = 0) -> Tensor:
+    """Edges `[2, E]` of a graph like web crawls (cnr-2000): pages of a site list each other, and few pages of all
+    sites are listed by very many; who lists much is listed little.
+    """
+    draws = torch.Generator().manual_seed(seed)
+    target = torch.randint(num_nodes, (num_edges,), generator=draws)
+    popular = (torch.rand(num_edges, generator=draws) ** 6 * num_nodes).long().clamp_(max=num_nodes - 1)
+    near = (target + (torch.randn(num_edges, generator=draws) * 20).long()) % num_nodes
+    names = torch.randperm(num_nodes, generator=draws)
+    source = torch.where(torch.rand(num_edges, generator=draws) < 0.5, names[popular], near)
+    return torch.stack([source, target])
+
+
+def measure_hit_rates(edge_index: Tensor, num_nodes: int, train_idx: Tensor, name: str, fanouts: tuple[int, ...],
+                      batch_size: int = 1024, share: float = 0.1) -> Iterator[Row]:  # fmt: skip
+    """Hit rates of an epoch, ranked by degree and by reads counted in a part of an epoch and in a whole one.
+
+    Args:
+        share: Of an epoch, that is sampled beforehand.
+    """
+    topology = CSRTopo(edge_index, num_nodes=num_nodes)
+    device = resolve_device(None)
+
+    def sample(seed: int, part: float = 1.0) -> Iterator[Tensor]:
+        order = torch.randperm(len(train_idx), generator=torch.Generator().manual_seed(seed))
+        parts = train_idx[order].split(batch_size)
+        sampler = GraphSageSampler(topology, list(fanouts), device=device, seed=seed)
+        for seeds in parts[: max(1, round(part * len(parts)))]:
+            yield sampler.sample(seeds)[0]
+
+    reads = count_reads(sample(1), num_nodes)
+    rankings = {"degree": count_listings(topology, num_nodes).to(reads.device)}
+    seconds = {}
+    for label, part, seed in ((f"frequency of {share:.0%} of an epoch", share, 2), ("frequency of an epoch", 1.0, 3)):
+        wait_for_gpu()
+        begin = time.perf_counter()
+        rankings[label] = count_reads(sample(seed, part), num_nodes)
+        wait_for_gpu()
+        seconds[label] = time.perf_counter() - begin
+    wait_for_gpu()
+    begin = time.perf_counter()
+    placed = topology.place("cuda" if device.type == "cuda" else "cpu", device)
+    rankings["expectation"] = expected_reads(placed.indptr, placed.indices, train_idx, fanouts, batch_size)
+    wait_for_gpu()
+    seconds["expectation"] = time.perf_counter() - begin
+    for cached in _SHARES:
+        count = int(cached * num_nodes)
+        best = reads.sort(descending=True).values[:count].sum() / reads.sum()
+        for label, scores in rankings.items():
+            ids = choose_hottest(scores, num_nodes, count).ids.to(reads.device)
+            rate = float(reads[ids].sum() / reads.sum())
+            took = f", found in {seconds[label]:.2f} s" if label in seconds else ""
+            note = f"fanouts {list(fanouts)}, batches of {batch_size}{took}"
+            yield Row.of(f"hotness/{name}/{cached:.0%} cached", f"hit rate by {label}", "", [rate], float(best),
+                         "the best rows in hindsight", note)  # fmt: skip

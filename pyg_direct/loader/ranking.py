@@ -1,0 +1,60 @@
+"""Which rows a loader will read most, found out before its first epoch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.features.expected import expected_reads
+from pyg_direct.features.hotness import RANKINGS, Listing, Ranked, count_reads
+from pyg_direct.graph.placed import PlacedTopology
+from pyg_direct.loader.pyg import Ranking
+from pyg_direct.sampling.key import batch_key
+
+# Epochs of this number and above are sampled for counting alone.
+_FIRST_EPOCH = 1 << 40
+
+
+def check_ranking(hotness: str, presample: float) -> None:
+    """Refuse what ranks no rows.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    if hotness not in RANKINGS:
+        raise ArgumentError(f"hotness must be one of {', '.join(RANKINGS)}, got {hotness!r}")
+    if isinstance(presample, bool) or not isinstance(presample, (int, float)) or not 0 < presample <= 1000:
+        raise ArgumentError(f"presample must be a number of epochs above 0, got {presample!r}")
+
+
+def rank_rows(loader: Any, placed: PlacedTopology, plan: Any) -> Listing:
+    """What ranks the rows of a loader's node attributes, by its `hotness`."""
+    listing = Ranking.of(placed)
+    # Where all rows are alike, or none is copied, nothing is to be ranked.
+    if loader.hotness == "degree" or loader.device.type == "cpu":
+        return listing
+    nodes = loader.input_data.node
+    nodes = torch.arange(placed.num_nodes) if nodes is None else nodes
+    if loader.hotness == "expected":
+        scores = expected_reads(placed.indptr, placed.indices, nodes, loader.num_neighbors, loader.batch_size or 1)
+    else:
+        scores = count_reads(_sample(loader, nodes, plan), placed.num_nodes)
+    return Ranked(*listing, scores)
+
+
+def _sample(loader: Any, nodes: Tensor, plan: Any) -> Iterator[Tensor]:
+    """Nodes of the batches of `presample` epochs, other ones than those that are trained with."""
+    batch_size = loader.batch_size or 1
+    left = max(1, round(loader.presample * len(nodes) / batch_size))
+    for epoch in itertools.count(_FIRST_EPOCH):
+        order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(loader.seed % 2**63 + epoch % 2**20))
+        for number, part in enumerate(nodes[order].split(batch_size)):
+            if left == 0:
+                return
+            left -= 1
+            yield plan.sample(part, batch_key(loader.seed, epoch, number)).n_id

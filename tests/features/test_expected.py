@@ -1,0 +1,58 @@
+"""Chances of nodes to be in a batch are those of the formula, and near what sampling counts."""
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from pyg_direct import CSRTopo, GraphSageSampler, count_reads, expected_reads
+from pyg_direct.errors import ArgumentError, IdError
+from pyg_direct.features import expected
+from pyg_direct.features.hotness import choose_hottest
+from tests.reference import expected as reference
+
+edges = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=60)
+
+
+@pytest.mark.parametrize("piece", [1 << 24, 7, 1])
+@given(edges=edges, fanouts=st.lists(st.sampled_from([-1, 0, 1, 2, 5]), max_size=3), batch_size=st.integers(1, 9))
+def test_matches_reference(device, piece, edges, fanouts, batch_size):
+    expected._PIECE = piece
+    topo = CSRTopo(torch.tensor(edges, dtype=torch.int64).view(-1, 2).t(), num_nodes=12)
+    seeds = torch.tensor([0, 3, 4, 7])
+
+    got = expected_reads(topo.indptr.to(device), topo.indices.to(device), seeds, fanouts, batch_size)
+
+    wanted = reference.expected_reads(topo.indptr.tolist(), topo.indices.tolist(), seeds.tolist(), fanouts, batch_size)
+    expected._PIECE = 1 << 24
+    torch.testing.assert_close(got.cpu(), torch.tensor(wanted), atol=2e-5, rtol=1e-4)
+
+
+def test_it_ranks_nearly_as_well_as_hindsight():
+    target = torch.randint(3000, (30_000,))
+    topo = CSRTopo(torch.stack([(torch.rand(30_000) ** 3 * 3000).long(), target]), num_nodes=3000)
+    train = torch.randperm(3000)[:1000]
+    sampler = GraphSageSampler(topo, [5, 5], device="cpu", seed=0)
+    reads = count_reads((sampler.sample(seeds)[0] for _ in range(5) for seeds in train.split(50)), 3000)
+
+    scores = expected_reads(topo.indptr, topo.indices, train, [5, 5], 50)
+
+    best = reads.sort(descending=True).values[:600].sum()
+    assert reads[choose_hottest(scores, 3000, 600).ids].sum() >= 0.97 * best
+
+
+@pytest.mark.parametrize(("seeds", "fanouts", "batch_size", "error", "words"), [
+    ([0], [2], 0, ArgumentError, "batch_size must be an integer of at least 1, got 0"),
+    ([4], [2], 1, IdError, r"input_nodes must lie in \[0, 4\), got 4"),
+    ([0], [-2], 1, ArgumentError, "num_neighbors must hold values of at least -1"),
+])  # fmt: skip
+def test_what_makes_no_sense_is_named(seeds, fanouts, batch_size, error, words):
+    topo = CSRTopo(torch.tensor([[0, 1], [1, 2]]), num_nodes=4)
+
+    with pytest.raises(error, match=words):
+        expected_reads(topo.indptr, topo.indices, torch.tensor(seeds), fanouts, batch_size)
+
+
+def test_without_seeds_nothing_is_read():
+    topo = CSRTopo(torch.tensor([[0, 1], [1, 2]]), num_nodes=4)
+
+    assert expected_reads(topo.indptr, topo.indices, torch.empty(0, dtype=torch.int64), [2], 1).tolist() == [0] * 4

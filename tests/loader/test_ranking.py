@@ -1,0 +1,81 @@
+"""A loader finds out which rows it will read most, and its batches stay what they are."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_direct import NeighborLoader, count_reads
+from pyg_direct.errors import ArgumentError
+from pyg_direct.features.hotness import choose_hottest
+from pyg_direct.loader.pyg import Ranking
+from pyg_direct.loader.ranking import rank_rows
+
+
+def make_data(num_nodes=2000, num_edges=20_000):
+    generator = torch.Generator().manual_seed(0)
+    source = (torch.rand(num_edges, generator=generator) ** 3 * num_nodes).long()
+    target = torch.randint(num_nodes, (num_edges,), generator=generator)
+    return Data(x=torch.randn(num_nodes, 40, generator=generator), edge_index=torch.stack([source, target]))
+
+
+def make_loader(data, device="cpu", **options):
+    return NeighborLoader(data, [5, 5], input_nodes=torch.arange(0, 2000, 4), batch_size=50, shuffle=True, seed=0,
+                          device=device, **options)  # fmt: skip
+
+
+@pytest.mark.parametrize("hotness", ["expected", "frequency"])
+def test_scores_are_near_hindsight(hotness, monkeypatch):
+    loader = make_loader(make_data(), hotness=hotness, presample=20)
+    reads = count_reads((batch.n_id for _ in range(3) for batch in loader), 2000)
+    # What is done for a GPU, by the CPU.
+    monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
+
+    ranked = rank_rows(loader, loader._placed, loader._plan)
+
+    best = reads.sort(descending=True).values[:400].sum()
+    assert reads[choose_hottest(ranked.scores, 2000, 400).ids].sum() >= 0.97 * best
+
+
+@pytest.mark.parametrize("presample", [0.1, 1, 2.5])
+def test_so_many_batches_are_sampled(presample, monkeypatch):
+    loader = make_loader(make_data(), hotness="frequency", presample=presample)
+    loader._prepare()
+    seen = []
+    sample = loader._plan.sample
+    monkeypatch.setattr(loader._plan, "sample", lambda seeds, key: (seen.append(key), sample(seeds, key))[1])
+    monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
+
+    rank_rows(loader, loader._placed, loader._plan)
+
+    assert len(seen) == len(set(seen)) == 10 * presample
+
+
+def test_on_a_cpu_nothing_is_sampled_beforehand():
+    loader = make_loader(make_data(), hotness="frequency")
+    loader._prepare()
+
+    assert isinstance(rank_rows(loader, loader._placed, None), Ranking)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("hotness", ["degree", "expected", "frequency"])
+def test_batches_do_not_depend_on_what_is_hot(hotness):
+    data = make_data()
+    loader = make_loader(data, "cuda", hotness=hotness, placement="unified", feature_cache="20%")
+
+    batches = list(loader)
+
+    assert loader._attributes.describe()["x"].num_hot_rows == 400
+    for got, expected in zip(batches, make_loader(make_data()), strict=True):
+        assert torch.equal(got.n_id.cpu(), expected.n_id)
+        assert torch.equal(got.x.cpu(), expected.x)
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"hotness": "speed"}, "hotness must be one of degree, frequency, expected, got 'speed'"),
+    ({"presample": 0}, "presample must be a number of epochs above 0, got 0"),
+    ({"hotness": "frequency", "disjoint": True}, "hotness='frequency' needs a Data that is sampled uniformly"),
+])  # fmt: skip
+def test_what_makes_no_sense_is_named(options, words):
+    with pytest.raises(ArgumentError, match=words):
+        make_loader(make_data(), **options)

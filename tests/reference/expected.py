@@ -1,0 +1,24 @@
+"""Chance of each node to be met by a batch, row by row and edge by edge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def expected_reads(indptr: Sequence[int], indices: Sequence[int], seeds: Sequence[int], fanouts: Sequence[int],
+                   batch_size: int) -> list[float]:  # fmt: skip
+    """Chances, with those of different rows taken for independent; a hop expands what the last one met anew."""
+    num_nodes = len(indptr) - 1
+    chance = [min(1.0, batch_size / len(seeds)) if node in set(seeds) else 0.0 for node in range(num_nodes)]
+    expanded = list(chance)
+    for fanout in fanouts:
+        spared = [1.0] * num_nodes
+        for row in range(num_nodes):
+            listed = indices[indptr[row] : indptr[row + 1]]
+            for node in listed:
+                pick = 1.0 if fanout < 0 else min(1.0, fanout / len(listed))
+                spared[node] *= 1 - min(expanded[row] * pick, 1 - 1e-6)
+        after = [1 - (1 - c) * s for c, s in zip(chance, spared, strict=True)]
+        expanded = [a - c for a, c in zip(after, chance, strict=True)]
+        chance = after
+    return chance
