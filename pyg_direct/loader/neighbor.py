@@ -144,7 +144,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  store_dtype: torch.dtype | None = None, sampling: str = "uniform", layer_dependency: bool = False,
                  super_batch: int = 1, seed: int | None = None, prefetch: int = 1, time_comparison: str = "<=",
                  time_window: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
-                 cache_policy: str | None = None, cold_policy: str = "auto", custom_cls: Any = None,
+                 cache_policy: str | None = None, cold_policy: str = "auto",
                  hotness: str = "degree", presample: float = 1.0, custom_cls: Any = None,
                  input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:
@@ -226,11 +226,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             self._plan, self._plan_topology, self._placed = open_plan(placed, self._recipe), topology, placed
             self._plan_recipe = self._recipe
         self._placed.check_process()
-        self._attributes = Attributes(self.data, Ranking.of(self._placed), self.device, self.placement,
-                                      self.feature_cache, self.store_dtype, self.sharing)  # fmt: skip
         ranking = rank_rows(self, self._placed, self._plan) if self._attributes is None else Ranking.of(self._placed)
         self._attributes = Attributes(self.data, ranking, self.device, self.placement, self.feature_cache,
-                                      self.store_dtype)  # fmt: skip
+                                      self.store_dtype, self.sharing)  # fmt: skip
         if self.device.type == "cuda":
             announce(describe([summarise(topology, self._placed), *self._attributes.summarise()]))
         return self._attributes

@@ -12,6 +12,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from multiprocessing import reduction
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, MemoryLimitError
 from pyg_direct.runtime.device import bind_thread
 from pyg_direct.runtime.driver import call
-from pyg_direct.runtime.host import available_bytes
 from pyg_direct.runtime.memory import Block, fill
 
 _PORTABLE, _MAPPED = 0x01, 0x02

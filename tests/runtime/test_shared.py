@@ -11,8 +11,7 @@ import torch.multiprocessing as mp
 
 from pyg_direct.errors import ArgumentError, MemoryLimitError
 from pyg_direct.runtime import shared
-from pyg_direct.runtime.host import available_bytes
-from pyg_direct.runtime.shared import SharedMemory, find_shared, share
+from pyg_direct.runtime.shared import SharedMemory, available_bytes, find_shared, share
 
 
 def test_a_tensor_becomes_a_view_with_the_same_contents():
