@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any, TypeVar
@@ -136,7 +135,9 @@ class FiledRows:
         if file.rows.shape[1:] != held[1:] or file.rows.dtype != self._dtype:
             raise ArgumentError(f"path must hold rows {tuple(held[1:])} of {self._dtype}, {path} holds "
                                 f"{tuple(file.rows.shape[1:])} of {file.rows.dtype}")  # fmt: skip
-        resident: Any = copy.copy(self)
+        # Not by `copy`, which goes the way to other processes.
+        resident: Any = object.__new__(type(self))
+        resident.__dict__.update(self.__dict__)
         self._clear()
         self._errors = None
         self._resident, self._file, self._shape, self._dtype = resident, file, file.rows.shape, file.rows.dtype
