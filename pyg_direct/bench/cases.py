@@ -42,8 +42,8 @@ from pyg_direct.bench.row import Row
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.bench.startup import measure_startup
 from pyg_direct.bench.typed import make_mag
-from pyg_direct.datasets import NodeDataset, load_folder, synthetic_graph
 from pyg_direct.bench.unified import measure_figure_6, measure_figure_7
+from pyg_direct.datasets import NodeDataset, load_folder, synthetic_graph
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.runtime.device import resolve_device
