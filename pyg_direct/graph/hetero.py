@@ -20,7 +20,7 @@ from pyg_direct.runtime.memory import Block
 from pyg_direct.typing import Device
 
 # Ids of a type start at a multiple of this, so that no word or group of a bitmap holds two types.
-_ALIGNMENT = 1024
+ALIGNMENT = 1024
 _GPU_SHARE = 0.5
 # Edges up to which each holds the time of its neighbor, in 8 bytes.
 _MOST_COPIED_TIMES = 1 << 28
@@ -97,7 +97,7 @@ class HeteroTopo:
         self.num_nodes = {kind: _check_size(kind, size) for kind, size in num_nodes.items()}
         self.node_types = tuple(self.num_nodes)
         self.edge_types: tuple[EdgeType, ...] = tuple(edges)
-        sizes = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in self.num_nodes.values()]
+        sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in self.num_nodes.values()]
         # Where each type begins in the id space, and the end of the last, int64 `[T + 1]`.
         self.type_starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
         times = self._check_parts("node_time", node_time, self.node_types)

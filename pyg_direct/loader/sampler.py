@@ -41,7 +41,7 @@ DIRECTIONS = ("forward", "backward")
 
 
 @dataclass
-class _Opened:
+class Opened:
     """What copies of a sampler share: the parts of its graph, placed topologies and plans."""
 
     parts: Parts
@@ -109,7 +109,7 @@ class NeighborSampler(OwnSampler):
         self.seed, self._num_calls = resolve_seed(seed), 0
         self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, bool(is_sorted)
         self.sample_direction = sample_direction
-        self._opened = _Opened(read_parts(data, time_attr, weight_attr))
+        self._opened = Opened(read_parts(data, time_attr, weight_attr))
         self.num_neighbors = num_neighbors
         self.subgraph_type, self.replace, self.disjoint = subgraph_type, bool(replace), disjoint
         self.temporal_strategy = temporal_strategy
@@ -193,7 +193,7 @@ class NeighborSampler(OwnSampler):
         else:
             topology = parts.open("in" if self.sample_direction == "forward" else "out", self.is_sorted)
         if not any(topology is kept for kept in self._opened.kept):
-            self._opened = _Opened(parts)
+            self._opened = Opened(parts)
 
     def sample_from_nodes(self, index: NodeSamplerInput, *, key: int | None = None
                           ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip

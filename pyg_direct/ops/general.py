@@ -52,12 +52,15 @@ class Frontier(NamedTuple):
         trees: Trees they belong to, int64 `[F]`; empty where trees are not told apart.
         seed_times: Time of each tree, int64; empty without times.
         tree_shift: Place of the tree among the bits of an identity.
+        places: Where the rows of these nodes stand among those of their relation, int64 `[F]`, for rows that are not
+            those of all nodes; None: at their ids.
     """
 
     rows: Tensor
     trees: Tensor
     seed_times: Tensor
     tree_shift: int
+    places: Tensor | None = None
 
 
 class Rules(NamedTuple):
@@ -77,12 +80,14 @@ class Picked(NamedTuple):
         ids: Edge ids within the relation, int64 `[at least E']`.
         targets: Local ids of the nodes expanded, int64 `[at least E']`.
         ends: Where the edges of each entry of the work list begin, and the end of the last, int64 `[A + 1]`.
+        offsets: The same for each item, int64 `[I + 1]`; None where there is none.
     """
 
     sources: Tensor
     ids: Tensor
     targets: Tensor
     ends: Tensor
+    offsets: Tensor | None = None
 
 
 def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *, key: int, hop: int) -> Picked:
@@ -99,7 +104,8 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     entries = upload(work, device)
     starts, sizes, counts = torch.empty(3, num_items, dtype=torch.int64, device=device).unbind()
     replace, last, strict = int(rules.replace), int(rules.last), int(rules.strict)
-    arguments = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time, rows.edge_weight, frontier.rows,
+    places = frontier.rows if frontier.places is None else frontier.places
+    arguments = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time, rows.edge_weight, places,
                  frontier.trees, frontier.seed_times, replace, last, strict, rules.window)  # fmt: skip
     if on_gpu:
         run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *arguments, starts, sizes, counts)
@@ -112,14 +118,14 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     capacity = int(offsets[-1]) if most is None else most
     draws, sources, ids, targets = torch.empty(4, capacity, dtype=torch.int64, device=device).unbind()
     if capacity == 0:
-        return Picked(sources, ids, targets, ends)
+        return Picked(sources, ids, targets, ends, offsets)
     is_weighted = rows.edge_weight.numel() > 0
     scores = torch.empty(capacity if is_weighted else 0, dtype=torch.float64, device=device)
     if not on_gpu:
         run_cpu(kernels.pick_items_cpu, np.uint64(key), hop, replace, frontier.tree_shift, entries, rows.indices,
                 rows.edge_ids, rows.edge_weight, rows.weight_before, frontier.rows, frontier.trees, starts, sizes,
                 offsets, cpu_chunks(), scores, draws, sources, ids, targets)  # fmt: skip
-        return Picked(sources, ids, targets, ends)
+        return Picked(sources, ids, targets, ends, offsets)
     if is_weighted:
         run_gpu(selected.pick_weighted_gpu, grid_for(num_items, starts), key, hop, replace, entries, rows.edge_weight,
                 rows.weight_before, frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
@@ -130,7 +136,7 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
     run_gpu(kernels.pick_items_gpu, grid, key, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
             frontier.rows, frontier.trees, starts, sizes, offsets, draws, repeats, sources, ids, targets)  # fmt: skip
-    return Picked(sources, ids, targets, ends)
+    return Picked(sources, ids, targets, ends, offsets)
 
 
 def _bound_edges(work: np.ndarray) -> int | None:

@@ -63,12 +63,12 @@ class GeneralPlan:
         self._rules = Rules(recipe.replace, recipe.temporal_strategy == "last", recipe.time_comparison == "<", window)
         weighted = topo.weighted & recipe.weighted
         self._flags = TIMED * topo.timed.astype(np.int64) + WEIGHTED * weighted.astype(np.int64)
-        self._rows = topology.with_running_weights() if recipe.replace and weighted.any() else topology.rows
+        self.rows = topology.with_running_weights() if recipe.replace and weighted.any() else topology.rows
         self._has_table = not self.disjoint and fits_table(int(topo.type_starts[-1]), topology.device)
         # Size of the hash table; the largest that a batch needed so far.
         self._num_slots = SMALLEST_TABLE
         if not weighted.any():
-            self._rows = self._rows._replace(edge_weight=self._rows.edge_weight[:0])
+            self.rows = self.rows._replace(edge_weight=self.rows.edge_weight[:0])
 
     def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int, *,
                seed_time: Tensor | Mapping[str, Tensor] | None = None) -> GeneralSample:  # fmt: skip
@@ -134,7 +134,7 @@ class GeneralPlan:
             none = front.rows[:0]
             return Picked(none, none, none, none.new_zeros(1))
         frontier = Frontier(front.rows, front.trees, start.times, start.tree_shift)
-        return pick_edges(self._rows, work, frontier, self._rules, key=key, hop=hop)
+        return pick_edges(self.rows, work, frontier, self._rules, key=key, hop=hop)
 
     def _by_relation(self, relations: np.ndarray, counts: np.ndarray) -> np.ndarray:
         by_relation = np.zeros(len(self.topology.topo.edge_types), np.int64)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
-from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.kernels.worklist import (
     COLUMNS,
     EDGES,
@@ -20,7 +21,23 @@ from pyg_direct.kernels.worklist import (
 )
 
 
-def list_work(topo: HeteroTopo, flags: np.ndarray, fanouts: np.ndarray, counts: np.ndarray, known: np.ndarray,
+class Layout(Protocol):
+    """Where the rows of a graph stand; what a work list reads of a `HeteroTopo`.
+
+    Attributes:
+        expanded, reached: Numbers of the types that each relation expands and leads to, int64 `[R]`.
+        row_starts, edge_starts: Where the rows and the edges of each relation begin, int64 `[R + 1]`.
+        type_starts: Where each type begins in the id space, and the end of the last, int64 `[T + 1]`.
+    """
+
+    expanded: np.ndarray
+    reached: np.ndarray
+    row_starts: np.ndarray
+    edge_starts: np.ndarray
+    type_starts: np.ndarray
+
+
+def list_work(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.ndarray, known: np.ndarray,
               bases: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(relations with items, the work list) for nodes that stand type after type.
 

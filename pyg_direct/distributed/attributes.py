@@ -1,0 +1,94 @@
+"""Batches of a graph in parts: rows of nodes and edges fetched from their owners, in one exchange a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput
+
+from pyg_direct.distributed.graph import DistGraph
+from pyg_direct.distributed.rows import Wanted
+from pyg_direct.sampling.sample import Sample
+
+
+class DistAttributes:
+    """Puts batches together; as `Attributes` and `HeteroAttributes` do for a graph on one machine.
+
+    Args:
+        graph: The graph.
+    """
+
+    def __init__(self, graph: DistGraph) -> None:
+        self._graph = graph
+        self._target = 2 if graph.part.manifest.direction == "in" else 0
+
+    def describe(self) -> dict[str, Any]:
+        """The own rows by name."""
+        return dict(self._graph.rows.describe())
+
+    def summarise(self) -> list[Any]:
+        """Nothing of it is chosen by itself."""
+        return []
+
+    def _nodes(self, kind: str, ids: Tensor) -> Wanted:
+        return Wanted(kind, ids, self._graph.part.owners(kind, ids))
+
+    def _edges(self, edge_type: Any, ids: Tensor | None, ends: Tensor) -> list[Wanted]:
+        """An edge belongs to the owner of the node that is expanded."""
+        if edge_type not in self._graph.part.tables:
+            return []
+        if ids is None:
+            # All processes take part alike.
+            ids = ends = ends[:0]
+        return [Wanted(edge_type, ids, self._graph.part.owners(edge_type[self._target], ends))]
+
+    def build(self, data: Any, sample: Any, input_id: Tensor | None = None, *, checked: bool = True) -> Any:
+        """The batch of a sample: a `Data` for a `Sample`, a `HeteroData` for PyG's output."""
+        if isinstance(sample, HeteroSamplerOutput):
+            return self._build_hetero(sample)
+        assert input_id is not None
+        return self._build(sample, input_id, sample.e_id.numel() == sample.edge_index.shape[1])
+
+    def _build(self, sample: Sample, input_id: Tensor, has_ids: bool) -> Data:
+        kind, edge_type = self._graph.node_types[0], self._graph.edge_types[0]
+        expanded = sample.n_id[sample.edge_index[1 if self._target == 2 else 0]]
+        edges = self._edges(edge_type, sample.e_id if has_ids else None, expanded)
+        rows = self._graph.rows.fetch([self._nodes(kind, sample.n_id), *edges])
+        batch = Data(edge_index=sample.edge_index, num_nodes=sample.n_id.numel())
+        store = batch._store
+        for name, value in rows[0].items():
+            store[name] = value
+        for name, value in rows[1].items() if edges and has_ids else ():
+            store[name] = value
+        store["n_id"], store["e_id"] = sample.n_id, sample.e_id
+        store["num_sampled_nodes"], store["num_sampled_edges"] = sample.num_sampled_nodes, sample.num_sampled_edges
+        store["input_id"], store["batch_size"] = input_id, input_id.numel()
+        return batch
+
+    def _build_hetero(self, out: HeteroSamplerOutput) -> HeteroData:
+        none = torch.empty(0, dtype=torch.int64, device=self._graph.device)
+        wanted = [self._nodes(kind, out.node.get(kind, none)) for kind in self._graph.node_types]
+        owned = []
+        for edge_type in self._graph.edge_types:
+            ids = (out.edge or {}).get(edge_type)
+            ends = (out.col if self._target == 2 else out.row).get(edge_type, none)
+            ends = out.node[edge_type[self._target]][ends] if ends.numel() else none
+            edges = self._edges(edge_type, ids if ids is not None and ids.numel() == ends.numel() else None, ends)
+            owned += [edge_type] * len(edges)
+            wanted += edges
+        rows = self._graph.rows.fetch(wanted)
+        batch = HeteroData()
+        for kind, found in zip(self._graph.node_types, rows, strict=False):
+            batch[kind].num_nodes = out.node.get(kind, none).numel()
+            for name, value in found.items():
+                batch[kind][name] = value
+        for edge_type in self._graph.edge_types:
+            batch[edge_type].edge_index = torch.stack([out.row.get(edge_type, none), out.col.get(edge_type, none)])
+        for edge_type, found in zip(owned, rows[len(self._graph.node_types) :], strict=True):
+            if (out.edge or {}).get(edge_type) is not None or edge_type not in out.row:
+                for name, value in found.items():
+                    batch[edge_type][name] = value
+        return batch

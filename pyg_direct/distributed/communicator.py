@@ -1,0 +1,195 @@
+"""`Communicator`: the one ordered way to other processes, apart from the collectives of the training program."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from pyg_direct.errors import ArgumentError, RankError
+
+_MOST_WORDS = 1 << 12
+# How long the other processes have to say that they are there, after an exchange has failed.
+_ROLL_CALL = timedelta(seconds=5)
+# The headers that processes begin with when one of them failed are below this.
+_FAILED = -1
+
+
+class Communicator:
+    """Exchanges bytes with all processes of a group, in an order that is the same in all of them.
+
+    It has a process group of its own and one thread that does one thing after the other, so that batches made ahead
+    never meet the collectives of DDP, and those of two loaders never each other, as long as the program asks for them
+    in one order everywhere. What one process fails at is told to the others before they wait for it.
+
+    Args:
+        group: Ranks of this group take part; None for all. Every process must make its communicator.
+        device: Of the tensors that are exchanged.
+        backend: `nccl` or `gloo`; by default NCCL for tensors on GPUs, else Gloo, which moves them through the host.
+        timeout: Seconds that an exchange waits for the slowest process.
+
+    Attributes:
+        rank, size: This process in the group, and their number.
+        sent: Bytes sent to other processes so far, by what they are.
+    """
+
+    def __init__(self, group: Any = None, *, device: torch.device, backend: str | None = None,
+                 timeout: float = 600) -> None:  # fmt: skip
+        if not dist.is_available() or not dist.is_initialized():
+            raise ArgumentError("a process group must be there before graphs are opened in parts; call "
+                                "torch.distributed.init_process_group first")  # fmt: skip
+        backend = ("nccl" if device.type == "cuda" else "gloo") if backend is None else backend
+        if backend not in ("gloo", "nccl") or (backend == "nccl" and device.type != "cuda"):
+            raise ArgumentError(f"backend must be gloo, or nccl with tensors on GPUs, got {backend!r} on {device}")
+        ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+        self.device, self._wire = device, device if backend == "nccl" else torch.device("cpu")
+        self._own_group: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend)
+        self._is_open = True
+        self.rank, self.size = dist.get_rank(self._own_group), len(ranks)
+        self._ranks = ranks
+        self.sent: Counter[str] = Counter()
+        self._broken: str | None = None
+        self._turns: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Not one that Python waits for at its end: a process that failed must be gone, so that others hear of it.
+        self._worker = threading.Thread(target=self._work, name="pyg_direct_exchange", daemon=True)
+        self._worker.start()
+        atexit.register(self.close)
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Have something done in its turn; every process must ask for the same in the same order."""
+        done: Future[Any] = Future()
+        if not self._is_open:
+            raise ArgumentError("the graph is closed, and so is its way to other processes")
+        self._turns.put((done, fn, args))
+        return done
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Have something done in its turn and wait for it; at once where its turn is now."""
+        if threading.current_thread() is self._worker:
+            return fn(*args)
+        return self.submit(fn, *args).result()
+
+    def _work(self) -> None:
+        while (turn := self._turns.get()) is not None:
+            self._run(*turn)
+
+    def _run(self, done: Future[Any], fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        try:
+            if self._stream is None:
+                result = fn(*args)
+            else:
+                with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+                    result = fn(*args)
+                    self._stream.synchronize()
+        except BaseException as error:
+            # First to who waits here: the others may take their time to listen.
+            done.set_exception(error)
+            if not isinstance(error, RankError):
+                self._tell(f"{type(error).__name__}: {error}")
+            return
+        done.set_result(result)
+
+    def agree(self, value: int) -> list[int]:
+        """A small number of each process, at least 0, by rank."""
+        return self._exchange_sizes([value] * self.size)
+
+    def exchange(self, parts: Sequence[Tensor], what: str) -> list[Tensor]:
+        """Send part r to rank r, and get what each rank has for this one; that of this rank is handed over as it is.
+
+        Args:
+            parts: uint8 `[n]`, one for each rank.
+            what: What the bytes are, for `sent`.
+
+        Raises:
+            RankError: another process failed or is gone.
+        """
+        sizes = [0 if rank == self.rank else part.numel() for rank, part in enumerate(parts)]
+        sizes_back = self._exchange_sizes(sizes)
+        sent = torch.cat([part for rank, part in enumerate(parts) if rank != self.rank] or [parts[0][:0]])
+        received = self._all_to_all(sent, sizes, sizes_back).split(sizes_back)
+        self.sent[what] += sum(sizes)
+        return [parts[rank] if rank == self.rank else received[rank] for rank in range(self.size)]
+
+    def _exchange_sizes(self, sizes: list[int]) -> list[int]:
+        """The number that each rank has for this one; told of failures before anything else is waited for."""
+        if self._broken is not None:
+            raise RankError(self._broken)
+        words = torch.tensor(sizes, dtype=torch.int64)
+        found: list[int] = self._all_to_all(words, [1] * self.size, [1] * self.size).tolist()
+        failed = [rank for rank, word in enumerate(found) if word <= _FAILED]
+        if failed:
+            texts = self._all_to_all(torch.empty(0, dtype=torch.uint8), [0] * self.size,
+                                     [max(0, _FAILED - word) for word in found])  # fmt: skip
+            reasons = bytes(texts.cpu().tolist()).decode(errors="replace")
+            self._broken = f"rank {self._ranks[failed[0]]} failed: {reasons}"
+            raise RankError(self._broken)
+        return found
+
+    def _tell(self, reason: str) -> None:
+        """Tell the others that this process failed; they are about to exchange sizes."""
+        if self._broken is not None:
+            return
+        self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
+        text = torch.tensor(list(reason.encode()[:_MOST_WORDS]), dtype=torch.uint8)
+        try:
+            words = torch.full((self.size,), _FAILED - text.numel(), dtype=torch.int64)
+            found = self._all_to_all(words, [1] * self.size, [1] * self.size).tolist()
+            sizes_back = [max(0, _FAILED - word) for word in found]
+            self._all_to_all(text.repeat(self.size), [text.numel()] * self.size, sizes_back)
+        except RankError:
+            # What went wrong here is what the user should see.
+            return
+
+    def _all_to_all(self, sent: Tensor, sizes: list[int], sizes_back: list[int]) -> Tensor:
+        sent = sent.to(self._wire).contiguous()
+        received = sent.new_empty(sum(sizes_back))
+        try:
+            dist.all_to_all_single(received, sent, sizes_back, sizes, group=self._own_group)
+        except RuntimeError as error:
+            self._broken = self._call_roll(error)
+            raise RankError(self._broken) from error
+        return received.to(self.device) if sent.dtype == torch.uint8 else received
+
+    def _call_roll(self, error: Exception) -> str:
+        """Which process is gone, as far as the store of the group can tell."""
+        missing = []
+        try:
+            store = PrefixStore("pyg_direct", dist.distributed_c10d._get_default_store())
+            store.set(f"there/{self.rank}", "yes")
+            for rank in range(self.size):
+                try:
+                    store.wait([f"there/{rank}"], _ROLL_CALL)
+                except (RuntimeError, dist.DistError):
+                    missing.append(self._ranks[rank])
+        except (RuntimeError, dist.DistError):
+            return f"rank 0, which keeps the group together, is gone: {error}"
+        who = f"rank {', '.join(map(str, missing))} is gone" if missing else "an exchange with other ranks failed"
+        return f"{who}: {error}"
+
+    def close(self) -> None:
+        """Do what was asked for, then end the thread and the group; all processes call it.
+
+        At the end of a program it is called by itself, unless the program failed: then the others should hear of it.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        atexit.unregister(self.close)
+        if hasattr(sys, "last_type"):
+            return
+        self._turns.put(None)
+        self._worker.join()
+        if dist.is_initialized():
+            dist.destroy_process_group(self._own_group)

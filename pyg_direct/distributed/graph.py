@@ -1,0 +1,148 @@
+"""`DistGraph`: a partitioned graph as one of the processes that train on it sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_direct.distributed.communicator import Communicator
+from pyg_direct.distributed.part import GraphPart
+from pyg_direct.distributed.replicas import choose_replicas, read_replicas
+from pyg_direct.distributed.rows import TIME, RowExchange, Wanted
+from pyg_direct.errors import ArgumentError
+from pyg_direct.features.feature import Feature
+from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.size import parse_size
+from pyg_direct.typing import Device
+
+
+class DistGraph:
+    """A graph in parts on several processes: process r holds part r. Made by all of them, in one order.
+
+    Args:
+        folder: A partition with as many parts as there are processes, written by `partition_graph`; each process needs
+            its own part only.
+        device: Where this process samples and where batches are; None is the current GPU if there is one, else the CPU.
+        group: A process group whose ranks hold the parts; None for all.
+        backend: `nccl` or `gloo`; by default by the device.
+        check: What to compare files with: `"full"`: checksums, `"size"`: sizes, None: nothing.
+        device_cache_size: GPU memory for hot rows among the part's own, see `Feature`.
+        placement: Host memory for the part's own rows, see `Feature`.
+        replicas: Rows of other parts to keep copies of: bytes, `"200M"`, or a share of the rows of this part such as
+            `"20%"`, those that the part's own neighbor lists name most often; or `"plan"` for what `plan_replicas`
+            wrote; or ids of a node type, by type with types.
+        timeout: Seconds that an exchange waits for the slowest process.
+
+    Attributes:
+        part: This process's part.
+        communicator: The way to the others.
+        rows: Rows by id, own and others'.
+
+    Raises:
+        PartitionError: the partition is missing, damaged or of another version.
+        ArgumentError: another number of parts than of processes.
+        RankError: another process failed.
+    """
+
+    def __init__(self, folder: str | PathLike[str], *, device: Device = None, group: Any = None,
+                 backend: str | None = None, check: str | None = "size", device_cache_size: int | str = 0,
+                 placement: str = "unified", replicas: Any = None, timeout: float = 600) -> None:  # fmt: skip
+        self.device = resolve_device(device)
+        self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout)
+        # In turn, so that what is wrong with one part is told to all.
+        self.part: GraphPart = self.communicator.run(self._open, folder, check)
+        features = {kind: {name: Feature(device=self.device, device_cache_size=device_cache_size,
+                                         placement=placement).from_cpu_tensor(rows)
+                           for name, rows in table.rows.items()}
+                    for kind, table in self.part.tables.items()}  # fmt: skip
+        self.rows = RowExchange(self.part, self.communicator, features)
+        if replicas is not None:
+            self.communicator.run(self._keep, folder, replicas)
+
+    def _open(self, folder: str | PathLike[str], check: str | None) -> GraphPart:
+        part = GraphPart(folder, self.communicator.rank, device=self.device, check=check)
+        if part.num_parts != self.communicator.size:
+            raise ArgumentError(f"folder must hold a part for each of the {self.communicator.size} processes, got "
+                                f"{part.num_parts} parts")  # fmt: skip
+        self.communicator.agree(0)
+        return part
+
+    def _keep(self, folder: str | PathLike[str], replicas: Any) -> None:
+        if isinstance(replicas, str) and replicas == "plan":
+            ids = read_replicas(folder, self.part.manifest, self.part.part)
+        elif isinstance(replicas, (int, str)) and not isinstance(replicas, bool):
+            own = sum(t.numel() * t.element_size() for kind, table in self.part.tables.items()
+                      if isinstance(kind, str) for t in table.rows.values())  # fmt: skip
+            ids = choose_replicas(self.part, parse_size(replicas, own, "replicas"))
+        else:
+            given = replicas if isinstance(replicas, Mapping) else {self.node_types[0]: replicas}
+            ids = {kind: torch.as_tensor(value) for kind, value in given.items()}
+        self.rows.keep(ids)
+
+    @property
+    def rank(self) -> int:
+        """This process, and its part."""
+        return self.communicator.rank
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether the graph has no types."""
+        return self.part.manifest.is_homogeneous
+
+    @property
+    def node_types(self) -> list[str]:
+        """Node types, in order."""
+        return [entry.name for entry in self.part.manifest.nodes]
+
+    @property
+    def edge_types(self) -> list[tuple[str, str, str]]:
+        """Relations, in order."""
+        return [entry.name for entry in self.part.manifest.edges]
+
+    @property
+    def num_nodes(self) -> int | dict[str, int]:
+        """Nodes of the whole graph, by type where there are types."""
+        sizes = {entry.name: entry.num_nodes for entry in self.part.manifest.nodes}
+        return sizes[self.node_types[0]] if self.is_homogeneous else sizes
+
+    def own_nodes(self, kind: str | None = None) -> Tensor:
+        """Nodes of this process's part, ascending, int64."""
+        return self.part.tables[self.node_types[0] if kind is None else kind].ids
+
+    def own_rows(self, name: str, kind: str | None = None) -> Tensor:
+        """Rows of these nodes, in their order."""
+        return self.part.tables[self.node_types[0] if kind is None else kind].rows[name]
+
+    def skeleton(self) -> Data | HeteroData:
+        """A `Data` or `HeteroData` with the sizes of the whole graph, without edges and rows."""
+        if self.is_homogeneous:
+            return Data(num_nodes=self.num_nodes)
+        data = HeteroData()
+        for kind, size in self.num_nodes.items():  # type: ignore[union-attr]
+            data[kind].num_nodes = size
+        return data
+
+    def times_of(self, kind: str, ids: Tensor) -> Tensor:
+        """Times of nodes of a type, int64; collective."""
+        owners = self.part.owners(kind, ids)
+        return self.rows.fetch([Wanted(kind, ids, owners, [TIME])])[0][TIME]
+
+    def close(self) -> None:
+        """Take part in what others still do, then end the process group of the exchange; all processes call it."""
+        self.communicator.close()
+
+    def __enter__(self) -> DistGraph:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        # Who fails does not wait for the others: they hear of it.
+        if kind is None:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"DistGraph(part {self.rank} of {self.part.num_parts}, {self.num_nodes} nodes, {self.device})"

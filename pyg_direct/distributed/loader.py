@@ -1,0 +1,166 @@
+"""`DistNeighborLoader`, `DistLinkNeighborLoader`, `DistSubGraphLoader`: PyG's batches of a graph in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.distributed.attributes import DistAttributes
+from pyg_direct.distributed.graph import DistGraph
+from pyg_direct.distributed.sampler import DistNeighborSampler
+from pyg_direct.distributed.steps import Steps
+from pyg_direct.errors import ArgumentError
+from pyg_direct.loader.batches import Seeds
+from pyg_direct.loader.general import GeneralLoader
+from pyg_direct.loader.link import LinkLoader
+from pyg_direct.loader.node import NodeLoader
+from pyg_direct.ops.draw import derive_key
+from pyg_direct.sampling.key import resolve_seed
+
+
+class _DistLoader(GeneralLoader):
+    """What loaders of a graph in parts share: batches made in step with the other processes."""
+
+    graph: DistGraph
+
+    def _prepare(self) -> Any:
+        if self._general is None:
+            self._general = DistAttributes(self.graph)
+        return self._general
+
+    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
+        steps = Steps(self.graph.communicator, batches, partial(self._make, epoch), self._take_part, self.prefetch)
+        try:
+            yield from steps
+        finally:
+            steps.close()
+
+    def _take_part(self) -> Any:
+        """Do what a batch without seeds needs, for the batches of others."""
+        none = torch.empty(0, dtype=torch.int64)
+        out = self._ask(none, 0)
+        if isinstance(self._general, DistAttributes):
+            transform, self.transform_sampler_output = self.transform_sampler_output, None
+            try:
+                self._build(out)
+            finally:
+                self.transform_sampler_output = transform
+
+    def __call__(self, index: Any) -> Any:
+        """The batch around the seeds at these positions; every process calls it."""
+        return self.graph.communicator.run(super().__call__, index)
+
+
+def _options(graph: Any, seed: int | None, ranks: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for the loaders that these are made of."""
+    if not isinstance(graph, DistGraph):
+        raise ArgumentError(f"graph must be a DistGraph, got {type(graph).__name__}")
+    if kwargs.get("num_workers"):
+        raise ArgumentError(f"num_workers must be 0 for a graph in parts, got {kwargs['num_workers']}")
+    if ranks not in ("auto", "own"):
+        raise ArgumentError(f"ranks must be 'auto' or 'own', got {ranks!r}")
+    if seed is None:
+        # Numbers that are exchanged are at least 0.
+        seed = graph.communicator.run(graph.communicator.agree, resolve_seed(None) % 2**62)[0]
+    if ranks == "own":
+        # Seeds of its own, and draws of its own for them.
+        return {"seed": derive_key(resolve_seed(seed), graph.rank, 0), "ranks": None}
+    return {"seed": seed, "ranks": (graph.rank, graph.communicator.size)}
+
+
+class DistNeighborLoader(_DistLoader, NodeLoader):
+    """Mini-batches around nodes of a graph in parts; PyG's batches, the same ones as `NeighborLoader` on one machine.
+
+    Every process makes the loader and iterates over it; neighbors are sampled by the processes that own the nodes, and
+    rows are fetched from them, while the batch before is used. Batches are dealt out in turn, as `NeighborLoader` does
+    with `ranks="auto"`, so that all processes together get the batches of one machine.
+
+    Args:
+        graph: The graph.
+        num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, input_time, transform,
+            transform_sampler_output, time_comparison, time_window, uneven: See `NeighborLoader`.
+        input_nodes: Seeds of all processes: ids, a mask, or None for all nodes; with types, a type or (type, seeds).
+            Equal in all processes, unless `ranks="own"`.
+        time_attr, weight_attr: Any name, to sample by the times or weights that the graph was partitioned with.
+        ranks: `"auto"`: deal batches out; `"own"`: `input_nodes` are those of this process alone, for instance the
+            training nodes of its part, of which more neighbors are near.
+        seed: Seed of shuffling and draws, equal in all processes; None takes torch's initial seed of rank 0.
+        prefetch: Batches made ahead.
+        **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        RankError: while iterating, if another process failed or is gone.
+    """
+
+    def __init__(self, graph: DistGraph, num_neighbors: Any, input_nodes: Any = None, input_time: Tensor | None = None,
+                 replace: bool = False, subgraph_type: Any = "directional", disjoint: bool = False,
+                 temporal_strategy: str = "uniform", time_attr: str | None = None, weight_attr: str | None = None,
+                 transform: Any = None, transform_sampler_output: Any = None, *, seed: int | None = None,
+                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "keep", time_comparison: str = "<=",
+                 time_window: int | None = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+        self.graph, options = graph, _options(graph, seed, ranks, kwargs)
+        sampler = DistNeighborSampler(
+            graph, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
+            seed=options["seed"], time_comparison=time_comparison, time_window=time_window)  # fmt: skip
+        super().__init__(graph.skeleton(), sampler, input_nodes, input_time, transform, transform_sampler_output,
+                         input_id=input_id, device=graph.device, prefetch=prefetch, uneven=uneven, **options,
+                         **kwargs)  # fmt: skip
+
+
+class DistSubGraphLoader(DistNeighborLoader):
+    """Induced subgraphs around nodes of a graph in parts: all edges among the nodes that are sampled.
+
+    Args:
+        graph, num_neighbors, input_nodes, **kwargs: See `DistNeighborLoader`.
+    """
+
+    def __init__(self, graph: DistGraph, num_neighbors: Any, input_nodes: Any = None, **kwargs: Any) -> None:
+        super().__init__(graph, num_neighbors, input_nodes, subgraph_type="induced", **kwargs)
+
+
+class DistLinkNeighborLoader(_DistLoader, LinkLoader):
+    """Mini-batches around links of a graph in parts; the same ones as `LinkNeighborLoader` on one machine.
+
+    Args:
+        graph: The graph.
+        num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, transform,
+            transform_sampler_output, seed, prefetch, ranks, uneven, time_comparison, time_window, **kwargs: See
+            `DistNeighborLoader`.
+        edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
+            processes, unless `ranks="own"`.
+        edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, exclude_target_edges: See `LinkNeighborLoader`.
+            Strict negatives need all edges in one place and are not offered.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        RankError: while iterating, if another process failed or is gone.
+    """
+
+    def __init__(self, graph: DistGraph, num_neighbors: Any, edge_label_index: Any, edge_label: Tensor | None = None,
+                 edge_label_time: Tensor | None = None, replace: bool = False, subgraph_type: Any = "directional",
+                 disjoint: bool = False, temporal_strategy: str = "uniform", neg_sampling: Any = None,
+                 neg_sampling_ratio: float | None = None, time_attr: str | None = None, weight_attr: str | None = None,
+                 transform: Any = None, transform_sampler_output: Any = None, *,
+                 exclude_target_edges: bool | str = False, seed: int | None = None, prefetch: int = 1,
+                 ranks: Any = "auto", uneven: str = "keep", time_comparison: str = "<=",
+                 time_window: int | None = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+        self.graph, options = graph, _options(graph, seed, ranks, kwargs)
+        if (edge_label_time is None) != (time_attr is None):
+            raise ArgumentError("edge_label_time and time_attr must be given together")
+        has_links = isinstance(edge_label_index, Tensor) or (
+            isinstance(edge_label_index, (tuple, list)) and len(edge_label_index) == 2
+            and isinstance(edge_label_index[1], Tensor))  # fmt: skip
+        if not has_links:
+            raise ArgumentError("edge_label_index must hold links, as no process has all edges of the graph")
+        sampler = DistNeighborSampler(
+            graph, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
+            seed=options["seed"], time_comparison=time_comparison, time_window=time_window,
+            exclude_target_edges=exclude_target_edges)  # fmt: skip
+        super().__init__(graph.skeleton(), sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
+                         neg_sampling_ratio, transform, transform_sampler_output, input_id=input_id,
+                         device=graph.device, prefetch=prefetch, uneven=uneven, **options, **kwargs)  # fmt: skip

@@ -1,0 +1,49 @@
+"""Arrays of several dtypes in one run of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Each array begins at a multiple of it, as views of other dtypes need.
+_ALIGNMENT = 8
+
+
+def pack(arrays: Sequence[Tensor]) -> Tensor:
+    """The bytes of contiguous arrays, one after the other, uint8."""
+    pieces = []
+    for array in arrays:
+        flat = array.contiguous().view(-1)
+        if flat.numel():
+            pieces.append(flat.view(torch.uint8))
+            if pad := -pieces[-1].numel() % _ALIGNMENT:
+                pieces.append(flat.new_zeros(pad, dtype=torch.uint8))
+    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8, device=arrays[0].device)
+
+
+class Unpacker:
+    """Takes the arrays of a message out, one after the other."""
+
+    def __init__(self, message: Tensor) -> None:
+        # What came with other messages in one buffer need not begin where a word does.
+        self._message = message if message.storage_offset() % _ALIGNMENT == 0 else message.clone()
+        self._at = 0
+
+    def take(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        """The next array, of known dtype and shape."""
+        count = dtype.itemsize
+        for size in shape:
+            count *= size
+        part = self._message[self._at : self._at + count]
+        assert part.numel() == count, "a message is shorter than its sender and receiver agreed"
+        self._at += count + -count % _ALIGNMENT
+        if count == 0:
+            return torch.empty(shape, dtype=dtype, device=part.device)
+        return part.view(dtype).view(shape)
+
+    @property
+    def num_left(self) -> int:
+        """Bytes that are left."""
+        return max(0, self._message.numel() - self._at)

@@ -1,0 +1,205 @@
+"""`GraphPart`: one part of a partitioned graph in memory, and what every process knows of the whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.distributed.book import Book
+from pyg_direct.distributed.manifest import Manifest, part_folder
+from pyg_direct.errors import IdError, PartitionError
+from pyg_direct.graph.hetero import ALIGNMENT
+from pyg_direct.graph.relation import EdgeType
+from pyg_direct.ops.compress import order_rows
+from pyg_direct.ops.general import Rows, sum_weights
+
+
+@dataclass
+class Table:
+    """Rows of the nodes of a type, or of the edges of a relation, that a part holds.
+
+    Attributes:
+        ids: Which, int64 `[n]`, ascending.
+        rows: Their rows by attribute, `[n, ...]`.
+    """
+
+    ids: Tensor
+    rows: dict[str, Tensor]
+
+    def locate(self, ids: Tensor) -> Tensor:
+        """Where the rows of these ids stand, int64.
+
+        Raises:
+            IdError: one is not held here.
+        """
+        if not self.ids.numel():
+            if ids.numel():
+                raise IdError(f"ids must be held by this part, got {int(ids[0])}")
+            return ids
+        places = torch.searchsorted(self.ids, ids).clamp_(max=self.ids.numel() - 1)
+        wrong = self.ids[places] != ids
+        if bool(wrong.any()):
+            raise IdError(f"ids must be held by this part, got {int(ids[wrong][0])}")
+        return places
+
+
+class PartTopo:
+    """What sampling knows of a partitioned graph: names and sizes of the whole, and where the part's rows begin.
+
+    Has the attributes of `HeteroTopo` that plans read; `row_starts` and `edge_starts` are those of the part.
+    """
+
+    def __init__(self, manifest: Manifest, timed: bool, weighted: bool) -> None:
+        self.direction, self.is_homogeneous = manifest.direction, manifest.is_homogeneous
+        self.num_nodes = {entry.name: entry.num_nodes for entry in manifest.nodes}
+        self.node_types = tuple(self.num_nodes)
+        self.edge_types: tuple[EdgeType, ...] = tuple(entry.name for entry in manifest.edges)
+        sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in self.num_nodes.values()]
+        self.type_starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
+        self.timed = np.array([timed and entry.time is not None for entry in manifest.edges], dtype=bool)
+        self.weighted = np.array([weighted and entry.weighted for entry in manifest.edges], dtype=bool)
+        self.timed_types = frozenset(entry.name for entry in manifest.nodes if timed and entry.time is not None)
+        index = {kind: number for number, kind in enumerate(self.node_types)}
+        target, source = (2, 0) if self.direction == "in" else (0, 2)
+        self.expanded = np.array([index[kind[target]] for kind in self.edge_types], dtype=np.int64)
+        self.reached = np.array([index[kind[source]] for kind in self.edge_types], dtype=np.int64)
+        self.row_starts = self.edge_starts = np.zeros(len(self.edge_types) + 1, np.int64)
+        self.is_temporal = bool(self.timed.any()) or bool(self.timed_types)
+
+
+@dataclass(eq=False)
+class PlacedPart:
+    """The rows of a part where its device reads them, for a plan; as `PlacedHetero` of a whole graph."""
+
+    topo: PartTopo
+    rows: Rows
+    device: torch.device
+    scratch: list[Any] = field(default_factory=list)
+
+    def check_process(self) -> None:
+        """Any process may use it that has it."""
+
+    def with_running_weights(self) -> Rows:
+        """The rows with `weight_before`."""
+        if self.rows.edge_weight.numel() and not self.rows.weight_before.numel():
+            before = sum_weights(self.rows.indptr, self.rows.edge_weight)
+            self.rows = self.rows._replace(weight_before=before.to(self.device))
+        return self.rows
+
+
+class GraphPart:
+    """One part of a partitioned graph.
+
+    Args:
+        folder: The partition (`partition_graph`).
+        part: Which part.
+        device: Where its rows and neighbors go.
+        check: `"full"`: compare checksums of the files; `"size"`: their sizes; None: nothing.
+        map_rows: Leave rows in their files, to be read when they are asked for.
+
+    Raises:
+        PartitionError: the partition is missing, damaged, or of another version.
+    """
+
+    def __init__(self, folder: str | PathLike[str], part: int, *, device: torch.device, check: str | None = "size",
+                 map_rows: bool = False) -> None:  # fmt: skip
+        self.manifest = Manifest.read(folder)
+        self.part, self.device = self.manifest.check_part(part), device
+        if check is not None:
+            self.manifest.check(folder, part, full=check == "full")
+        self._folder, self._map_rows = Path(folder), map_rows
+        self.books: dict[str, Book] = {}
+        # By node type and relation.
+        self.tables: dict[Any, Table] = {}
+        for number, node in enumerate(self.manifest.nodes):
+            self.books[node.name] = self.manifest.read_book(folder, number)
+            rows = {name: self._read(file, rows=True) for name, file in node.rows.items()}
+            self.tables[node.name] = Table(self._read(f"node-{number}.ids.npy"), rows)
+        # Times of the part's nodes by type.
+        self.times = {node.name: self._read(node.time) for node in self.manifest.nodes if node.time is not None}
+        for number, edge in enumerate(self.manifest.edges):
+            if edge.rows:
+                rows = {name: self._read(file, rows=True) for name, file in edge.rows.items()}
+                self.tables[edge.name] = Table(self._read(f"edge-{number}.sorted.npy"), rows)
+        self._placed: dict[tuple[bool, bool], PlacedPart] = {}
+
+    @property
+    def num_parts(self) -> int:
+        """P."""
+        return self.manifest.num_parts
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of ids, rows and neighbors that this part holds."""
+        tables = [t for table in self.tables.values() for t in (table.ids, *table.rows.values())]
+        edges = [array for placed in self._placed.values() for array in placed.rows]
+        return sum(t.numel() * t.element_size() for t in [*tables, *edges])
+
+    def _read(self, name: str, *, rows: bool = False) -> Tensor:
+        path = self._folder / part_folder(self.part) / name
+        try:
+            array = np.load(path, allow_pickle=False, mmap_mode="c" if rows and self._map_rows else None)
+        except (OSError, ValueError) as error:
+            raise PartitionError(f"{path} cannot be read: {error}") from error
+        tensor = torch.from_numpy(array)
+        # Rows are placed by who serves them.
+        return tensor if rows else tensor.to(self.device)
+
+    def owners(self, kind: str, ids: Tensor) -> Tensor:
+        """The part of each node of a type, int64."""
+        return self.books[kind].owners(ids)
+
+    def place(self, *, timed: bool = False, weighted: bool = False) -> PlacedPart:
+        """The rows for sampling, by times or weights or without them; made once each."""
+        key = (timed, weighted)
+        if key not in self._placed:
+            self._placed[key] = self._place(PartTopo(self.manifest, *key))
+        return self._placed[key]
+
+    def _place(self, topo: PartTopo) -> PlacedPart:
+        parts: dict[str, list[Tensor]] = {name: [] for name in ("indptr", "indices", "ids", "time", "weight")}
+        id_dtype = torch.int32 if topo.type_starts[-1] < 2**31 else torch.int64
+        starts, edge_starts = [0], [0]
+        for number, entry in enumerate(self.manifest.edges):
+            indptr, indices, ids = (self._read(f"edge-{number}.{name}.npy") for name in ("indptr", "indices", "ids"))
+            first = int(topo.type_starts[topo.reached[number]])
+            own = {"indices": indices.to(id_dtype) + first, "ids": ids}
+            has_time, has_weight = bool(topo.timed[number]), bool(topo.weighted[number])
+            if topo.timed.any():
+                own["time"] = self._read(f"edge-{number}.time.npy") if has_time else ids.new_zeros(
+                    ids.shape, dtype=torch.int64)  # fmt: skip
+            if topo.weighted.any():
+                own["weight"] = self._read(f"edge-{number}.weight.npy") if has_weight else ids.new_ones(
+                    ids.shape, dtype=torch.float32)  # fmt: skip
+            if entry.time is not None and not has_time:
+                order = _order_by_id(indptr, ids)
+                own = {name: value[order] for name, value in own.items()}
+            parts["indptr"].append(indptr[:-1] + edge_starts[-1])
+            for name, value in own.items():
+                parts[name].append(value)
+            starts.append(starts[-1] + indptr.numel() - 1)
+            edge_starts.append(edge_starts[-1] + ids.numel())
+        topo.row_starts, topo.edge_starts = np.array(starts, np.int64), np.array(edge_starts, np.int64)
+        parts["indptr"].append(torch.tensor([edge_starts[-1]], device=self.device))
+        edge_dtype = torch.int64 if any(t.dtype == torch.int64 for t in parts["ids"]) else torch.int32
+        dtypes = {"indptr": torch.int64, "indices": id_dtype, "ids": edge_dtype, "time": torch.int64,
+                  "weight": torch.float32}  # fmt: skip
+        joined = {name: torch.cat([t.to(dtypes[name]) for t in given] or [torch.empty(0, dtype=dtypes[name])])
+                  for name, given in parts.items()}  # fmt: skip
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        rows = Rows(joined["indptr"], joined["indices"].to(self.device), joined["ids"].to(self.device), none,
+                    joined["time"].to(self.device), joined["weight"].to(self.device), none.double())  # fmt: skip
+        return PlacedPart(topo, rows, self.device)
+
+
+def _order_by_id(indptr: Tensor, ids: Tensor) -> Tensor:
+    """Order of the edges of each row by their ids, for rows that are sorted by time."""
+    by_id = ids.cpu().long().argsort(stable=True)
+    rows = torch.arange(indptr.numel() - 1).repeat_interleave(indptr.cpu().diff())[by_id]
+    return by_id[order_rows(rows, indptr.numel() - 1)[1].long()].to(ids.device)

@@ -1,0 +1,116 @@
+"""`DistNeighborSampler`: PyG's sampler interface over a graph in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling, SamplerOutput
+
+from pyg_direct.distributed.graph import DistGraph
+from pyg_direct.distributed.plan import DistPlan
+from pyg_direct.errors import ArgumentError
+from pyg_direct.graph.relation import LINKS, NODES, EdgeType
+from pyg_direct.loader.graph import Parts
+from pyg_direct.loader.links import NegativeSource
+from pyg_direct.loader.sampler import NeighborSampler, Opened
+from pyg_direct.sampling.key import resolve_seed
+
+
+class DistNeighborSampler(NeighborSampler):
+    """Samples around nodes and links of a graph in parts; the same samples as `NeighborSampler` on the whole graph.
+
+    Its calls are collective: every process makes them, with its own seeds.
+
+    Args:
+        graph: The graph.
+        num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_comparison, time_window,
+            exclude_target_edges, seed: See `NeighborSampler`.
+        time_attr: Any name: neighbors are sampled by the times that the graph was partitioned with.
+        weight_attr: Any name: neighbors are drawn by the weights that the graph was partitioned with.
+
+    Raises:
+        ArgumentError: also where the partition has no times or weights.
+    """
+
+    def __init__(self, graph: DistGraph, num_neighbors: Any, subgraph_type: Any = "directional", replace: bool = False,
+                 disjoint: bool = False, temporal_strategy: str = "uniform", time_attr: str | None = None,
+                 weight_attr: str | None = None, *, seed: int | None = None, time_comparison: str = "<=",
+                 time_window: int | None = None, exclude_target_edges: bool | str = False) -> None:  # fmt: skip
+        # Not the constructor of the base class, which reads a whole graph.
+        manifest = graph.part.manifest
+        has_times = any(e.time is not None for e in manifest.nodes) or any(e.time is not None for e in manifest.edges)
+        has_weights = any(entry.weighted for entry in manifest.edges)
+        for name, value, has in (("time_attr", time_attr, has_times), ("weight_attr", weight_attr, has_weights)):
+            if value is not None and not has:
+                raise ArgumentError(f"{name} must be None for a graph partitioned without, got {value!r}")
+        self.graph, self.data, self.device = graph, graph.skeleton(), graph.device
+        self.placement, self.topology_cache = "auto", None
+        self.seed, self._num_calls = resolve_seed(seed), 0
+        self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, True
+        self.sample_direction = "forward" if manifest.direction == "in" else "backward"
+        edges: Any = dict.fromkeys(graph.edge_types)
+        self._opened = Opened(Parts(graph.num_nodes, LINKS if graph.is_homogeneous else edges,
+                                    node_time=NODES if time_attr is not None else None))  # fmt: skip
+        self.num_neighbors = num_neighbors
+        self.subgraph_type, self.replace, self.disjoint = subgraph_type, bool(replace), disjoint
+        self.temporal_strategy = temporal_strategy
+        self.time_comparison, self.time_window = time_comparison, time_window
+        self.strict_negatives, self.exclude_target_edges = False, exclude_target_edges
+        self._read_recipe()
+
+    @property
+    def node_time(self) -> Any:
+        """Not known here: each process has those of its own nodes."""
+        return None
+
+    def refresh(self) -> None:
+        """A graph in parts does not change."""
+
+    def _open_plan(self) -> Any:
+        recipe = self._read_recipe()
+        key = repr(recipe)
+        if key not in self._opened.plans:
+            self._opened.plans[key] = DistPlan(self.graph.part, recipe, self.graph.communicator,
+                                               timed=self.time_attr is not None,
+                                               weighted=self.weight_attr is not None)  # fmt: skip
+        return self._opened.plans[key]
+
+    def _open_topology(self) -> Any:
+        return self.graph.part.place(timed=self.time_attr is not None, weighted=self.weight_attr is not None).topo
+
+    def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None
+                ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        if self.is_temporal and seed_time is None:
+            seed_time = self._find_times(seed)
+        return super()._sample(seed, seed_time, key=key)
+
+    def _find_times(self, seed: Tensor | Mapping[str, Tensor]) -> Any:
+        """The times of the seeds themselves, from their owners."""
+        timed = {entry.name for entry in self.graph.part.manifest.nodes if entry.time is not None}
+        if not timed:
+            # Edges have times; the plan says what is missing.
+            return None
+        if isinstance(seed, Tensor):
+            return self.graph.times_of(self.graph.node_types[0], seed.to(self.device).long())
+        for kind in seed:
+            if kind not in timed:
+                raise ArgumentError(
+                    f"seed_time must be given for seeds without times of their own, got None for {kind!r}"
+                )
+        return {kind: self.graph.times_of(kind, ids.to(self.device).long()) for kind, ids in seed.items()}
+
+    def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
+        parts = self._opened.parts
+        if isinstance(parts.node_time, str):
+            # Negatives are drawn from all nodes: 8 bytes for each that has a time, once.
+            sizes = {entry.name: entry.num_nodes for entry in self.graph.part.manifest.nodes if entry.time is not None}
+            times = {kind: self.graph.times_of(kind, torch.arange(size, device=self.device))
+                     for kind, size in sizes.items()}  # fmt: skip
+            if times:
+                parts.node_time = next(iter(times.values())) if self.graph.is_homogeneous else times
+            else:
+                parts.node_time, parts.edge_time = None, LINKS
+        return super()._negatives(neg_sampling, edge_type)

@@ -1,0 +1,142 @@
+"""Batches sampled from parts are those of one machine, bit for bit, with every option."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from pyg_direct.distributed.part import GraphPart
+from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.distributed.plan import DistPlan
+from pyg_direct.errors import IdError
+from pyg_direct.sampling.general import GeneralPlan
+from pyg_direct.sampling.options import GeneralRecipe
+from tests.distributed.threads import run_threads
+from tests.hetero_graphs import make_parts, make_topo, odd_parts, odd_requests
+from tests.reference.general import Options
+
+KEY = 2**63 + 11
+CPU = torch.device("cpu")
+OPTIONS = {
+    "uniform": Options(),
+    "replace": Options(replace=True),
+    "disjoint": Options(disjoint=True),
+    "induced": Options(subgraph_type="induced"),
+    "bidirectional": Options(subgraph_type="bidirectional"),
+    "last": Options(temporal_strategy="last"),
+    "window": Options(time_comparison="<", time_window=6),
+}
+
+
+def write(folder, graph, num_parts, method="hash"):
+    edges = {t: torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t() for t, pairs in graph.edges.items()}
+
+    def tensors(parts, dtype=torch.int64):
+        return {kind: torch.tensor(values, dtype=dtype) for kind, values in parts.items()} or None
+
+    partition_graph(folder, edges, num_parts, num_nodes=graph.num_nodes, method=method, direction=graph.direction,
+                    node_time=tensors(graph.node_time), edge_time=tensors(graph.edge_time),
+                    edge_weight=tensors(graph.edge_weight, torch.float32))  # fmt: skip
+
+
+def as_lists(sample):
+    found = {}
+    for name, value in vars(sample).items():
+        found[name] = value
+        if isinstance(value, dict):
+            found[name] = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in value.items()}
+    return found
+
+
+def sample_alone(graph, requests, recipe):
+    topo = make_topo(graph)
+    plan = GeneralPlan(topo.place("auto", CPU), recipe)
+    return [as_lists(plan.sample(seeds, KEY + n, seed_time=times)) for n, (seeds, times) in enumerate(requests)]
+
+
+def sample_in_parts(folder, graph, requests, recipe, num_parts):
+    """Every rank samples one of the requests at a time, the last ones nothing where there are no more."""
+    timed = bool(graph.node_time or graph.edge_time)
+    steps = -(-len(requests) // num_parts)
+    none = {}, {} if timed else None
+    parts = [GraphPart(folder, part, device=CPU) for part in range(num_parts)]
+    for part in parts:
+        part.place(timed=timed, weighted=bool(graph.edge_weight))
+
+    def run(communicator):
+        plan = DistPlan(parts[communicator.rank], recipe, communicator, timed=timed, weighted=bool(graph.edge_weight))
+        found = {}
+        for number in range(communicator.rank, steps * num_parts, num_parts):
+            seeds, times = requests[number] if number < len(requests) else none
+            sample = plan.sample(seeds, KEY + number, seed_time=times)
+            if number < len(requests):
+                found[number] = as_lists(sample)
+        return found, communicator.num_exchanges / steps
+
+    results = run_threads(run, num_parts)
+    found = {number: sample for samples, _ in results for number, sample in samples.items()}
+    return [found[number] for number in range(len(requests))], results[0][1]
+
+
+def make_requests(graph, timed):
+    requests = []
+    for number in range(5):
+        seeds = {"paper": torch.tensor([number, 3, 39, 3]), "author": torch.tensor([24, number])}
+        times = {kind: torch.arange(len(ids)) * 3 + number for kind, ids in seeds.items()}
+        requests.append((seeds, times if timed else None))
+    return requests
+
+
+@pytest.mark.parametrize("num_parts", [2, pytest.param(1, marks=pytest.mark.slow),
+                                       pytest.param(3, marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize("times", ["", "node", "edge"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.filterwarnings("ignore:.*has no reverse relation")
+def test_batches_are_those_of_one_machine(tmp_path, num_parts, times, weighted, name):
+    graph = make_parts(times=times, weighted=weighted)
+    write(tmp_path / "p", graph, num_parts)
+    requests, recipe = make_requests(graph, bool(times)), GeneralRecipe([3, -1, 2], **asdict(OPTIONS[name]))
+
+    got, num_exchanges = sample_in_parts(tmp_path / "p", graph, requests, recipe, num_parts)
+
+    assert got == sample_alone(graph, requests, recipe)
+    # Two a hop: nodes there, edges back.
+    assert num_exchanges == 2 * (4 if name == "induced" else 3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data(), st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.integers(1, 3))
+def test_batches_of_odd_graphs(tmp_path_factory, data, replace, disjoint, induced, weighted, num_parts):
+    graph = data.draw(odd_parts(weighted=weighted))
+    seeds, times, fanouts = data.draw(odd_requests(graph))
+    recipe = GeneralRecipe(fanouts, replace=replace, disjoint=disjoint,
+                           subgraph_type="induced" if induced else "directional")  # fmt: skip
+    seeds = {kind: torch.tensor(ids, dtype=torch.int64) for kind, ids in seeds.items()}
+    timed = graph.node_time or graph.edge_time
+    times = {kind: torch.tensor(t, dtype=torch.int64) for kind, t in times.items()} if timed else None
+    folder = tmp_path_factory.mktemp("p") / "p"
+    write(folder, graph, num_parts, data.draw(st.sampled_from(["hash", "range"])))
+
+    got, _ = sample_in_parts(folder, graph, [(seeds, times)], recipe, num_parts)
+
+    assert got == sample_alone(graph, [(seeds, times)], recipe)
+
+
+def test_times_and_weights_can_be_left_aside(tmp_path):
+    graph, plain = make_parts(times="edge", weighted=True), make_parts()
+    write(tmp_path / "p", graph, 2)
+    requests, recipe = make_requests(plain, False), GeneralRecipe([3, 2])
+
+    got, _ = sample_in_parts(tmp_path / "p", plain, requests, recipe, 2)
+
+    assert got == sample_alone(plain, requests, recipe)
+
+
+def test_a_bad_seed_is_named(tmp_path):
+    graph = make_parts()
+    write(tmp_path / "p", graph, 2)
+
+    with pytest.raises(IdError, match=r"seeds\['paper'\] must lie in"):
+        sample_in_parts(tmp_path / "p", graph, [({"paper": torch.tensor([40])}, None)] * 2, GeneralRecipe([2]), 2)
