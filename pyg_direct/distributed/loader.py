@@ -88,7 +88,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         time_attr, weight_attr: Any name, to sample by the times or weights that the graph was partitioned with.
         ranks: `"auto"`: deal batches out; `"own"`: `input_nodes` are those of this process alone, for instance the
             training nodes of its part, of which more neighbors are near.
-        seed: Seed of shuffling and draws, equal in all processes; None takes torch's initial seed of rank 0.
+        seed: Seed of shuffling and draws, equal in all processes; None draws one from the generator of torch on rank 0.
         prefetch: Batches made ahead.
         **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.
 

@@ -47,7 +47,7 @@ class DistNeighborSampler(NeighborSampler):
             if value is not None and not has:
                 raise ArgumentError(f"{name} must be None for a graph partitioned without, got {value!r}")
         self.graph, self.data, self.device = graph, graph.skeleton(), graph.device
-        self.placement, self.topology_cache = "auto", None
+        self._chooses_device, self.placement, self.topology_cache = False, "auto", None
         self.seed, self._num_calls = resolve_seed(seed), 0
         self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, True
         self.sample_direction = "forward" if manifest.direction == "in" else "backward"
@@ -65,6 +65,9 @@ class DistNeighborSampler(NeighborSampler):
     def node_time(self) -> Any:
         """Not known here: each process has those of its own nodes."""
         return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a sampler of a graph in parts belongs to the processes that hold them and cannot be sent")
 
     def refresh(self) -> None:
         """A graph in parts does not change."""

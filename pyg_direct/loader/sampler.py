@@ -344,7 +344,7 @@ class NeighborSampler(OwnSampler):
         self.__dict__.update(state)
         if self._chooses_device:
             self.device = resolve_device(None)
-        self._opened = _Opened(read_parts(self.data, self.time_attr, self.weight_attr))
+        self._opened = Opened(read_parts(self.data, self.time_attr, self.weight_attr))
 
     def __copy__(self) -> NeighborSampler:
         # One that shares what is opened already, as PyG copies samplers to change their fanouts.

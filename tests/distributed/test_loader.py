@@ -50,12 +50,14 @@ def run_cases(rank, folders, cases, options):
     return found
 
 
-@pytest.mark.parametrize(("count", "options"), [(2, {}), (3, {"replicas": "30%"})])
-def test_batches_are_those_of_one_machine(tmp_path, count, options):
+@pytest.mark.parametrize(("count", "options", "only"), [
+    (2, {}, None), (3, {"replicas": "30%"}, ["plain", "times", "binary"])
+])  # fmt: skip
+def test_batches_are_those_of_one_machine(tmp_path, count, options, only):
     data = make_data()
     write_data(tmp_path / "p", data, count)
     write_data(tmp_path / "timed", data, count, times=True, weights=True)
-    is_timed = {name: "time" in name or "weight" in name for name in {**NODE_CASES, **LINK_CASES}}
+    is_timed = {name: "time" in name or "weight" in name for name in only or {**NODE_CASES, **LINK_CASES}}
     cases = [[name for name, timed in is_timed.items() if not timed], [n for n, timed in is_timed.items() if timed]]
 
     ranks = run_ranks(run_cases, count, [tmp_path / "p", tmp_path / "timed"], cases, options)

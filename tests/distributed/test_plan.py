@@ -88,13 +88,11 @@ def make_requests(graph, timed):
     return requests
 
 
-@pytest.mark.parametrize("num_parts", [2, pytest.param(1, marks=pytest.mark.slow),
-                                       pytest.param(3, marks=pytest.mark.slow)])  # fmt: skip
-@pytest.mark.parametrize("times", ["", "node", "edge"])
-@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize(("times", "weighted"), [("", False), ("node", False), ("edge", True)])
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.filterwarnings("ignore:.*has no reverse relation")
-def test_batches_are_those_of_one_machine(tmp_path, num_parts, times, weighted, name):
+def test_batches_are_those_of_one_machine(tmp_path, times, weighted, name):
+    num_parts = 2
     graph = make_parts(times=times, weighted=weighted)
     write(tmp_path / "p", graph, num_parts)
     requests, recipe = make_requests(graph, bool(times)), GeneralRecipe([3, -1, 2], **asdict(OPTIONS[name]))
