@@ -72,14 +72,9 @@ class DistNeighborSampler(NeighborSampler):
     def refresh(self) -> None:
         """A graph in parts does not change."""
 
-    def _open_plan(self) -> Any:
-        recipe = self._read_recipe()
-        key = repr(recipe)
-        if key not in self._opened.plans:
-            self._opened.plans[key] = DistPlan(self.graph.part, recipe, self.graph.communicator,
-                                               timed=self.time_attr is not None,
-                                               weighted=self.weight_attr is not None)  # fmt: skip
-        return self._opened.plans[key]
+    def _make_plan(self, unique_seeds: bool) -> Any:
+        return DistPlan(self.graph.part, self._read_recipe(), self.graph.communicator,
+                        timed=self.time_attr is not None, weighted=self.weight_attr is not None)  # fmt: skip
 
     def _open_topology(self) -> Any:
         return self.graph.part.place(timed=self.time_attr is not None, weighted=self.weight_attr is not None).topo
