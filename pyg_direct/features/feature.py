@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PlacementWarning
 from pyg_direct.features.filed import FiledRows
+from pyg_direct.features.following import FollowingRows
 from pyg_direct.features.hotness import Listing, check_hotness, choose_hottest, score_rows
 from pyg_direct.features.link import blocks_for_rows, find_link_blocks
 from pyg_direct.features.processes import ProcessRows
@@ -39,7 +40,7 @@ _PIECE = 1 << 18
 _FLAGS: list[Tensor] = []
 
 
-class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows):
+class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows, FollowingRows):
     """Rows by node id, after Quiver's class of that name.
 
     The rows that fit `device_cache_size` and are listed by most other rows of `csr_topo` are copied to GPU memory;
@@ -113,7 +114,7 @@ class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows):
         self._reader: RowReader | None = None
         self._flag: Any = None
         self._order: Tensor | None = None
-        self._served, self._num_served = None, 0
+        self._served, self._num_served, self._following = None, 0, None
 
     @property
     def shape(self) -> torch.Size:
@@ -283,7 +284,7 @@ class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows):
     def _clear(self) -> None:
         self._hot = self._cold = self._directory = self._block = None
         self._exponents = self._max_blocks = self._reader = None
-        self._file = self._resident = self._spilled = self._order = self._handle = None
+        self._file = self._resident = self._spilled = self._order = self._handle = self._following = None
 
     def _filled(self) -> torch.Size:
         if self._shape is None:
@@ -320,9 +321,13 @@ class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows):
             return gather_rows(hot, ids.cpu(), **stored).to(self.device)
         if self._cold is None:
             return gather_rows(hot, ids, errors=errors, **stored)
+        if self._following is not None:
+            self._order_reads()
         table, cold = (self._cold, None) if self._directory is None else (hot, self._cold)
-        return gather_rows(table, ids, cold=cold, directory=self._directory, errors=errors,
+        rows = gather_rows(table, ids, cold=cold, directory=self._directory, errors=errors,
                            max_blocks=self._max_blocks, **stored)  # fmt: skip
+        self._follow(ids)
+        return rows
 
     def read(self, ids: Tensor) -> Tensor:
         """Rows of ids that a sampler made, `[n, ...]`: as `feature[ids]`, with fewer steps on the host.
@@ -333,7 +338,13 @@ class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows):
         if self._reader is None:
             self._filled()
             hot = self._hot
-            if hot is None or self._order is not None or not hot.is_cuda or not ids.is_cuda:
+            if (
+                hot is None
+                or self._order is not None
+                or self._following is not None
+                or not hot.is_cuda
+                or not ids.is_cuda
+            ):
                 return self[ids]
             assert self._errors is not None
             # Without a directory all rows are in one of the two tables.

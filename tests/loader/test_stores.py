@@ -8,7 +8,7 @@ from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
 from torch_geometric.utils import sort_edge_index
 
-from pyg_direct import Feature, FeatureStore, LinkNeighborLoader, NeighborLoader
+from pyg_direct import Feature, FeatureStore, LinkNeighborLoader, NeighborLoader, save_rows
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from tests.batches import make_data
 from tests.hetero_data import check_rows, make_hetero, name_edges
@@ -151,6 +151,21 @@ class TestFeatureStore:
         assert store.get_tensor("b", "x", index=torch.tensor([1])).tolist() == [[2, 3]]
         assert store.get_tensor_size(group_name="a", attr_name="x", index=None) == (10, 2)
         assert len(store.get_all_tensor_attrs()) == 3
+
+    def test_a_loader_reads_rows_from_a_file(self, real_device, tmp_path):
+        data = make_data()
+        store, graph = FeatureStore(real_device), MyGraphStore()
+        on_disk = Feature(device=real_device, host_cache_size="10%").from_file(save_rows(tmp_path / "x.npy", data.x))
+        store.put_tensor(on_disk, group_name=None, attr_name="x", index=None)
+        graph.put_edge_index(data.edge_index, edge_type=None, layout="coo", size=(data.num_nodes, data.num_nodes))
+
+        batches = list(NeighborLoader((store, graph), [3, 2], torch.arange(60), batch_size=16, device=real_device))
+
+        for batch in batches:
+            assert batch.x.device == batch.n_id.device
+            assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+        assert len(batches) == 4
+        assert on_disk._spilled.num_missed > 0
 
     def test_tables_are_taken_away(self, store):
         assert store.remove_tensor(group_name=None, attr_name="x", index=None)
