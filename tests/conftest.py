@@ -17,6 +17,8 @@ import hypothesis
 import pytest
 import torch
 
+from pyg_direct.ops import launch
+
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 
@@ -42,6 +44,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of tests are small; their loops run on as many threads as those of large ones do."""
+    monkeypatch.setattr(launch, "FEW_ITEMS", 0)
 
 
 def pytest_report_header() -> str:

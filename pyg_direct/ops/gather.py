@@ -25,6 +25,8 @@ _UNIT = {1: torch.uint8, 2: torch.int16}
 # A piece of the output meets at most two rows, or three of bytes: shorter rows are read item by item.
 _SHORTEST_ROW = {kernels.ALIGNED: 16, kernels.WORDS: 16, kernels.BYTES: 8}
 _SHORTEST_WIDE_ROW = 12
+# On a CPU torch copies this much faster than Numba's threads are woken; of more it would wake its own.
+_FEW_BYTES = 1 << 16
 
 
 Gather = Callable[[Tensor, Tensor], None]
@@ -91,7 +93,7 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
-    num_rows = hot.shape[0] if cold is None else cold.shape[0]
+    is_single, num_rows = cold is None, (hot if cold is None else cold).shape[0]
     ids = check_ids("ids", ids, num_rows)
     if (cold is None) != (directory is None):
         raise ArgumentError(f"directory must say which ids are hot where cold is given, got {directory}")
@@ -127,6 +129,9 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
                 STORED[hot.dtype], exponents, rows_in_units(out, torch.uint32))  # fmt: skip
     else:
         unit = widest_unit(hot, cold, out, (torch.int64, torch.int32, torch.int16, torch.uint8))
+        if is_single and out.numel() * out.element_size() <= _FEW_BYTES:
+            torch.index_select(rows_in_units(hot, unit), 0, ids, out=rows_in_units(out, unit))
+            return out
         run_cpu(kernels.gather_rows_cpu, *(rows_in_units(t, unit) for t in (hot, cold)), *directory, ids,
                 rows_in_units(out, unit))  # fmt: skip
     return out

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels.jit import SIMULATED, THREADS, CpuKernel, GpuKernel, get_cpu_threads
+from pyg_direct.kernels.jit import SIMULATED, THREADS, CpuKernel, GpuKernel, get_cpu_threads, set_cpu_threads
 from pyg_direct.runtime.device import abilities
 from pyg_direct.runtime.launch import Launcher
 
@@ -16,6 +18,8 @@ _CODES = {torch.int8: "i1", torch.uint8: "u1", torch.int16: "i2", torch.int32: "
 # Blocks of a grid whose blocks share out the work; each leaves one partial sum, which every block adds up.
 _BLOCKS_PER_MULTIPROCESSOR = 8
 MAX_BLOCKS = 3 if SIMULATED else 4096
+# Edges of a batch that one thread samples in the half millisecond that it takes to wake others for every loop.
+FEW_ITEMS = 8192
 
 
 def runs_on_gpu(tensor: Tensor) -> bool:
@@ -38,6 +42,19 @@ def grid_for(items: int, tensor: Tensor) -> int:
 def cpu_chunks() -> int:
     """Pieces into which a CPU loop is cut: one a thread."""
     return get_cpu_threads()
+
+
+@contextmanager
+def threads_for(items: int) -> Iterator[None]:
+    """One thread for the CPU loops of this block where they have few items, which others would only be woken for."""
+    if items > FEW_ITEMS:
+        yield
+        return
+    before = set_cpu_threads(1)
+    try:
+        yield
+    finally:
+        set_cpu_threads(before)
 
 
 def run_cpu(kernel: CpuKernel, *args: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.kernels import bitmap, fresh as fresh_nodes, neighbor, relabel
-from pyg_direct.ops.launch import cpu_chunks, run_cpu
+from pyg_direct.ops.launch import cpu_chunks, run_cpu, threads_for
 from pyg_direct.ops.neighbor import cpu_picks
 from pyg_direct.ops.relabel import num_words
 from pyg_direct.sampling.sample import Recipe, Sample, empty_sample
@@ -34,6 +34,9 @@ class CpuPlan:
     def __init__(self, topology: PlacedTopology, recipe: Recipe) -> None:
         self.topology, self.recipe = topology, recipe
         self._idle = [_Scratch(topology.num_nodes)]
+        self._edges_per_seed = _expect_edges(recipe, topology)
+        # The largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
+        self._most_seeds = 0
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
         """The batch of `seeds` (checked, int64 `[B]` on the CPU) under `key`."""
@@ -45,7 +48,9 @@ class CpuPlan:
             scratch = self._idle.pop()
         except IndexError:
             scratch = _Scratch(self.topology.num_nodes)
-        sample = self._sample(seeds, key, scratch)
+        self._most_seeds = max(self._most_seeds, seeds.numel())
+        with threads_for(self._most_seeds * self._edges_per_seed):
+            sample = self._sample(seeds, key, scratch)
         self._idle.append(scratch)
         return sample
 
@@ -96,3 +101,13 @@ class CpuPlan:
             seen[nodes >> 5] = 0
         n_id, edges, ids = (torch.from_numpy(a) for a in (nodes.astype(np.int64), edge_index, e_id))
         return Sample(n_id, edges, ids, node_counts, edge_counts)
+
+
+def _expect_edges(recipe: Recipe, topology: PlacedTopology) -> int:
+    """Edges of a batch for each of its seeds, where every node has as many neighbors as are asked for."""
+    mean_degree = -(-topology.num_edges // max(1, topology.num_nodes))
+    frontier, edges = 1, 0
+    for fanout in recipe.fanouts:
+        picks = frontier * (mean_degree if fanout < 0 else fanout)
+        edges, frontier = edges + picks, picks + recipe.expand_all * frontier
+    return edges

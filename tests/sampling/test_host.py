@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from pyg_direct import CSRTopo
-from pyg_direct.kernels.jit import set_cpu_threads
+from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
+from pyg_direct.ops import launch
+from pyg_direct.ops.launch import run_cpu
+from pyg_direct.sampling import host
 from pyg_direct.sampling.host import CpuPlan
 from pyg_direct.sampling.sample import Recipe, Sample
 from tests.graphs import make_random_graph
@@ -40,6 +43,22 @@ def test_one_thread_and_two_sample_equal_batches():
     of_one = [parts(plan.sample(seeds, key)) for key, seeds in enumerate(BATCHES)]
 
     assert of_one == of_two
+
+
+def test_one_thread_samples_small_batches_until_a_large_one_comes(monkeypatch):
+    threads = []
+    monkeypatch.setattr(host, "run_cpu", lambda *args: (threads.append(get_cpu_threads()), run_cpu(*args))[1])
+    monkeypatch.setattr(launch, "FEW_ITEMS", 9 * (4 + 4 * 3 + 4 * 3 * 2))
+    plan, others = make_plan(), get_cpu_threads()
+
+    used = []
+    for num_seeds in (9, 2, 10, 2):
+        threads.clear()
+        plan.sample(torch.arange(num_seeds), 1)
+        used.append(set(threads))
+
+    assert used == [{1}, {1}, {others}, {others}]
+    assert get_cpu_threads() == others
 
 
 @pytest.mark.parametrize("threads_each", [1, 2])
