@@ -22,6 +22,7 @@ from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.noedit.install import install, uninstall
 from pyg_direct.runtime.peer import DeviceGroup, init_p2p, p2pCliqueTopo
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
+from pyg_direct.sampling.mixed import MixedGraphSageSampler, SampleJob
 from pyg_direct.sampling.random_negative import RandomNegativeSampler
 
 __version__ = "0.1.0"
@@ -38,10 +39,12 @@ __all__ = [
     "LinkLoader",
     "LinkNeighborLoader",
     "MemAdvise",
+    "MixedGraphSageSampler",
     "NeighborLoader",
     "NodeLoader",
     "Producers",
     "RandomNegativeSampler",
+    "SampleJob",
     "ShaDowKHopSampler",
     "SubGraphLoader",
     "UnifiedTensor",
