@@ -1,5 +1,6 @@
 """The examples for several processes, with two of them on the CPU, as a user starts them."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -51,6 +52,15 @@ def test_torchrun_does_what_spawned_processes_do():
 
 def test_quivers_steps_train_two_processes():
     output = run(EXAMPLES / "multi_gpu_quiver_style.py", "--processes", "2", *options(2))
+
+    losses = losses_of(output)
+    assert len(losses) == 6
+    assert losses[-1] < 0.7 * losses[0], output
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="needs lightning")
+def test_lightning_trains_two_processes():
+    output = run("-W", "ignore", EXAMPLES / "multi_gpu_lightning.py", "--processes", "2", *options(2))
 
     losses = losses_of(output)
     assert len(losses) == 6

@@ -1,0 +1,86 @@
+"""Train GraphSAGE on all GPUs of this host with Lightning's DDP; needs `pip install lightning`.
+
+    python examples/multi_gpu_lightning.py
+
+The loaders share out the batches themselves, so Lightning is told to leave their samplers alone. On a machine without
+a GPU, `--processes 2` trains on the CPU. Data as in `ogbn_products_sage.py`.
+"""
+
+import argparse
+
+import lightning
+import torch
+import torch.nn.functional as F
+from model import describe, load_dataset
+from torch_geometric.nn import GraphSAGE
+
+from pyg_direct import NeighborLoader
+from pyg_direct.datasets import NodeDataset
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, dataset: NodeDataset, args: argparse.Namespace) -> None:
+        super().__init__()
+        self.dataset, self.args = dataset, args
+        self.data = dataset.to_data()
+        self.model = GraphSAGE(dataset.num_features, 64, num_layers=3, out_channels=dataset.num_classes, dropout=0.3)
+
+    def make_loader(self, nodes: torch.Tensor, **options) -> NeighborLoader:
+        # The process group is there by now: its rank and size are those of the loader.
+        return NeighborLoader(self.data, [15, 10, 5], nodes, batch_size=self.args.batch_size, seed=self.args.seed,
+                              device=self.device, ranks="auto", **options)  # fmt: skip
+
+    def train_dataloader(self) -> NeighborLoader:
+        return self.make_loader(self.dataset.train_idx, shuffle=True)
+
+    def val_dataloader(self) -> NeighborLoader:
+        return self.make_loader(self.dataset.val_idx)
+
+    def forward(self, batch) -> torch.Tensor:
+        return self.model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                          num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
+
+    def training_step(self, batch, _) -> torch.Tensor:
+        loss = F.cross_entropy(self(batch), batch.y[: batch.batch_size])
+        self.log("loss", loss, on_step=False, on_epoch=True, batch_size=batch.batch_size, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch, _) -> None:
+        right = (self(batch).argmax(1) == batch.y[: batch.batch_size]).float().mean()
+        self.log("valid", right, batch_size=batch.batch_size, sync_dist=True)
+
+    def on_train_epoch_end(self) -> None:
+        if self.global_rank == 0:
+            metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+            print("epoch {}: loss {loss:.4f}, valid {valid:.2%}".format(self.current_epoch + 1, **metrics))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.005)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="folder with graph.npz and features")
+    parser.add_argument("--scale", type=float, help="size of the generated graph; 1 is ogbn-products")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPUs if there are any")
+    parser.add_argument("--processes", type=int, help="all GPUs; one on a CPU")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--batch-size", type=int, default=256, help="seeds of each process")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    on_gpu = torch.cuda.is_available() and args.device != "cpu"
+    count = args.processes or (torch.cuda.device_count() if on_gpu else 1)
+    dataset = load_dataset(args.data, args.scale, torch.device("cuda" if on_gpu else "cpu"))
+    print(describe(dataset, torch.device("cuda" if on_gpu else "cpu")))
+
+    lightning.seed_everything(args.seed)
+    trainer = lightning.Trainer(
+        accelerator="gpu" if on_gpu else "cpu", devices=count, max_epochs=args.epochs, use_distributed_sampler=False,
+        strategy="ddp_spawn" if count > 1 else "auto", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    trainer.fit(Module(dataset, args))
+
+
+if __name__ == "__main__":
+    main()
