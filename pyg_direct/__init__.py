@@ -14,6 +14,7 @@ from pyg_direct.loader.inference import infer, inference_loader
 from pyg_direct.loader.link import LinkLoader, LinkNeighborLoader
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.loader.node import NodeLoader
+from pyg_direct.loader.order import to_edge_index
 from pyg_direct.loader.producers import Producers
 from pyg_direct.loader.rows import FeatureStore
 from pyg_direct.loader.shadow import ShaDowKHopSampler
@@ -59,6 +60,7 @@ __all__ = [
     "install",
     "p2pCliqueTopo",
     "save_rows",
+    "to_edge_index",
     "to_unified",
     "unified_device",
     "uninstall",

@@ -41,6 +41,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
+@pytest.fixture(scope="session", params=[pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
+def real_device(request: pytest.FixtureRequest) -> torch.device:
+    """CPU and GPU without the simulator, where a batch takes a second."""
+    return torch.device(request.param)
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Tells what aggregates batches (`nn/sorted.py`) that their edges are sorted by target."""
+"""That the edges of batches are sorted by target: told to what aggregates them (`nn/sorted.py`), or to PyG."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
 from torch_geometric.sampler import HeteroSamplerOutput
 
-from pyg_direct.nn.sorted import register_sorted
+from pyg_direct.nn.sorted import find_batch, register_sorted
 
 
 def largest_fanout(fanouts: Iterable[Iterable[int]]) -> int | None:
@@ -38,3 +40,21 @@ def note_order(batch: Any, out: Any, max_degree: int | None) -> None:
         edge_index = batch._edge_store_dict[kind]._mapping.get("edge_index") if kind in out.row else None
         if type(edge_index) is Tensor:
             register_sorted(edge_index, nodes[kind[0]], counts, max_degree, nodes[kind[-1]])
+
+
+def to_edge_index(batch: Any) -> Any:
+    """A batch of our loaders with PyG's `EdgeIndex` for each `edge_index`, sorted by target; for `transform=`.
+
+    `EdgeIndex` lets PyG pick kernels for sorted edges, at a price on the host for each convolution. Accelerated models
+    do not need it, and leave such edges to PyG.
+
+    Args:
+        batch: `Data` or `HeteroData`, changed in place. Edges that are not known to be sorted stay as they are.
+    """
+    sizes = None if isinstance(batch, Data) else {kind: batch[kind].num_nodes for kind in batch.node_types}
+    for store in batch.edge_stores:
+        edge_index = store._mapping.get("edge_index")
+        if type(edge_index) is Tensor and find_batch(edge_index) is not None:
+            size = (batch.num_nodes,) * 2 if sizes is None else (sizes[store._key[0]], sizes[store._key[-1]])
+            store.edge_index = EdgeIndex(edge_index, sparse_size=size, sort_order="col")
+    return batch

@@ -276,7 +276,8 @@ def _register() -> None:
         _library.define(schema)
         for key in ("CPU", "CUDA"):
             _library.impl(work.__name__, work, key)
-        torch.library.register_fake(f"pyg_direct::{work.__name__}", shapes[work.__name__], lib=_library)
+        # Not by `register_fake`, which looks through all modules for where it is called from.
+        _library.impl(work.__name__, shapes[work.__name__], "Meta")
 
 
 _register()

@@ -225,7 +225,7 @@ def _register() -> None:
         _library.define(schema)
         for key in ("CPU", "CUDA"):
             _library.impl(work.__name__, work, key)
-        torch.library.register_fake(f"pyg_direct::{work.__name__}", shape, lib=_library)
+        _library.impl(work.__name__, shape, "Meta")
 
 
 _register()

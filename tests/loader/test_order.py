@@ -4,9 +4,10 @@ import time
 
 import pytest
 import torch
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import GraphSAGE, SAGEConv, to_hetero
 
-from pyg_direct import LinkNeighborLoader, NeighborLoader, accelerate
+from pyg_direct import LinkNeighborLoader, NeighborLoader, accelerate, to_edge_index
 from pyg_direct.loader import NodeLoader
 from pyg_direct.nn.sorted import find_sorted
 from pyg_direct.sampler import NeighborSampler
@@ -28,7 +29,7 @@ def make_weights(data):
 
 SEEDS = {"input_nodes": torch.arange(8)}
 CASES = {
-    "uniform": lambda device: NeighborLoader(make_data(), [3, 2], **SEEDS, batch_size=8, device=device),
+    "uniform": lambda device: NeighborLoader(make_data(), [3, 2], **SEEDS, batch_size=8, seed=0, device=device),
     "with replacement": lambda device: NeighborLoader(make_data(), [3, 2], **SEEDS, replace=True, batch_size=8,
                                                       device=device),
     "disjoint": lambda device: NeighborLoader(make_data(), [3, 2], **SEEDS, disjoint=True, batch_size=8,
@@ -131,6 +132,26 @@ def test_models_of_types_are_accelerated_too(real_device):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     calls = sum(event.count for event in profile.key_averages() if event.key == "pyg_direct::sum_rows")
     assert calls >= len(data.edge_types)
+
+
+def test_edges_come_as_pygs_own_on_request(real_device):
+    plain = next(iter(CASES["uniform"](real_device)))
+    loader = NeighborLoader(make_data(), [3, 2], **SEEDS, batch_size=8, seed=0, transform=to_edge_index,
+                            device=real_device)  # fmt: skip
+
+    edge_index = next(iter(loader)).edge_index
+
+    assert isinstance(edge_index, EdgeIndex)
+    assert edge_index.validate().is_sorted_by_col
+    assert edge_index.sparse_size() == (plain.num_nodes, plain.num_nodes)
+
+
+def test_edges_of_types_come_as_pygs_own_on_request(real_device):
+    batch = to_edge_index(next(iter(CASES["types"](real_device))))
+
+    for source, name, target in batch.edge_types:
+        edge_index = batch[source, name, target].edge_index.validate()
+        assert edge_index.sparse_size() == (batch[source].num_nodes, batch[target].num_nodes)
 
 
 @pytest.mark.slow
