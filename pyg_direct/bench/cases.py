@@ -18,6 +18,7 @@ from pyg_direct.bench.beside import (
     measure_tables,
 )
 from pyg_direct.bench.disk import measure_disk_feature, measure_disk_rows
+from pyg_direct.bench.distributed import measure_distributed
 from pyg_direct.bench.gather import (
     measure_cached_rows,
     measure_cold_growth,
@@ -226,6 +227,15 @@ def multi_gpu(scale: float) -> Iterator[Row]:
     yield from measure_multi_gpu(scale)
 
 
+def distributed(scale: float) -> Iterator[Row]:
+    """Loading a graph in parts from 1, 2 and 4 processes of this host, and a model of more hosts."""
+    num_gpus = torch.cuda.device_count()
+    graph = synthetic_graph("products", scale=scale, device="cuda" if num_gpus else "cpu").to("cpu")
+    if num_gpus > 1:
+        yield from measure_distributed(graph, _name(scale), "cuda", [n for n in (1, 2, 4) if n <= num_gpus])
+    yield from measure_distributed(graph, _name(scale), "cpu", [1, 2, 4])
+
+
 SHORT_CASES: dict[str, Case] = {
     "memory": memory,
     "sampling": sampling,
@@ -248,4 +258,5 @@ LONG_CASES: dict[str, Case] = {
     "accuracy": accuracy,
     "peers": peers,
     "multi_gpu": multi_gpu,
+    "distributed": distributed,
 }

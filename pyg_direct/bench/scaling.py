@@ -1,0 +1,99 @@
+"""How loading in parts grows to hosts that are not here: a model from rates measured on one host.
+
+A batch takes the time of its own work, which is that of one process, and of its exchanges. An exchange is a header and
+a body, each of which takes a message to every other host, one after the other, and the bytes over one link. The model
+states what it assumes of the network and is compared with what was measured with several processes on this host, whose
+link is what `measure_distributed` found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyg_direct.bench.row import Row
+
+HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+# Exchanges of a batch: two for each of three hops, two for rows; each is a header and a body; and one to begin with.
+_MESSAGES = 2 * (2 * 3 + 2) + 1
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network: seconds of one message to one host, bytes a second of a host's link."""
+
+    name: str
+    message: float
+    bandwidth: float
+
+
+NETWORKS = (Network("25 Gb/s", 4e-6, 3.1e9), Network("100 Gb/s", 2e-6, 12.5e9), Network("400 Gb/s", 2e-6, 50e9))
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a batch costs.
+
+    Attributes:
+        own_seconds: Of one process that holds the whole graph.
+        bytes_if_remote: That would be sent for it if all its nodes were of others.
+        edges: That it has.
+    """
+
+    own_seconds: float
+    bytes_if_remote: float
+    edges: float
+
+
+def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandwidth: float) -> float:
+    """Seconds of a batch on each of so many hosts, without anything hidden behind training.
+
+    Args:
+        load: The batch.
+        hosts: P.
+        remote: Share of its nodes that belong to others.
+        message: Seconds of a message to one host.
+        bandwidth: Bytes a second of a link.
+    """
+    if hosts == 1:
+        return load.own_seconds
+    return load.own_seconds + _MESSAGES * (hosts - 1) * message + remote * load.bytes_if_remote / bandwidth
+
+
+def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str) -> Iterator[Row]:
+    """Rows of the model: compared with what was measured, and drawn to 1,024 hosts.
+
+    Args:
+        found: What `measure_distributed` found by number of processes; one process among them.
+        case: Of the rows.
+    """
+    measured = sorted(count for count in found if count > 1)
+    first = found[measured[0]]
+    # By a hash, a share (P - 1) / P of the nodes is of others.
+    sent = first["row_bytes"] + first["other_bytes"]
+    own = found[1]["seconds"]
+    load = Load(own, sent * measured[0] / (measured[0] - 1), _median(found[1]["edges"]) * own)
+    for count in measured:
+        result = found[count]
+        predicted = predict_seconds(load, count, (count - 1) / count, _median(result["empty"]) / (2 * (count - 1)),
+                                    _median(result["bandwidth"]))  # fmt: skip
+        yield Row.of(f"{case}/model/{count}", "predicted over measured time of a batch", "x",
+                     [predicted / result["seconds"]],
+                     note="with the messages and the link of this host; the work of answering others is taken for that "
+                          "of answering oneself")  # fmt: skip
+    for network in NETWORKS:
+        for hosts in HOSTS:
+            seconds = predict_seconds(load, hosts, (hosts - 1) / hosts, network.message, network.bandwidth)
+            yield Row.of(f"{case}/model/{network.name}/{hosts}", f"predicted, {network.name}, parts by hash", "G/s",
+                         [hosts * load.edges / seconds / 1e9], curve="scale model", at=hosts, at_name="hosts",
+                         note=f"{network.message * 1e6:.0f} us a message, one after the other; nothing hidden behind "
+                              "training")  # fmt: skip
+    for count in sorted(found):
+        rates = [v / 1e9 for v in found[count]["edges"]]
+        yield Row.of(f"{case}/model/measured/{count}", "measured on one host", "G/s", rates, curve="scale model",
+                     at=count, at_name="hosts")  # fmt: skip
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]

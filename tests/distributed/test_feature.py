@@ -1,0 +1,101 @@
+"""Rows of several hosts read and written by id, as one table."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from pyg_direct import Feature
+from pyg_direct.distributed.feature import DistFeature, PartitionInfo
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from tests.distributed.threads import run_threads
+
+CPU = torch.device("cpu")
+N = 50
+ROWS = torch.rand(N, 3, generator=torch.Generator().manual_seed(0))
+HOSTS = torch.arange(N) * 7 % 3
+
+
+def open_feature(comm, hosts=HOSTS, replicate=None, rows=ROWS):
+    info = PartitionInfo("cpu", comm.rank, comm.size, hosts, replicate)
+    return DistFeature(rows[info.own].clone(), info, comm)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, N - 1), max_size=20), min_size=3, max_size=3), st.booleans())
+def test_rows_of_all_hosts(wanted, keeps):
+    replicate = torch.tensor([1, 5, 9, 30]) if keeps else None
+
+    got = run_threads(lambda comm: open_feature(comm, replicate=replicate)[torch.tensor(wanted[comm.rank]).long()], 3)
+
+    for ids, rows in zip(wanted, got, strict=True):
+        assert torch.equal(rows, ROWS[ids])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float16, torch.int64])
+def test_any_dtype_and_shape(dtype):
+    rows = (ROWS.view(N, 3, 1) * 2).to(dtype)
+
+    got = run_threads(lambda comm: open_feature(comm, rows=rows)[torch.arange(N)], 3)
+
+    assert all(torch.equal(one, rows) for one in got)
+
+
+def test_only_distinct_rows_that_are_not_here_are_sent():
+    def run(comm):
+        feature = open_feature(comm, replicate=torch.tensor([1]))
+        before = comm.sent["rows"]
+        feature[torch.tensor([0, 1, 1, 2, 2, 2])]
+        return comm.sent["rows"] - before
+
+    # HOSTS: 0 of node 0, 1 of node 1, 2 of node 2; all ask for all and keep node 1. A row takes 16 bytes on the wire.
+    assert run_threads(run, 3) == [32, 0, 32]
+
+
+def test_written_rows_are_read_by_all():
+    def run(comm):
+        feature = open_feature(comm, replicate=torch.arange(N))
+        ids = torch.tensor([3, 4, 4]) + 10 * comm.rank
+        feature.put(ids, torch.full((3, 3), float(comm.rank)) + torch.tensor([[0.0], [10.0], [20.0]]))
+        return feature[torch.arange(N)]
+
+    got = run_threads(run, 3)
+
+    expected = ROWS.clone()
+    for rank in range(3):
+        expected[3 + 10 * rank], expected[4 + 10 * rank] = float(rank), 20.0 + rank
+    assert all(torch.equal(one, expected) for one in got)
+
+
+def test_the_highest_host_writes_last():
+    def run(comm):
+        feature = open_feature(comm)
+        feature.put(torch.tensor([8]), torch.full((1, 3), float(comm.rank)))
+        return feature[torch.tensor([8])]
+
+    assert torch.equal(run_threads(run, 3)[0], torch.full((1, 3), 2.0))
+
+
+def test_errors_name_the_argument():
+    with pytest.raises(ArgumentError, match="host must lie"):
+        PartitionInfo("cpu", 3, 3, HOSTS)
+    with pytest.raises(IdError, match="replicate must lie"):
+        PartitionInfo("cpu", 0, 3, HOSTS, torch.tensor([N]))
+    with pytest.raises(ArgumentError, match="table must hold parts"):
+        PartitionInfo("cpu", 0, 2, HOSTS)
+
+    def run(comm):
+        feature = open_feature(comm)
+        with pytest.raises(IdError, match="ids must lie"):
+            feature[torch.tensor([N])]
+        with pytest.raises(ArgumentError, match="rows must have shape"):
+            feature.put(torch.tensor([1]), torch.zeros(1, 2))
+        info = PartitionInfo("cpu", comm.rank, 3, HOSTS)
+        with pytest.raises(ArgumentError, match="feature must have a row"):
+            DistFeature(ROWS, info, comm)
+        with pytest.raises(ArgumentTypeError, match="must be a tensor or a Feature"):
+            DistFeature([1], info, comm)
+        fixed = DistFeature(Feature(device="cpu").from_cpu_tensor(ROWS[info.own]), info, comm)
+        with pytest.raises(ArgumentError, match="read only"):
+            fixed.put(torch.tensor([1]), ROWS[:1])
+
+    run_threads(run, 3)
