@@ -56,7 +56,8 @@ def test_part_of_a_tensor_is_copied():
     assert got.tolist() == [[3, 4, 5], [6, 7, 8], [9, 10, 11]]
 
 
-@pytest.mark.parametrize("copied", [lambda t: pickle.loads(pickle.dumps(t)), copy.deepcopy, copy.copy], ids=str)
+@pytest.mark.parametrize("copied", [lambda t: pickle.loads(pickle.dumps(t)), copy.deepcopy, copy.copy],
+                         ids=["pickled", "deep", "shallow"])  # fmt: skip
 @pytest.mark.parametrize("hint", [True, False])
 def test_copies_are_unified(copied, hint):
     tensor = to_unified(torch.arange(3.0), propagatedToCUDA=hint).requires_grad_()
