@@ -246,6 +246,9 @@ class GpuKernel(Declaration):
     def compile(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> GpuCode:
         """PTX that a compute capability runs: from the wheel, from the disk cache, or compiled now. Needs no GPU."""
         target = nearest_target(compute_capability)
+        if not self.fn.__module__.startswith(_PACKAGE):
+            # What is kept is told apart by the sources of the package, and by name.
+            return GpuCode(stamp_version(self.compile_ptx(target, choice), target))
         name = self.file_name(target, choice)
         ptx = find_shipped(name)
         if ptx is None:
@@ -279,6 +282,7 @@ class GpuKernel(Declaration):
             numba_cuda.jit(self.fn)[grid, block](*typed)
 
 
+_PACKAGE = f"{__name__.rpartition('.')[0]}."
 GPU_KERNELS: list[GpuKernel] = []
 
 

@@ -25,15 +25,15 @@ def find_imports(path):
 
 @pytest.fixture
 def fresh_kernel(monkeypatch):
-    """A kernel that leaves no trace in the registry of kernels."""
+    """A kernel as of the package, that leaves no trace in the registry of kernels."""
     monkeypatch.setattr(jit, "GPU_KERNELS", [])
     monkeypatch.setattr(jit, "_FUNCTIONS", [])
 
-    @jit.gpu_kernel("i8 I[] T[] I[]", I=("i4", "i8"), T=("f4",))
     def copy_gpu(count, ids, values, out):
         pass
 
-    return copy_gpu
+    copy_gpu.__module__ = "pyg_direct.kernels.copy"
+    return jit.gpu_kernel("i8 I[] T[] I[]", I=("i4", "i8"), T=("f4",))(copy_gpu)
 
 
 @pytest.fixture
@@ -88,6 +88,21 @@ def test_grids_in_the_wheel_are_not_compiled(fresh_kernel, monkeypatch):
     code = fresh_kernel.compile((8, 6), {"I": "i8", "T": "f4"})
 
     assert code.entry == "shipped"
+
+
+def test_what_is_kept_is_not_given_to_a_kernel_of_that_name_elsewhere(fresh_kernel, tmp_path, monkeypatch):
+    (tmp_path / "copy_gpu-Ii8-Tf4-sm80.ptx").write_text(".version 8.0\n.entry of_the_package ()")
+    monkeypatch.setattr(jit, "cache_folder", lambda kind: tmp_path)
+    monkeypatch.setattr(jit, "find_shipped", lambda name: None)
+    monkeypatch.setattr(jit.GpuKernel, "compile_ptx", lambda *args: ".version 9.4\n.entry of_a_program ()")
+    choice = {"I": "i8", "T": "f4"}
+    kept = fresh_kernel.compile((8, 0), choice)
+    fresh_kernel.fn.__module__ = "program"
+
+    other = fresh_kernel.compile((8, 0), choice)
+
+    assert (kept.entry, other.entry) == ("of_the_package", "of_a_program")
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_c_plus_plus_errors_come_with_the_compilers_words(tmp_path, monkeypatch):

@@ -30,6 +30,12 @@ kernels = pytest.mark.parametrize(
 architectures = pytest.mark.parametrize("target", PTX_VERSIONS, ids=lambda target: "sm_{}{}".format(*target))
 
 
+def test_no_two_kernels_share_a_name():
+    names = [kernel.name for kernel in KERNELS]
+
+    assert len(names) == len(set(names)), "compiled code is kept by name"
+
+
 def find_functions(ptx):
     """(names of entries, of functions with a body, of functions declared elsewhere, of functions called)."""
     entries = re.findall(r"\.entry\s+([\w$]+)", ptx)
