@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.link import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.features.placement import run_op
 from pyg_direct.features.tier import TableTier
 from pyg_direct.ops.check import INDEX_DTYPES
@@ -29,6 +30,9 @@ class MemAdvise(enum.IntEnum):
     cudaMemAdviseSetAccessedBy = 5  # noqa: N815
     cudaMemAdviseUnsetAccessedBy = 6  # noqa: N815
 
+
+# Nothing else is known to run beside: twice what keeps the link busy.
+_BLOCKS = 2 * DEFAULT_BLOCKS
 
 # The device that unified tensors say they are on; `enable_unified_device` gives it a name of its own.
 _DEVICE = [torch.device("cpu")]
@@ -182,7 +186,10 @@ class UnifiedTensor(Tensor):
         """Rows of ids on the GPU, `[n, ...]` there, without a gradient."""
         on_gpu = self.on_gpu()
         if self._rows is None:
-            self._rows = TableTier(on_gpu, "unified", block=self.memory.block)
+            row_bytes = self.host_view.stride(0) * self.itemsize
+            # A grid with a cap asks for whole rows, which is what the link serves best.
+            self._rows = TableTier(on_gpu, "unified", block=self.memory.block,
+                                   max_blocks=blocks_for_rows(_BLOCKS, row_bytes, row_bytes))  # fmt: skip
         out = torch.empty((ids.shape[0], *self.host_view.shape[1:]), dtype=self.dtype, device=ids.device)
         self._rows.read(ids, out)
         return out
