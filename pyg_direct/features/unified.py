@@ -186,7 +186,7 @@ class UnifiedTensor(Tensor):
         """Rows of ids on the GPU, `[n, ...]` there, without a gradient."""
         on_gpu = self.on_gpu()
         if self._rows is None:
-            row_bytes = self.host_view.stride(0) * self.itemsize
+            row_bytes = self.host_view.shape[1:].numel() * self.itemsize
             # A grid with a cap asks for whole rows, which is what the link serves best.
             self._rows = TableTier(on_gpu, "unified", block=self.memory.block,
                                    max_blocks=blocks_for_rows(_BLOCKS, row_bytes, row_bytes))  # fmt: skip
