@@ -21,6 +21,8 @@ from pyg_direct.runtime.memory import Block, allocate_or_fall_back
 _MOST_THREADS = 32
 # Fewer rows are not worth a thread.
 _LEAST_SHARE = 256
+# Rows of a file for each one that is read, from which on they are read one by one.
+_DENSE = 4
 _SLOT_BYTES = 16 << 20
 _SLOTS = 3
 
@@ -54,9 +56,17 @@ class DiskTier(Tier):
         """Let threads read rows of ids that were checked; `out` holds them when all futures are done."""
         num_parts = max(1, min(self._num_threads, ids.numel() // _LEAST_SHARE))
         share = -(-ids.numel() // num_parts)
-        submit = _pool(os.getpid()).submit
-        return [submit(read_rows, self.file.rows, *part)
-                for part in zip(ids.split(share), out.split(share), strict=True)]  # fmt: skip
+        parts = list(zip(ids.split(share), out.split(share), strict=True))
+        low, high = (int(bound) for bound in torch.aminmax(ids))
+        # Where most of what lies between is wanted, threads first have the disk read it in one go, each its share.
+        span = -(-(high + 1 - low) // len(parts)) if high - low < _DENSE * ids.numel() else 0
+        return [_pool(os.getpid()).submit(self._read_part, low + k * span, min(low + (k + 1) * span, high + 1), *part)
+                for k, part in enumerate(parts)]  # fmt: skip
+
+    def _read_part(self, begin: int, end: int, ids: Tensor, out: Tensor) -> None:
+        if begin < end:
+            self.file.read_ahead(begin, end - 1)
+        read_rows(self.file.rows, ids, out)
 
 
 class _Slot(NamedTuple):

@@ -131,6 +131,13 @@ class RowFile:
         self._mapped.madvise(mmap.MADV_SEQUENTIAL)
         return self.rows
 
+    def read_ahead(self, first: int, last: int) -> None:
+        """Have the system read rows `first` to `last` into its page cache, without waiting for them."""
+        row_bytes, page = self.layout.num_bytes // len(self.rows), mmap.PAGESIZE
+        ahead = self.layout.offset % mmap.ALLOCATIONGRANULARITY
+        begin, end = (ahead + first * row_bytes) // page * page, ahead + (last + 1) * row_bytes
+        self._mapped.madvise(mmap.MADV_WILLNEED, begin, end - begin)
+
     def forget(self) -> None:
         """Give up the pages that this process holds of the file; they are read again when needed."""
         self._mapped.madvise(mmap.MADV_DONTNEED)

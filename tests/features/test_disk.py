@@ -36,6 +36,18 @@ class TestDiskTier(TierContract):
         assert torch.equal(bytes_of(got), expected)
         assert len(names) > 1
 
+    @pytest.mark.parametrize(("ids", "ranges"), [([3, 5, 6], [(3, 6)]), ([0, 39], []), ([7], [(7, 7)])])
+    def test_what_lies_close_together_is_read_ahead(self, tier_of, monkeypatch, ids, ranges):
+        rows, asked = make_rows(), []
+        tier = tier_of(rows)
+        read_ahead = tier.file.read_ahead
+        monkeypatch.setattr(tier.file, "read_ahead", lambda *range: (asked.append(range), read_ahead(*range)))
+
+        got = self.read(tier, ids)
+
+        assert asked == ranges
+        assert torch.equal(bytes_of(got), bytes_of(rows)[ids])
+
     @pytest.mark.parametrize("change", ["touched", "cut short", "replaced", "taken away"])
     def test_a_file_that_changed_is_not_read(self, tier_of, change):
         tier = tier_of(make_rows())
