@@ -86,15 +86,19 @@ def capture(work: Callable[[], object]) -> Callable[[], object] | None:
     """A replay of the work as a CUDA graph; None where it waits for the GPU and so cannot be captured."""
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        work()
-    side.synchronize()
+    # Asked before: a capture that fails leaves torch's allocator waiting for its end, and no memory returns.
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.stream(side):
             work()
     except RuntimeError:
-        torch.cuda.synchronize()
         return None
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+        torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        work()
     return graph.replay
 
 

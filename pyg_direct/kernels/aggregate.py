@@ -101,28 +101,19 @@ def sum_rows_gpu(x, indptr, row, weight, num_edges, num_targets, width, channels
         item += step
 
 
-@body
-def find_piece(block, thread, pieces, lanes):
-    """(item, piece of its row) of a thread; groups of `lanes` threads do not span blocks."""
-    group = np.int64(block) * (THREADS // lanes) + thread // lanes
-    piece = np.int32(thread % lanes)
-    if thread // lanes >= THREADS // lanes:
-        return group, pieces
-    if lanes >= pieces:
-        return group, piece
-    tiles = (pieces + lanes - 1) // lanes
-    item = group // tiles
-    return item, np.int32(group - item * tiles) * lanes + piece
-
-
 @gpu_kernel("u8 I[] u8 i4 u8 i8 i8 i4 i4 i4 i4 i4 i4 i4[] i4[] u8 u8", I=("i4", "i8"), sources=("aggregate",))
-def sum_wide_rows_gpu(x, indptr, row, index_bytes, weight, num_edges, num_targets, pieces, heads, lanes, mean, kind,
+def sum_wide_rows_gpu(x, indptr, row, index_bytes, weight, num_edges, num_targets, pieces, heads, lane_bits, mean, kind,
                       out_kind, slices, counts, partials, out):  # fmt: skip
     """Rows of `pieces` times 16 bytes, aligned; `x`, `row`, `weight`, `partials` (both fp32) and `out` are addresses.
 
-    `lanes` threads share up to as many pieces of a row; what is left of a wider row is another group's.
+    2**lane_bits threads share up to as many pieces of a row; what is left of a wider row is another group's.
     """
-    item, piece = find_piece(cuda.blockIdx.x, cuda.threadIdx.x, pieces, lanes)
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = np.int32(1 << lane_bits)
+    tiles = np.int64((pieces + lanes - 1) >> lane_bits)
+    group = thread >> lane_bits
+    item = group // tiles
+    piece = np.int32(group - item * tiles) * lanes + np.int32(thread & (lanes - 1))
     if item < num_targets + slices.shape[0] // 2 and piece < pieces:
         target, first, last, place, degree = find_item(indptr, num_edges, num_targets, slices, counts, item)
         if place != NOWHERE:
@@ -178,10 +169,15 @@ def spread_rows_gpu(grad, indptr, row, target, weight, num_edges, width, channel
 
 
 @gpu_kernel("u8 I[] u8 i4 u8 i8 i8 i4 i4 i4 i4 i4 i4[] i4[] u8", I=("i4", "i8"), sources=("aggregate",))
-def spread_wide_rows_gpu(grad, indptr, row, index_bytes, weight, num_edges, num_targets, pieces, heads, lanes, mean,
+def spread_wide_rows_gpu(grad, indptr, row, index_bytes, weight, num_edges, num_targets, pieces, heads, lane_bits, mean,
                          kind, slices, counts, out):  # fmt: skip
     """As `spread_rows_gpu`, for rows of `pieces` times 16 bytes, aligned, each read once; `out` is fp32."""
-    item, piece = find_piece(cuda.blockIdx.x, cuda.threadIdx.x, pieces, lanes)
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = np.int32(1 << lane_bits)
+    tiles = np.int64((pieces + lanes - 1) >> lane_bits)
+    group = thread >> lane_bits
+    item = group // tiles
+    piece = np.int32(group - item * tiles) * lanes + np.int32(thread & (lanes - 1))
     if item < num_targets + slices.shape[0] // 2 and piece < pieces:
         target, first, last, place, degree = find_item(indptr, num_edges, num_targets, slices, counts, item)
         if place != NOWHERE and first < last:

@@ -14,7 +14,7 @@ from pyg_direct.nn.sorted import SortedEdges, find_batch
 from pyg_direct.ops.aggregate import aggregate, compress
 
 # Items of the sums of all relations, above which they are left to PyG, relation after relation.
-_MOST_ITEMS = 1 << 28
+_MOST_ITEMS = 1 << 30
 
 
 class _Parted(NamedTuple):

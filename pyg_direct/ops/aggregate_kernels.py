@@ -94,10 +94,9 @@ def _grid(groups: int, lane_bits: int) -> int:
 
 
 def _share_pieces(num_items: int, pieces: int) -> tuple[int, int]:
-    """(blocks, threads that share a row) of a grid with a thread for each piece of each item."""
-    tiles = -(-pieces // THREADS)
-    lanes = -(-pieces // tiles)
-    return max(1, -(-(num_items * tiles) // (THREADS // lanes))), lanes
+    """(blocks, logarithm of the threads that share a row) of a grid with a thread for each piece of each item."""
+    lane_bits = _lane_bits(pieces)
+    return _grid(num_items * -(-pieces // (1 << lane_bits)), lane_bits), lane_bits
 
 
 def _none(like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -149,9 +148,9 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
         # Sums of slices are fp32, and so is then the output for a while.
         out = torch.empty(num_targets, width, dtype=work if slices.capacity else x.dtype, device=x.device)
         pieces = width * x.element_size() // _PIECE
-        grid, lanes = _share_pieces(num_targets + slices.capacity, pieces)
+        grid, lane_bits = _share_pieces(num_targets + slices.capacity, pieces)
         run_gpu(kernels.sum_wide_rows_gpu, grid, x.data_ptr(), indptr, row.data_ptr(), row.element_size(),
-                shares.data_ptr(), num_edges, num_targets, pieces, heads, lanes, int(mean), _WIDE_KINDS[x.dtype],
+                shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean), _WIDE_KINDS[x.dtype],
                 _WIDE_KINDS[out.dtype], slices.slices, slices.counts, partials.data_ptr(), out.data_ptr())  # fmt: skip
     else:
         out = torch.empty(num_targets, width, dtype=work, device=x.device)
@@ -178,9 +177,9 @@ def spread_rows(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weigh
     if _is_wide(grad, width // heads, max(num_rows, num_edges)):
         slices = _Slices.of(indptr, num_edges, num_targets, max_degree)
         pieces = width * grad.element_size() // _PIECE
-        grid, lanes = _share_pieces(num_targets + slices.capacity, pieces)
+        grid, lane_bits = _share_pieces(num_targets + slices.capacity, pieces)
         run_gpu(kernels.spread_wide_rows_gpu, grid, grad.data_ptr(), indptr, row.data_ptr(), row.element_size(),
-                shares.data_ptr(), num_edges, num_targets, pieces, heads, lanes, int(mean), _WIDE_KINDS[grad.dtype],
+                shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean), _WIDE_KINDS[grad.dtype],
                 slices.slices, slices.counts, out.data_ptr())  # fmt: skip
     else:
         lane_bits = _lane_bits(width)
