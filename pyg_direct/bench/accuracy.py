@@ -15,6 +15,7 @@ from pyg_direct.bench.row import Row
 from pyg_direct.datasets import NodeDataset
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.runtime.device import resolve_device
 
 
@@ -24,7 +25,8 @@ def measure_accuracy(dataset: NodeDataset, kinds: Mapping[str, Mapping[str, Any]
 
     Args:
         dataset: With features and classes.
-        kinds: Options of `NeighborLoader` by name, and `dtype` for that of the features; the first is compared with.
+        kinds: Options of `NeighborLoader` by name, `dtype` for that of the features, and `accelerate` for accelerated
+            models; the first is compared with.
         seeds: Runs of each kind; run s of every kind starts from the same weights and order.
         epochs: Passes over the training nodes; the second half of them is validated.
     """
@@ -37,7 +39,7 @@ def measure_accuracy(dataset: NodeDataset, kinds: Mapping[str, Mapping[str, Any]
         dtype = options.get("dtype", torch.float32)
         assert known.x is not None
         data.x = known.x.to(dtype)
-        loader_options = {k: v for k, v in options.items() if k != "dtype"}
+        loader_options = {k: v for k, v in options.items() if k not in ("dtype", "accelerate")}
         scores = []
         for seed in range(seeds):
             loader = NeighborLoader(data, [15, 10, 5], dataset.train_idx, batch_size=1024, shuffle=True, seed=seed,
@@ -45,6 +47,8 @@ def measure_accuracy(dataset: NodeDataset, kinds: Mapping[str, Mapping[str, Any]
             torch.manual_seed(seed)
             model = GraphSAGE(dataset.num_features, 256, 3, dataset.num_classes, dropout=dropout,
                               norm="batch_norm").to(device)  # fmt: skip
+            if options.get("accelerate"):
+                accelerate(model)
             scores.append(100 * _train(model, loader, known, topology, data.x, epochs, learning_rate))
         mean = sum(scores) / len(scores)
         limit = limit or [mean]

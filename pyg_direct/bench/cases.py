@@ -198,7 +198,7 @@ def labor(scale: float) -> Iterator[Row]:
 
 def accuracy(scale: float) -> Iterator[Row]:
     """Test accuracy with fewer bytes; of a folder's graph too, where PYG_DIRECT_DATA names one."""
-    kinds: dict[str, dict[str, Any]] = {"uniform, fp32": {}}
+    kinds: dict[str, dict[str, Any]] = {"uniform, fp32": {}, "uniform, fp32, accelerated": {"accelerate": True}}
     for name in ("labor", "labor, dependent layers"):
         kinds[f"{name}, bf16"] = {"dtype": torch.bfloat16, **SAMPLINGS[name]}
     folder = os.environ.get("PYG_DIRECT_DATA")
