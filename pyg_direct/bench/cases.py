@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from pyg_direct.bench.beside import (
 )
 from pyg_direct.bench.disk import measure_disk_feature, measure_disk_rows
 from pyg_direct.bench.distributed import measure_distributed
+from pyg_direct.bench.dynamic import mean_ratios, measure_dynamic_epochs
 from pyg_direct.bench.gather import (
     measure_cached_rows,
     measure_cold_growth,
@@ -41,10 +43,13 @@ from pyg_direct.bench.multi_gpu import measure_multi_gpu
 from pyg_direct.bench.power import measure_training
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
+from pyg_direct.bench.snapshots import measure_snapshots
 from pyg_direct.bench.startup import measure_startup
 from pyg_direct.bench.typed import make_mag
 from pyg_direct.bench.unified import measure_figure_6, measure_figure_7
 from pyg_direct.datasets import NodeDataset, load_folder, synthetic_graph
+from pyg_direct.datasets.dynamic import PRESETS, synthetic_dtdg
+from pyg_direct.datasets.temporal import load_temporal
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.runtime.device import resolve_device
@@ -236,6 +241,28 @@ def distributed(scale: float) -> Iterator[Row]:
     yield from measure_distributed(graph, _name(scale), "cpu", [1, 2, 4])
 
 
+def snapshots(scale: float) -> Iterator[Row]:
+    """Several snapshots aggregated at once, all of whose edges, or nine in ten, are shared from step to step."""
+    for name, shape in PRESETS.items():
+        small = shape._replace(num_nodes=int(shape.num_nodes * scale), num_edges=int(shape.num_edges * scale))
+        for change in (0.0, shape.change):
+            yield from measure_snapshots(small._replace(change=change), name)
+
+
+def dynamic(scale: float) -> Iterator[Row]:
+    """Epochs of dynamic graph networks; files of PYG_DIRECT_DATA, and generated graphs, which are named so."""
+    folder = Path(os.environ.get("PYG_DIRECT_DATA", "."))
+    files = [*sorted(folder.glob("**/*.json")), *sorted(folder.glob("**/snapshots.npz"))]
+    sets = {file.stem: load_temporal(file) for file in files}
+    for nodes in (1_000, 20_000):
+        sets[f"generated {nodes}"] = synthetic_dtdg(nodes, int(10 * nodes * scale), 20, 0.1, weighted=True)
+    rows = []
+    for row in measure_dynamic_epochs(sets, device=resolve_device(None).type):
+        rows.append(row)
+        yield row
+    yield from mean_ratios(rows)
+
+
 SHORT_CASES: dict[str, Case] = {
     "memory": memory,
     "sampling": sampling,
@@ -259,4 +286,6 @@ LONG_CASES: dict[str, Case] = {
     "peers": peers,
     "multi_gpu": multi_gpu,
     "distributed": distributed,
+    "snapshots": snapshots,
+    "dynamic": dynamic,
 }

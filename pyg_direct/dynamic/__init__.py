@@ -2,5 +2,7 @@
 
 from pyg_direct.dynamic.sequence import discretize
 from pyg_direct.dynamic.stream import SnapshotStream, stream
+from pyg_direct.dynamic.swap import patch, unpatch
+from pyg_direct.dynamic.trainer import FrameTrainer
 
-__all__ = ["SnapshotStream", "discretize", "stream"]
+__all__ = ["FrameTrainer", "SnapshotStream", "discretize", "patch", "stream", "unpatch"]

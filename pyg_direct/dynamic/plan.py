@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyg_direct.dynamic.cache import Budget, RowCache
 from pyg_direct.dynamic.group import GROUP_SIZES, build_group
 from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.snapshot import Snapshot, order_edges
-from pyg_direct.errors import ArgumentError
+from pyg_direct.dynamic.tuner import Option, choose_groups, find_speeds
+from pyg_direct.errors import ArgumentError, MemoryLimitError
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots
 
@@ -25,7 +27,7 @@ class Parts(NamedTuple):
     """Tensors of one snapshot, in host memory or on the device.
 
     Attributes:
-        x: Features `[N, F]`, further dimensions flat; or None.
+        x: Features `[N, ...]`, or None.
         edge_index: int64 `[2, E]`.
         edge_weight: One weight an edge, or None.
         num_nodes: N.
@@ -43,21 +45,36 @@ class SnapshotPlan:
     Args:
         parts: The snapshots, in order. Tensors that are the same object are the same in several snapshots.
         device: Where layers compute.
-        group_size: Snapshots aggregated at once: 1, 2, 4 or 8.
+        group_size: Snapshots aggregated at once: 1, 2, 4 or 8; "auto" chooses for every eight of them, form included,
+            what the measured speeds of the device let expect to take the least.
         form: "split" or "mask", see `group.build_group`.
+        memory: Bytes on the device for what is kept; None is without a limit.
+
+    Raises:
+        ArgumentError: no such group size.
+        MemoryLimitError: `memory` is less than the features of one snapshot.
     """
 
-    def __init__(self, parts: Sequence[Parts], device: torch.device, group_size: int = MAX_GROUP,
-                 form: str = "mask") -> None:  # fmt: skip
-        if group_size not in GROUP_SIZES:
-            raise ArgumentError(f"group_size must be one of 1, 2, 4, 8, got {group_size}")
+    def __init__(self, parts: Sequence[Parts], device: torch.device, group_size: int | str = "auto",
+                 form: str = "mask", memory: int | None = None) -> None:  # fmt: skip
+        if group_size not in ("auto", *GROUP_SIZES):
+            raise ArgumentError(f"group_size must be one of auto, 1, 2, 4, 8, got {group_size}")
         self.parts, self.device, self.group_size, self.form = tuple(parts), device, group_size, form
         self.num_nodes = max((part.num_nodes for part in self.parts), default=0)
+        least = max((p.x.numel() * p.x.element_size() for p in self.parts if p.x is not None), default=0)
+        if memory is not None and memory < least:
+            raise MemoryLimitError(f"memory must hold the features of one snapshot, {least} bytes, got {memory}")
+        self.budget = Budget(memory)
         self._ordered: dict[Hashable, Snapshot] = {}
         self._factors: dict[Hashable, Factors] = {}
         self._matrices: dict[Hashable, SnapshotMatrices] = {}
-        self._aggregated: dict[Hashable, Tensor] = {}
+        self._rows = RowCache(device, self.budget)
+        # The groups that were chosen, by operator, weighting and eight of snapshots; and the choices in words.
+        self._groups: dict[Hashable, list[Option]] = {}
+        self.decisions: list[str] = []
         self._kept: dict[Hashable, Any] = {}
+        # Structures and features copied from host memory.
+        self.moved_bytes = 0
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -80,49 +97,98 @@ class SnapshotPlan:
             self._factors[key] = operator.factorise(snapshot)
         return self._factors[key]
 
-    def get_matrices(self, operator: Operator, first: int, last: int, weighted: bool = True) -> SnapshotMatrices:
+    def _find_group(self, operator: Operator, time: int, weighted: bool) -> tuple[int, int, str]:
+        """(first, last, form) of the group that a snapshot is aggregated with."""
+        size = self.group_size if isinstance(self.group_size, int) else MAX_GROUP
+        first = time - time % size
+        low, high = _find_alike(self.parts, time, first, min(first + size, len(self.parts)))
+        x = self.parts[time].x
+        if isinstance(self.group_size, int) or high - low == 1 or x is None:
+            return low, high, self.form
+        key = operator, weighted, low
+        if key not in self._groups:
+            factors = [self.factorise(operator, t, weighted) for t in range(low, high)]
+            channels = x.shape[1:].numel()
+            weights = int(any(f.weight is not None for f in factors))
+            largest = MAX_GROUP
+            if self.budget.limit is not None:
+                # What goes in and comes out lies on the device at once.
+                row_bytes = 8 * self.num_nodes * max(1, channels)
+                largest = max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // row_bytes))
+            chosen = choose_groups([f.keys for f in factors], channels, find_speeds(self.device), low, weights, largest)
+            self._groups[key] = chosen
+            self.decisions += map(str, chosen)
+        return next((o.first, o.last, o.form) for o in self._groups[key] if o.first <= time < o.last)
+
+    def get_matrices(self, operator: Operator, first: int, last: int, weighted: bool = True,
+                     form: str | None = None) -> SnapshotMatrices:  # fmt: skip
         """The matrices of snapshots [first, last), on the device; kept."""
         factors = [self.factorise(operator, t, weighted) for t in range(first, last)]
-        key = tuple(id(f) for f in factors)
+        form = self.form if form is None else form
+        key = form, *(id(f) for f in factors)
         if key not in self._matrices:
-            self._matrices[key] = build_group(factors, self.num_nodes, self.form).to(self.device)
-        return self._matrices[key]
+            made = build_group(factors, self.num_nodes, form)
+            if self.budget.take(made.num_bytes):
+                made = made.to(self.device)
+            self._matrices[key] = made
+        held = self._matrices[key]
+        if held.device != self.device:
+            self.moved_bytes += held.num_bytes
+        return held.to(self.device, non_blocking=True)
 
     def aggregate_features(self, operator: Operator, time: int, weighted: bool = True) -> Tensor:
-        """The aggregated features of a snapshot, `[N, F]` on the device; those of its whole group are computed at once.
+        """The aggregated features of a snapshot, `[N, F]` (further dimensions flat) on the device; its whole group is
+        computed at once.
 
         Raises:
             ArgumentError: the snapshot has no features.
         """
         key = operator, weighted, time
-        if key not in self._aggregated:
-            first = time - time % self.group_size
-            last = min(first + self.group_size, len(self.parts))
-            run = _find_alike(self.parts, time, first, last)
-            out = self._compute(operator, *run, weighted)
-            for t, rows in zip(range(*run), out, strict=True):
-                self._aggregated[operator, weighted, t] = rows
-        return self._aggregated[key]
+        if key not in self._rows:
+            first, last, form = self._find_group(operator, time, weighted)
+            out = self._compute(operator, first, last, weighted, form)
+            for t, rows in zip(range(first, last), out, strict=True):
+                self._rows.store((operator, weighted, t), rows)
+        return self._rows.fetch(key)
 
-    def _compute(self, operator: Operator, first: int, last: int, weighted: bool) -> list[Tensor]:
+    def prefetch_features(self, operator: Operator, time: int, weighted: bool = True) -> None:
+        """Begin to copy aggregated features that are soon asked for, beside what the device computes."""
+        self._rows.prefetch((operator, weighted, time))
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make()` gives; plans of a frame make it once for all snapshots that share one backward pass."""
+        return make()
+
+    def get_window(self, operator: Operator, weighted: bool) -> Tensor | None:
+        """Aggregated features of all snapshots of a frame, `[W, N, F]`; None where there is no frame."""
+        return None
+
+    def _compute(self, operator: Operator, first: int, last: int, weighted: bool, form: str) -> list[Tensor]:
         features = []
         for part in self.parts[first:last]:
             if part.x is None:
                 raise ArgumentError("x must be features of every snapshot that a layer aggregates, got None")
-            features.append(F.pad(part.x, (0, 0, 0, self.num_nodes - part.x.shape[0])))
+            rows = part.x.reshape(part.x.shape[0], -1)
+            features.append(F.pad(rows, (0, 0, 0, self.num_nodes - rows.shape[0])))
         # The snapshots of a node side by side, so that one read brings them all.
-        packed = torch.stack(features, dim=1).to(self.device)
+        packed = torch.stack(features, dim=1)
+        if packed.device != self.device:
+            self.moved_bytes += packed.numel() * packed.element_size()
+            packed = packed.to(self.device)
         with torch.no_grad():
-            out = aggregate_snapshots(packed, self.get_matrices(operator, first, last, weighted))
+            out = aggregate_snapshots(packed, self.get_matrices(operator, first, last, weighted, form))
         apart = out.transpose(0, 1).contiguous()
         return [rows[: part.num_nodes] for rows, part in zip(apart.unbind(0), self.parts[first:last], strict=True)]
 
     def keep(self, key: Hashable, time: int, make: Callable[[], Any]) -> Any:
-        """What `make()` gives for a snapshot, which must depend on nothing else; made once, without gradients."""
-        if (key, time) not in self._kept:
-            with torch.no_grad():
-                self._kept[key, time] = make()
-        return self._kept[key, time]
+        """What `make()` gives for a snapshot, which must depend on nothing else; kept while the budget lasts."""
+        if (key, time) in self._kept:
+            return self._kept[key, time]
+        with torch.no_grad():
+            made = make()
+        if self.budget.take(_count_bytes(made)):
+            self._kept[key, time] = made
+        return made
 
     def aggregate(self, operator: Operator, time: int, x: Tensor, weighted: bool = True) -> Tensor:
         """Aggregate other rows of a snapshot, `[N, F]` or `[N, ...]`, differentiably."""
@@ -135,16 +201,29 @@ class SnapshotPlan:
         out = aggregate_snapshots(rows, self.get_matrices(operator, time, time + 1, weighted))
         return out[:num_nodes].reshape(x.shape)
 
+    def summary(self) -> str:
+        """Sizes and choices, a line each."""
+        return "\n".join([*(f"{name}: {value:,}" for name, value in self.describe().items()), *self.decisions])
+
     def describe(self) -> dict[str, Any]:
-        """Sizes: snapshots, nodes, edges, bytes of matrices and of aggregated features held."""
+        """Sizes: snapshots, nodes, edges; bytes of matrices and aggregated features held, and bytes copied so far."""
         held = {id(m): m.num_bytes for m in self._matrices.values()}
         return {
             "snapshots": len(self.parts),
             "nodes": self.num_nodes,
             "edges": sum(part.edge_index.shape[1] for part in self.parts),
             "matrix_bytes": sum(held.values()),
-            "aggregated_bytes": sum(t.numel() * t.element_size() for t in self._aggregated.values()),
+            "aggregated_bytes": self._rows.device_bytes,
+            "aggregated_host_bytes": self._rows.host_bytes,
+            "moved_bytes": self.moved_bytes + self._rows.moved_bytes,
         }
+
+
+def _count_bytes(made: Any) -> int:
+    """Memory of tensors and matrices in lists."""
+    if isinstance(made, (list, tuple)):
+        return sum(map(_count_bytes, made))
+    return made.num_bytes if isinstance(made, SnapshotMatrices) else made.numel() * made.element_size()
 
 
 def _find_alike(parts: Sequence[Parts], time: int, first: int, last: int) -> tuple[int, int]:

@@ -15,8 +15,8 @@ from pyg_direct.dynamic.lazy import LazyTensor, tag
 from pyg_direct.dynamic.plan import Parts, SnapshotPlan
 from pyg_direct.dynamic.sequence import read_snapshots
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.runtime.device import free_bytes, resolve_device
+from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
 KEEPS = ("auto", "device", "host")
@@ -37,6 +37,11 @@ class SnapshotStream:
     def __init__(self, snapshots: Sequence[Any], plan: SnapshotPlan | None, times: range) -> None:
         self._snapshots, self.plan, self._times = snapshots, plan, times
         self.t = 0
+
+    @property
+    def times(self) -> range:
+        """Which snapshots of the plan these are."""
+        return self._times
 
     @property
     def snapshot_count(self) -> int:
@@ -74,8 +79,8 @@ class SnapshotStream:
         return f"SnapshotStream({len(self)} snapshots{device})"
 
 
-def stream(signal: Any, device: Device = None, *, keep: str = "auto", group_size: int = MAX_GROUP,
-           form: str = "mask") -> SnapshotStream:  # fmt: skip
+def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: int | str | None = None,
+           group_size: int | str = "auto", form: str = "mask") -> SnapshotStream:  # fmt: skip
     """Wrap a temporal signal, so that its snapshots are on the device and layers of `dynamic.nn` share work.
 
     Iteration, indexing and splitting stay those of PyTorch Geometric Temporal; values are equal. What a program does
@@ -88,11 +93,15 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", group_size
         keep: "device" holds all snapshots there; "host" copies features, edges and weights of a snapshot only when
             something reads them, which layers that find them aggregated already do not; "auto" takes the first if
             all of them fit half of the free memory of the GPU.
-        group_size: Snapshots aggregated at once: 1, 2, 4 or 8.
-        form: How they share edges, "split" or "mask".
+        memory: Memory of the device for matrices and aggregated features, as bytes, "2G" or "10%" of what the
+            snapshots take; what does not fit stays in host memory and is copied when used. None is without a limit.
+        group_size: Snapshots aggregated at once: 1, 2, 4 or 8; "auto" chooses by the edges that they share and by
+            speeds of the device, which it measures once.
+        form: How they share edges where `group_size` is a number, "split" or "mask".
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        MemoryLimitError: `memory` is less than the features of one snapshot.
     """
     if keep not in KEEPS:
         raise ArgumentError(f"keep must be one of {', '.join(KEEPS)}, got {keep!r}")
@@ -102,8 +111,10 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", group_size
     if any(isinstance(snapshot, HeteroData) for snapshot in snapshots):
         return SnapshotStream([s.clone().apply(mover.move) for s in snapshots], None, range(len(snapshots)))
     parts = [_read_parts(snapshot, t) for t, snapshot in enumerate(snapshots)]
-    plan = SnapshotPlan(parts, chosen, group_size, form)
-    is_lazy = keep == "host" or (keep == "auto" and not _fits(snapshots, chosen))
+    total = _count_bytes(snapshots)
+    limit = None if memory is None else parse_size(memory, total, "memory")
+    plan = SnapshotPlan(parts, chosen, group_size, form, limit)
+    is_lazy = keep == "host" or (keep == "auto" and not _fits(total, chosen, limit))
     given = []
     for t, snapshot in enumerate(snapshots):
         moved = copy.copy(snapshot)
@@ -141,11 +152,15 @@ def _copy(value: Tensor, device: torch.device) -> Tensor:
     return value.to(device, copy=True)
 
 
-def _fits(snapshots: Sequence[Any], device: torch.device) -> bool:
-    if device.type != "cuda":
-        return True
+def _count_bytes(snapshots: Sequence[Any]) -> int:
     tensors = {id(v): v for snapshot in snapshots for _, v in snapshot.items() if isinstance(v, Tensor)}
-    return 2 * sum(v.numel() * v.element_size() for v in tensors.values()) <= free_bytes(device.index)
+    return sum(v.numel() * v.element_size() for v in tensors.values())
+
+
+def _fits(num_bytes: int, device: torch.device, limit: int | None) -> bool:
+    if limit is not None:
+        return num_bytes <= limit
+    return device.type != "cuda" or 2 * num_bytes <= free_bytes(device.index)
 
 
 def _read_parts(snapshot: Any, time: int) -> Parts:
@@ -155,8 +170,6 @@ def _read_parts(snapshot: Any, time: int) -> Parts:
         edge_index = torch.empty(2, 0, dtype=torch.int64)
     if num_nodes is None:
         raise ArgumentError(f"signal must tell the nodes of every snapshot, got none at {time}")
-    if x is not None:
-        x = x.reshape(x.shape[0], -1)
     # Messages of several numbers an edge are no weights.
     if weight is not None and weight.numel() != edge_index.shape[1]:
         weight = None

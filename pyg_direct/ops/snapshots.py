@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels import sliced as kernels
-from pyg_direct.kernels.jit import SIMULATED, THREADS
+from pyg_direct.kernels.jit import SIMULATED, THREADS, set_cpu_threads
 from pyg_direct.ops.check import check_same_device
 from pyg_direct.ops.launch import full_grid, run_cpu, run_gpu, runs_on_gpu
 from pyg_direct.ops.sliced import SlicedCSR
@@ -25,6 +25,8 @@ _DTYPES = (torch.float32, torch.float64)
 # Numbers a thread group that works on narrow rows stages for; wider rows are read in pieces.
 _NARROW = min(32, THREADS)
 _PIECE = 16
+# Products that one CPU thread does at once.
+_SMALL = 2**18
 
 
 @dataclass(eq=False)
@@ -147,7 +149,15 @@ def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: i
         return out
     out = torch.zeros_like(x)
     for piece in pieces:
-        run_cpu(kernels.sum_slices_cpu, z.flatten(1), *_arrays(piece, None, z)[:-1], low, x.shape[2], out.flatten(1))
+        args = z.flatten(1), *_arrays(piece, None, z)[:-1], low, x.shape[2], out.flatten(1)
+        # Threads would take longer to start than all of it takes.
+        is_small = piece.num_edges * x.shape[1] * x.shape[2] < _SMALL
+        before = set_cpu_threads(1) if is_small else 0
+        try:
+            run_cpu(kernels.sum_slices_cpu, *args)
+        finally:
+            if is_small:
+                set_cpu_threads(before)
     out = out if row is None else out.mul_(row.unsqueeze(2))
     return out if diagonal is None else out.addcmul_(x, diagonal.unsqueeze(2))
 

@@ -38,7 +38,7 @@ def test_snapshots_are_those_of_the_list(device, keep):
 
     assert (len(given), given.snapshot_count) == (6, 6)
     for got, expected in zip(given, snapshots, strict=True):
-        assert got.x.device == device
+        assert got.x.device.type == device.type
         assert_equal(got.cpu() if keep != "host" else got.apply(lambda v: (v + 0).cpu()), expected)
 
 
@@ -129,7 +129,7 @@ def test_heterogeneous_snapshots_are_moved(device):
 
     (got,) = stream([data], device)
 
-    assert got["a"].x.device == device
+    assert got["a"].x.device.type == device.type
     assert got["a", "to", "b"].edge_index.tolist() == [[0], [2]]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 
-from pyg_direct.dynamic.nn.convolve import convolve
+from pyg_direct.dynamic.nn.convolve import convolve, locate
 from pyg_direct.dynamic.operator import GCN
 
 
@@ -47,7 +47,15 @@ class TGCN(torch.nn.Module):
             # Then PyG keeps the matrix of the first graph for all that follow.
             inputs = torch.cat([conv(X, edge_index, edge_weight) for conv in self._convs()], 1)
             return self.step(self._fold_states(inputs), H)
-        return self.step(self.project(convolve(X, edge_index, edge_weight, self.operator)), H)
+        found = locate(X, edge_index, edge_weight)
+        window = None
+        if found is not None and found.holds(X):
+            window = found.plan.get_window(self.operator, found.weighted)
+        if found is None or window is None:
+            return self.step(self.project(convolve(X, edge_index, edge_weight, self.operator)), H)
+        # All snapshots of a frame in one product.
+        inputs = found.plan.once((id(self), "inputs"), lambda: self.project(window).unbind(0))
+        return self.step(inputs[found.time], H, found.plan.once((id(self), "right"), self._right))
 
     def _convs(self) -> list[Any]:
         return [self.conv_z, self.conv_r, self.conv_h]
@@ -75,11 +83,16 @@ class TGCN(torch.nn.Module):
             for part, linear in zip(parts, self._linears(), strict=True)
         ], 1)  # fmt: skip
 
-    def step(self, inputs: Tensor, H: Tensor) -> Tensor:  # noqa: N803
+    def _right(self) -> tuple[Tensor, Tensor]:
+        """The halves of the linear layers that see the state: of both gates, and of the proposal."""
+        update, reset, proposed = (linear.weight[:, self.out_channels :] for linear in self._linears())
+        return torch.cat([update, reset]).t(), proposed.t()
+
+    def step(self, inputs: Tensor, H: Tensor, right: tuple[Tensor, Tensor] | None = None) -> Tensor:  # noqa: N803
         """The next state from what the features add to the gates, `[N, 3 * out_channels]`, and the state."""
         width = self.out_channels
-        right = [linear.weight[:, width:] for linear in self._linears()]
-        gates = torch.addmm(inputs[:, : 2 * width], H, torch.cat(right[:2]).t()).sigmoid()
+        of_gates, of_proposal = self._right() if right is None else right
+        gates = torch.addmm(inputs[:, : 2 * width], H, of_gates).sigmoid()
         update, reset = gates.split(width, 1)
-        proposed = torch.addmm(inputs[:, 2 * width :], H * reset, right[2].t()).tanh()
+        proposed = torch.addmm(inputs[:, 2 * width :], H * reset, of_proposal).tanh()
         return torch.lerp(proposed, H, update)

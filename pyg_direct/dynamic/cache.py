@@ -1,0 +1,87 @@
+"""Where aggregated features live between epochs: on the device while a budget lasts, the rest in host memory.
+
+Snapshots come round in one order, epoch after epoch, so that whatever is used longest ago is used soonest: those kept
+first stay, and no other choice would save more copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+
+class Budget:
+    """Bytes on the device that caches may take; None is without a limit."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit, self.used = limit, 0
+
+    def take(self, num_bytes: int) -> bool:
+        """Whether so many bytes more fit; they are taken then."""
+        if self.limit is not None and self.used + num_bytes > self.limit:
+            return False
+        self.used += num_bytes
+        return True
+
+
+class RowCache:
+    """Rows by key; those that do not fit the budget are copied to the device when they are fetched.
+
+    Attributes:
+        moved_bytes: Copied from host memory to the device so far.
+    """
+
+    def __init__(self, device: torch.device, budget: Budget) -> None:
+        self.device, self.budget, self.moved_bytes = device, budget, 0
+        self._here: dict[Hashable, Tensor] = {}
+        self._there: dict[Hashable, Tensor] = {}
+        self._coming: dict[Hashable, tuple[Tensor, torch.cuda.Event]] = {}
+        self._stream: torch.cuda.Stream | None = None
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._here or key in self._there
+
+    @property
+    def device_bytes(self) -> int:
+        """Held on the device."""
+        return sum(t.numel() * t.element_size() for t in self._here.values())
+
+    @property
+    def host_bytes(self) -> int:
+        """Held in host memory."""
+        return sum(t.numel() * t.element_size() for t in self._there.values())
+
+    def store(self, key: Hashable, rows: Tensor) -> None:
+        """Keep rows that are on the device."""
+        if self.budget.take(rows.numel() * rows.element_size()):
+            self._here[key] = rows
+        elif self.device.type == "cuda":
+            host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+            self._there[key] = host.copy_(rows)
+        else:
+            self._there[key] = rows
+
+    def prefetch(self, key: Hashable) -> None:
+        """Begin to copy rows that are not on the device, beside what it computes."""
+        if key in self._there and key not in self._coming and self.device.type == "cuda":
+            if self._stream is None:
+                self._stream = torch.cuda.Stream(self.device)
+            with torch.cuda.stream(self._stream):
+                rows = self._there[key].to(self.device, non_blocking=True)
+                self._coming[key] = rows, self._stream.record_event()
+
+    def fetch(self, key: Hashable) -> Tensor:
+        """The rows, on the device."""
+        if key in self._here:
+            return self._here[key]
+        host = self._there[key]
+        self.moved_bytes += host.numel() * host.element_size()
+        if key in self._coming:
+            rows, copied = self._coming.pop(key)
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(copied)
+            rows.record_stream(stream)
+            return rows
+        return host.to(self.device, non_blocking=True)

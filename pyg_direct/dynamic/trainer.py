@@ -1,0 +1,182 @@
+"""`FrameTrainer`: train over sliding windows of snapshots, each a forward and a backward pass and a step.
+
+The first epoch trains as it prepares: features are aggregated and kept, group by group. From the second on, a frame
+copies one snapshot to the places of the last, and on a GPU its passes are one captured graph where the model allows it.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_direct.dynamic.frame import FramePlan, NotReplayableError
+from pyg_direct.dynamic.stream import SnapshotStream, stream
+from pyg_direct.errors import ArgumentError
+from pyg_direct.typing import Device
+
+TARGETS = ("last", "all")
+_Step = Callable[[torch.nn.Module, Any, Any], tuple[Tensor, Any]]
+
+
+def run_recurrent(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Tensor, Any]:
+    """A model of `(x, edge_index, edge_weight, state)` that gives `(y_hat, state)`."""
+    out: tuple[Tensor, Any] = model(snapshot.x, snapshot.edge_index, snapshot.edge_attr, state)
+    return out
+
+
+def run_stateless(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Tensor, Any]:
+    """A model of `(x, edge_index, edge_weight)` that gives `y_hat`."""
+    return model(snapshot.x, snapshot.edge_index, snapshot.edge_attr), None
+
+
+class FrameTrainer:
+    """Trains a model over the frames of a signal, `window` snapshots each, one snapshot apart.
+
+    Every frame starts without a state, layers with `reinitialize_weight()` begin anew; it ends with a step.
+
+    Args:
+        model: Any module; layers of `pyg_direct.dynamic.nn` in it share work between snapshots, others get the same
+            features and edges.
+        signal: What `stream` takes, or a stream.
+        optimizer: Of the parameters of `model`.
+        window: W, snapshots of a frame.
+        loss: `loss(y_hat, y)`, a number.
+        target: Whether the loss is that of the "last" snapshot of a frame or the mean over "all".
+        step: How the model is called, `step(model, snapshot, state) -> (y_hat, state)`.
+        device, memory: As of `stream`.
+        replay: Whether frames are replayed as a CUDA graph from the second epoch on; None does it where it works.
+
+    Attributes:
+        plan: What is known of the snapshots.
+        history: Of each epoch its mean `loss`, `seconds`, `moved_bytes` to the device, and whether it was `replayed`.
+        decisions: What was chosen, and why, in words.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, MemoryLimitError: named argument, rule and value.
+    """
+
+    def __init__(self, model: torch.nn.Module, signal: Any, optimizer: torch.optim.Optimizer, *, window: int = 8,
+                 loss: Callable[[Tensor, Tensor], Tensor] = F.mse_loss, target: str = "last",
+                 step: _Step = run_recurrent, device: Device = None, memory: int | str | None = None,
+                 replay: bool | None = None) -> None:  # fmt: skip
+        if target not in TARGETS:
+            raise ArgumentError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
+        given = signal if isinstance(signal, SnapshotStream) else stream(signal, device, memory=memory, keep="host")
+        if given.plan is None:
+            raise ArgumentError("signal must be homogeneous, got snapshots of several node types")
+        if not 1 <= window <= len(given):
+            raise ArgumentError(f"window must lie in [1, {len(given)}], the number of snapshots, got {window}")
+        snapshots = [given[t] for t in range(len(given))]
+        for name, shapes in (("x", {s.x.shape if s.x is not None else None for s in snapshots}),
+                             ("y", {s.y.shape if s.y is not None else None for s in snapshots})):  # fmt: skip
+            if None in shapes or len(shapes) > 1:
+                raise ArgumentError(f"{name} must have one shape in all snapshots, got {sorted(map(str, shapes))}")
+        self.model, self.optimizer, self.window = model, optimizer, window
+        self.loss, self.target, self.step = loss, target, step
+        self.plan = given.plan
+        self._times = given.times
+        self._frame = FramePlan(self.plan, self._times, [s.y for s in snapshots], window)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._static_loss: Tensor | None = None
+        self._may_replay = replay is not False and self.plan.device.type == "cuda"
+        self._must_replay = replay is True
+        self.history: list[dict[str, Any]] = []
+        self.decisions: list[str] = []
+        if replay and not self._may_replay:
+            raise ArgumentError(f"replay must not be asked for on {self.plan.device}")
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of an epoch."""
+        return len(self._times) - self.window + 1
+
+    def train_epoch(self) -> float:
+        """Train over all frames, in order; the mean loss."""
+        self.model.train()
+        begin, moved = time.perf_counter(), self._count_moved()
+        if self.history and self._may_replay and self._graph is None:
+            self._record()
+        total = torch.zeros((), device=self.plan.device)
+        for first in range(self.num_frames):
+            self._frame.move(first)
+            total += self._run_frame()
+            self._frame.prefetch()
+            self.optimizer.step()
+        mean = float(total) / self.num_frames
+        self.history.append({"loss": mean, "seconds": time.perf_counter() - begin,
+                             "moved_bytes": self._count_moved() - moved,
+                             "replayed": self._graph is not None})  # fmt: skip
+        return mean
+
+    def fit(self, epochs: int) -> list[float]:
+        """Train for some epochs; their mean losses."""
+        return [self.train_epoch() for _ in range(epochs)]
+
+    def _count_moved(self) -> int:
+        return int(self.plan.describe()["moved_bytes"])
+
+    def _run_frame(self) -> Tensor:
+        if self._graph is not None:
+            self._graph.replay()
+            assert self._static_loss is not None, "kept with the graph"
+            return self._static_loss
+        self.optimizer.zero_grad(set_to_none=True)
+        cost = self._compute()
+        cost.backward()
+        return cost.detach()
+
+    def _compute(self) -> Tensor:
+        """The loss of the frame."""
+        for module in self.model.modules():
+            begin_anew: Any = getattr(module, "reinitialize_weight", None)
+            if begin_anew is not None:
+                begin_anew()
+        state, costs = None, []
+        for place, snapshot in enumerate(self._frame.get_snapshots()):
+            y_hat, state = self.step(self.model, snapshot, state)
+            if self.target == "all" or place == self.window - 1:
+                costs.append(self.loss(y_hat, snapshot.y))
+        return costs[0] if len(costs) == 1 else torch.stack(costs).mean()
+
+    def _record(self) -> None:
+        """Capture the passes of a frame, if the model allows it."""
+        self._frame.move(0)
+        graph = torch.cuda.CUDAGraph()
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize(self.plan.device)
+        self._frame.is_recording = True
+        try:
+            with warnings.catch_warnings(), torch.cuda.graph(graph):
+                # Of graphs that hold nothing, where the model was refused at once.
+                warnings.simplefilter("ignore")
+                cost = self._compute()
+                cost.backward()
+            self._graph, self._static_loss = graph, cost.detach()
+            self.decisions.append("frames are replayed as one CUDA graph")
+        except (NotReplayableError, RuntimeError) as error:
+            if self._must_replay:
+                raise
+            torch.cuda.synchronize(self.plan.device)
+            self._may_replay = False
+            self.optimizer.zero_grad(set_to_none=True)
+            reason = str(error).splitlines()[0]
+            self.decisions.append(f"frames are not replayed: {reason}")
+        finally:
+            self._frame.is_recording = False
+
+    def summary(self) -> str:
+        """Sizes, decisions and the course of the epochs, in lines."""
+        lines = self.plan.summary().splitlines()
+        lines += [f"frames: {self.num_frames} of {self.window} snapshots", *self.decisions]
+        lines += [
+            f"epoch {number}: loss {epoch['loss']:.4g}, {epoch['seconds']:.3f} s, {epoch['moved_bytes'] / 1e6:.3g} MB "
+            f"to the device{', replayed' if epoch['replayed'] else ''}"
+            for number, epoch in enumerate(self.history, 1)
+        ]
+        return "\n".join(lines)

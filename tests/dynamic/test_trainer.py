@@ -1,0 +1,181 @@
+"""Training over frames equals the plain loop over frames, whatever memory there is."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pyg_direct.datasets.dynamic import synthetic_dtdg
+from pyg_direct.dynamic import FrameTrainer, stream
+from pyg_direct.dynamic.nn import DCRNN, MPNNLSTM, TGCN, EvolveGCNH, EvolveGCNO, GConvGRU
+from pyg_direct.dynamic.trainer import run_stateless
+from pyg_direct.errors import ArgumentError, MemoryLimitError
+
+NODES, WINDOW, TIMES, HIDDEN = 30, 3, 7, 6
+
+
+@pytest.fixture(autouse=True)
+def _full_precision(monkeypatch):
+    # Recurrent layers of cuDNN would round their inputs.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+class Model(torch.nn.Module):
+    """A cell and a linear layer; `channels` is what the cell gives."""
+
+    def __init__(self, cell, channels, keeps_state):
+        super().__init__()
+        self.cell, self.keeps_state = cell, keeps_state
+        self.linear = torch.nn.Linear(channels, 1)
+
+    def forward(self, x, edge_index, edge_weight, state=None):
+        if not self.keeps_state:
+            return self.linear(self.cell(x, edge_index, edge_weight).relu()).view(-1)
+        state = self.cell(x, edge_index, edge_weight, state)
+        return self.linear(state.relu()).view(-1), state
+
+
+MODELS = {
+    "TGCN": lambda: Model(TGCN(4, HIDDEN), HIDDEN, True),
+    "EvolveGCNO": lambda: Model(EvolveGCNO(4), 4, False),
+    "EvolveGCNH": lambda: Model(EvolveGCNH(NODES, 4), 4, False),
+    "MPNNLSTM": lambda: Model(MPNNLSTM(4, HIDDEN, NODES, 1, 0.0), 2 * HIDDEN + 4, False),
+    "GConvGRU": lambda: Model(GConvGRU(4, HIDDEN, 2), HIDDEN, True),
+    "DCRNN": lambda: Model(DCRNN(4, HIDDEN, 2), HIDDEN, True),
+}
+
+
+def make_signal(name="", weighted=True):
+    signal = synthetic_dtdg(NODES, 120, TIMES, 0.2, 4, weighted=weighted)
+    for snapshot in signal if name == "DCRNN" else ():
+        # Each edge once, and some from and to every node, which its degrees need.
+        ring = torch.arange(NODES)
+        ends = torch.unique(torch.cat([snapshot.edge_index, torch.stack([ring, (ring + 1) % NODES])], 1), dim=1)
+        snapshot.edge_index, snapshot.edge_attr = ends, torch.ones(ends.shape[1])
+    return signal
+
+
+def make_trainer(name, signal, **options):
+    torch.manual_seed(0)
+    device = options.get("device", "cpu")
+    model = MODELS[name]().to(device)
+    step = {} if model.keeps_state else {"step": run_stateless}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    return FrameTrainer(model, signal, optimizer, window=WINDOW, **step, **options)
+
+
+def train_plainly(name, signal, epochs, target):
+    """The loop that the trainer stands for, over plain snapshots."""
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(epochs):
+        total = 0.0
+        for first in range(len(signal) - WINDOW + 1):
+            if hasattr(model.cell, "reinitialize_weight"):
+                model.cell.reinitialize_weight()
+            state, costs = None, []
+            for snapshot in signal[first : first + WINDOW]:
+                inputs = snapshot.x, snapshot.edge_index, snapshot.edge_attr
+                if model.keeps_state:
+                    y_hat, state = model(*inputs, state)
+                else:
+                    y_hat = model(*inputs)
+                costs.append(F.mse_loss(y_hat, snapshot.y))
+            cost = costs[-1] if target == "last" else sum(costs) / WINDOW
+            optimizer.zero_grad()
+            cost.backward()
+            optimizer.step()
+            total += cost.item()
+        losses.append(total / (len(signal) - WINDOW + 1))
+    return losses
+
+
+@pytest.mark.parametrize(("name", "target"), [*((name, "last") for name in MODELS), ("TGCN", "all")])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_losses_are_those_of_the_plain_loop(device, name, target):
+    signal = make_signal(name)
+    expected = train_plainly(name, copy.deepcopy(signal), 3, target)
+
+    trainer = make_trainer(name, signal, device=device, target=target)
+
+    assert trainer.fit(3) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("memory", [None, "10%", "50%"])
+def test_memory_changes_nothing_but_what_is_moved(device, memory):
+    signal = make_signal()
+    free = make_trainer("TGCN", signal, device=device)
+
+    capped = make_trainer("TGCN", signal, device=device, memory=memory)
+
+    assert capped.fit(3) == pytest.approx(free.fit(3), rel=1e-5)
+    row_bytes = NODES * 4 * 4
+    described = capped.plan.describe()
+    assert described["aggregated_bytes"] + described["aggregated_host_bytes"] == TIMES * row_bytes
+    # At most each snapshot once an epoch: what a frame shares with the one before stays.
+    assert capped.history[-1]["moved_bytes"] <= (0 if memory is None else TIMES * row_bytes)
+
+
+def test_frames_of_part_of_a_stream_are_its_own(device):
+    signal = make_signal()
+    whole = stream(signal, device, keep="host")
+
+    part = make_trainer("TGCN", whole[1:6], device=device)
+
+    alone = make_trainer("TGCN", signal[1:6], device=device)
+    assert part.fit(2) == pytest.approx(alone.fit(2), rel=1e-4)
+    assert part.num_frames == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "replayed"), [("TGCN", True), ("MPNNLSTM", False), ("GConvGRU", False)])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_frames_are_replayed_where_the_model_allows_it(name, replayed):
+    trainer = make_trainer(name, make_signal(), device="cuda")
+    plain = make_trainer(name, make_signal(), device="cuda", replay=False)
+
+    assert trainer.fit(3) == pytest.approx(plain.fit(3), rel=1e-3)
+
+    assert [epoch["replayed"] for epoch in trainer.history] == [False, replayed, replayed]
+    assert "replayed" in trainer.summary()
+
+
+def test_summary_tells_sizes_and_epochs():
+    trainer = make_trainer("TGCN", make_signal())
+    trainer.fit(2)
+
+    lines = trainer.summary().splitlines()
+
+    assert "snapshots: 7" in lines
+    assert "frames: 5 of 3 snapshots" in lines
+    assert [line.split(":")[0] for line in lines[-2:]] == ["epoch 1", "epoch 2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"window": 8}, ArgumentError, r"\[1, 7\], the number of snapshots, got 8"),
+        ({"window": 0}, ArgumentError, "got 0"),
+        ({"target": "first"}, ArgumentError, "last, all"),
+        ({"replay": True}, ArgumentError, "on cpu"),
+        ({"memory": 100}, MemoryLimitError, "480 bytes, got 100"),
+    ],
+)
+def test_bad_arguments_are_refused(options, error, message):
+    model = MODELS["TGCN"]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with pytest.raises(error, match=message):
+        FrameTrainer(model, make_signal(), optimizer, device="cpu", **{"window": 3, **options})
+
+
+def test_snapshots_of_different_sizes_are_refused():
+    signal = make_signal()
+    signal[2].x = signal[2].x[:-1]
+    model = MODELS["TGCN"]()
+
+    with pytest.raises(ArgumentError, match="x must have one shape"):
+        FrameTrainer(model, signal, torch.optim.SGD(model.parameters(), lr=0.1), window=WINDOW, device="cpu")
