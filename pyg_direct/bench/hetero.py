@@ -94,7 +94,7 @@ def measure_times(scale: float, workers: tuple[int, ...], batches: int = 20, siz
     best: list[float] = []
     for count in workers:
         peer = PygNeighborLoader(on_host, num_workers=count, **common)
-        edges, seconds = _time_loader(peer, batches, 3 * count + 2)
+        edges, seconds = _time_loader(peer, max(2, batches // 4), 3 * count + 2)
         yield Row.of(case, f"PyG's loader, pyg-lib, {count} workers", "ms", [1e3 * t for t in seconds],
                      note=f"{edges:.0f} edges a batch")  # fmt: skip
         best = min(best, seconds, key=sum) if best else seconds

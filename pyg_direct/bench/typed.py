@@ -39,8 +39,8 @@ def make_tables(scale: float, device: str | torch.device, num_features: int = 0)
         device: Where it is drawn and stays.
         num_features: Width of `x` of each type; 0 leaves it out.
     """
-    entities = {"country": 20_000, "product": 50_000, "shop": 100_000, "user": 200_000, "device": 400_000}
-    events = {"visit": 3_000_000, "order": 2_000_000, "review": 1_500_000, "ticket": 1_000_000, "refund": 500_000}
+    entities = {"country": 5_000, "product": 12_500, "shop": 25_000, "user": 50_000, "device": 100_000}
+    events = {"visit": 750_000, "order": 500_000, "review": 375_000, "ticket": 250_000, "refund": 125_000}
     keys = {(event, f"of_{entity}", entity): events[event] for number, event in enumerate(events)
             for entity in [list(entities)[(number + step) % 5] for step in range(3)]}  # fmt: skip
     relations = {}
@@ -60,7 +60,7 @@ def make_tables(scale: float, device: str | torch.device, num_features: int = 0)
 
 
 def make_relations(count: int, scale: float, device: str | torch.device, num_types: int = 10) -> HeteroData:
-    """A graph of 1.2 M nodes and 120 M edges in `count` relations between all pairs of its types; one has one type.
+    """A graph of 300 k nodes and 30 M edges in `count` relations between all pairs of its types; one has one type.
 
     Args:
         count: Relations: a square, of the number of types.
@@ -69,9 +69,9 @@ def make_relations(count: int, scale: float, device: str | torch.device, num_typ
         num_types: Node types where there is more than one relation.
     """
     kinds = [f"type{number}" for number in range(num_types if count > 1 else 1)]
-    sizes = dict.fromkeys(kinds, 1_200_000 // len(kinds))
+    sizes = dict.fromkeys(kinds, 300_000 // len(kinds))
     pairs = [(source, target) for source in kinds for target in kinds][:count]
-    relations = {(s, f"to{number}", t): 120_000_000 // count for number, (s, t) in enumerate(pairs)}
+    relations = {(s, f"to{number}", t): 30_000_000 // count for number, (s, t) in enumerate(pairs)}
     return _draw(sizes, relations, scale, device, 0)
 
 
