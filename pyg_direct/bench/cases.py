@@ -132,8 +132,8 @@ def hetero(scale: float) -> Iterator[Row]:
     yield from measure_types(scale)
     yield from measure_relations(scale)
     yield from measure_times(scale, (8, 16) if on_gpu else (0, 2))
-    graph = synthetic_graph("products", scale=scale, topology_only=True, device=resolve_device(None)).to("cpu")
-    yield from measure_links(graph.to_data(), _name(scale))
+    graph = synthetic_graph("products", scale=scale / 4, topology_only=True, device=resolve_device(None)).to("cpu")
+    yield from measure_links(graph.to_data(), _name(scale / 4))
 
 
 def unified(scale: float) -> Iterator[Row]:
