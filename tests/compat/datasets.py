@@ -43,7 +43,7 @@ def make_mag(scale=1.0):
     for name, size in sizes.items():
         num_nodes = max(num_classes, int(size * scale))
         classes[name] = torch.randint(num_classes, (num_nodes,), generator=random)
-        data[name].x = 0.5 * centers[classes[name]] + torch.randn(num_nodes, num_features, generator=random)
+        data[name].x = 0.1 * centers[classes[name]] + torch.randn(num_nodes, num_features, generator=random)
     for (source, relation, target), num_edges in relations.items():
         sources = torch.randint(len(classes[source]), (max(1, int(num_edges * scale)),), generator=random)
         # Half of the edges stay in the class of their source, the others go anywhere.
