@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.graph.placed import place_array
+from pyg_direct.graph.placed import place_array, restore_state, sendable_state
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType, Relation, name_part, read_relation
 from pyg_direct.ops.general import Rows, sum_weights
 from pyg_direct.runtime.device import free_bytes, resolve_device
@@ -227,15 +227,10 @@ class HeteroTopo:
         return PlacedHetero(self, rows, device, placement, blocks)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {k: v for k, v in self.__dict__.items() if k not in ("_placed", "_lock")}
-        if any(p.blocks for p in self._placed.values()):
-            # Views of GPU-visible memory cannot be sent; their bytes can.
-            state |= {k: v.clone() for k, v in state.items() if isinstance(v, Tensor) and not v.is_cuda}
-        return state
+        return sendable_state(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._placed, self._lock = {}, threading.Lock()
+        restore_state(self, state)
 
     def __repr__(self) -> str:
         return (f"HeteroTopo({len(self.node_types)} types, {sum(self.num_nodes.values())} nodes, "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,3 +96,26 @@ def interleave(indices: Tensor, edge_ids: Tensor, device: torch.device) -> tuple
     halves[:, 0] = indices.to(device)
     halves[:, 1] = edge_ids.to(device)
     return halves.view(torch.int64).view(-1), halves[:, 0], halves[:, 1]
+
+
+# What a topology holds that is of this process alone.
+_OWN_TO_PROCESS = ("_placed", "_lock", "_sent")
+
+
+def sendable_state(topology: Any) -> dict[str, Any]:
+    """What of a topology another process gets: all but what is placed here.
+
+    Views of GPU-visible memory cannot be sent; their bytes can.
+    """
+    state = {name: value for name, value in topology.__dict__.items() if name not in _OWN_TO_PROCESS}
+    if any(placed.blocks for placed in topology._placed.values()):
+        state |= {
+            name: value.clone() for name, value in state.items() if isinstance(value, Tensor) and not value.is_cuda
+        }
+    return state
+
+
+def restore_state(topology: Any, state: dict[str, Any]) -> None:
+    """The other end of `sendable_state`."""
+    topology.__dict__.update(state)
+    topology._placed, topology._lock = {}, threading.Lock()

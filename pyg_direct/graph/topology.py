@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, PlacementWarning
 from pyg_direct.graph.cache import cache_rows
 from pyg_direct.graph.peers import spread_over_peers
-from pyg_direct.graph.placed import PlacedTopology, interleave, place_array
+from pyg_direct.graph.placed import PlacedTopology, interleave, place_array, restore_state, sendable_state
 from pyg_direct.graph.pyg import Rows, read_array, read_edges
 from pyg_direct.ops.check import check_topology
 from pyg_direct.ops.compress import compress
@@ -277,16 +277,11 @@ class CSRTopo:
         return "cuda" if array.numel() * array.element_size() <= _SMALL_SHARE * free_bytes(device.index) else placement
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {k: v for k, v in self.__dict__.items() if k not in ("_placed", "_lock", "_sent")}
-        for placed in self._placed.values():
-            if placed.blocks:
-                # Views of GPU-visible memory cannot be sent; their bytes can.
-                state |= {k: v.clone() for k, v in state.items() if isinstance(v, Tensor) and not v.is_cuda}
-        return state
+        return sendable_state(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._placed, self._lock, self._sent = {}, threading.Lock(), {}
+        restore_state(self, state)
+        self._sent = {}
 
     def __repr__(self) -> str:
         return f"CSRTopo({self.node_count} nodes, {self.edge_count} edges)"
