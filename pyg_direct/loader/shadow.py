@@ -20,7 +20,7 @@ class ShaDowKHopSampler(NodeLoader):
     """Subgraphs around nodes (Zeng et al., NeurIPS 2021), after PyG's loader; torch-sparse is not needed.
 
     A batch is a PyG `Batch` on `device` with a graph for each seed: the edges among the nodes that `depth` hops of
-    `num_neighbors` neighbors met, seeds first. `root_n_id` says where the seeds stand, `ptr` and `batch` which nodes
+    `num_neighbors` neighbors met, nodes ascending within each. `root_n_id` says where the seeds stand, `ptr` and `batch` which nodes
     are of which graph, `n_id` and `e_id` which of the data; `y` holds the seeds' alone. Edges are sorted by graph,
     source and target.
 
@@ -62,7 +62,7 @@ class ShaDowKHopSampler(NodeLoader):
         """Write where the graphs and their seeds stand."""
         sizes = torch.bincount(out.batch, minlength=out.metadata[0].numel())
         batch.ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        batch.root_n_id = batch.ptr[:-1]
+        batch.root_n_id = out.metadata[2]
         if isinstance(batch.get("y"), Tensor) and self.data.is_node_attr("y"):
             batch.y = batch.y[batch.root_n_id]
 
@@ -77,12 +77,14 @@ class ShaDowKHopSampler(NodeLoader):
 
 
 def _sort_by_tree(out: SamplerOutput) -> SamplerOutput:
-    """A disjoint sample with its nodes tree after tree, in their order within each, and its edges by source."""
-    order = out.batch.sort(stable=True).indices
+    """A disjoint sample with its nodes by tree and id, its edges by source and target, and where the seeds stand."""
+    order = out.node.sort(stable=True).indices
+    order = order[out.batch[order].sort(stable=True).indices]
     place = torch.empty_like(order)
     place[order] = torch.arange(order.numel(), device=order.device)
     row, col = place[out.row], place[out.col]
     by_source = col.sort(stable=True).indices
     by_source = by_source[row[by_source].sort(stable=True).indices]
+    input_id, time = out.metadata
     return SamplerOutput(out.node[order], row[by_source], col[by_source], out.edge[by_source], out.batch[order],
-                         metadata=out.metadata)  # fmt: skip
+                         metadata=(input_id, time, place[: input_id.numel()]))  # fmt: skip

@@ -28,7 +28,7 @@ def test_each_seed_has_the_whole_subgraph_around_it(device):
         begin, end = batch.ptr[number : number + 2].tolist()
         nodes, edges, _, mask = k_hop_subgraph(seed, 2, data.edge_index)
         assert (batch.batch[begin:end] == number).all()
-        assert sorted(batch.n_id[begin:end].tolist()) == nodes.tolist()
+        assert batch.n_id[begin:end].tolist() == nodes.tolist()
         inside = (batch.edge_index[0] >= begin) & (batch.edge_index[0] < end)
         assert sorted(batch.edge_attr[inside].tolist()) == mask.nonzero().view(-1).tolist()
         assert int(inside.sum()) == edges.shape[1]
@@ -61,6 +61,8 @@ def test_equals_pygs_where_all_neighbors_are_taken(form):
 
     assert ours.y.tolist() == peer.y.tolist()
     assert ours.ptr.tolist() == peer.ptr.tolist()
+    assert ours.root_n_id.tolist() == peer.root_n_id.tolist()
+    assert torch.equal(ours.x, peer.x)
     assert set(peer.keys()) <= set(ours.keys())
 
     def named(batch):
