@@ -20,9 +20,9 @@ class ShaDowKHopSampler(NodeLoader):
     """Subgraphs around nodes (Zeng et al., NeurIPS 2021), after PyG's loader; torch-sparse is not needed.
 
     A batch is a PyG `Batch` on `device` with a graph for each seed: the edges among the nodes that `depth` hops of
-    `num_neighbors` neighbors met, nodes ascending within each. `root_n_id` says where the seeds stand, `ptr` and `batch` which nodes
-    are of which graph, `n_id` and `e_id` which of the data; `y` holds the seeds' alone. Edges are sorted by graph,
-    source and target.
+    `num_neighbors` neighbors met. Nodes ascend within each graph. `root_n_id` says where the seeds stand, `ptr` and
+    `batch` which nodes are of which graph, `n_id` and `e_id` which of the data; `y` holds the seeds' alone. Edges are
+    sorted by graph, source and target.
 
     Args:
         data: A `Data` with `edge_index` or `adj_t`.

@@ -95,6 +95,7 @@ def run(program: Program, folder: Path, loader: str, seed: int, epochs: int | No
                 is_ended = True
                 process.terminate()
                 break
+        process.stdout.close()
         code = process.wait()
         if not scores or (code != 0 and not is_ended):
             raise RuntimeError(f"{program.path} with {loader} ended with {code}: {errors.read_text()[-1500:]}")

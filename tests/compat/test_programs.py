@@ -1,0 +1,43 @@
+"""Programs are run as they are, and what they reach with both loaders is compared."""
+
+import pytest
+
+from tests.compat.programs import PROGRAMS, Program, Run, find_apart, run, tabulate
+
+RESULTS = {"a.py": {"PyG": [Run([0.5, 0.9], [2.0]), Run([0.5, 0.8], [4.0])],
+                    "pyg_direct": [Run([0.4, 0.845], [1.0])]}}  # fmt: skip
+
+
+def test_a_program_is_seeded_and_its_last_score_read(tmp_path):
+    text = "import sys, torch\nfor e in range(3):\n    print(f'Epoch: {e}, Test: 0.{e}{torch.initial_seed()}')\n"
+    (tmp_path / "program.py").write_text(text)
+    program = Program("program.py", "cora", "data", 1.0, r"Test: ([\d.]+)")
+
+    got = run(program, tmp_path, "PyG", seed=7, epochs=None, timeout=100)
+
+    assert got.scores == [0.07, 0.17, 0.27]
+    assert len(got.seconds) == 2
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_is_told(tmp_path):
+    (tmp_path / "program.py").write_text("raise ValueError('no data')")
+
+    with pytest.raises(RuntimeError, match="no data"):
+        run(Program("program.py", "cora", "data", 1.0, "x"), tmp_path, "PyG", seed=0, epochs=1, timeout=100)
+
+
+def test_scores_are_those_of_the_last_epoch():
+    lines = tabulate(RESULTS).splitlines()
+
+    assert "| a.py | PyG | 90.0, 80.0 | 85.00 | 3.000 |" in lines
+    assert "| a.py | pyg_direct | 84.5 | 84.50 | 1.000 |" in lines
+
+
+def test_more_than_a_point_apart_is_told():
+    assert find_apart(RESULTS) == []
+    assert len(find_apart({"a.py": {"PyG": [Run([0.9], [])], "pyg_direct": [Run([0.88], [])]}})) == 1
+
+
+def test_a_node_a_link_and_a_typed_program_are_run():
+    assert [program.dataset for program in PROGRAMS] == ["reddit", "mag", "cora"]
