@@ -1,0 +1,31 @@
+"""The model of more hosts: what it is made of, and that it meets what was measured where it was measured."""
+
+import pytest
+
+from pyg_direct.bench.scaling import HOSTS, NETWORKS, Load, model_scaling, predict_seconds
+
+
+def test_one_host_takes_the_time_of_its_own_work():
+    assert predict_seconds(Load(0.5, 1e9, 1e6), 1, 0.0, 1.0, 1.0) == 0.5
+
+
+def test_messages_and_bytes_add_up():
+    # 17 messages to each of 3 others, and half of 8 bytes over a link of 2 bytes a second.
+    assert predict_seconds(Load(1.0, 8.0, 1e6), 4, 0.5, 0.1, 2.0) == pytest.approx(1.0 + 17 * 3 * 0.1 + 2.0)
+
+
+def test_rows_of_the_model():
+    found = {1: {"edges": [1e6], "seconds": 0.1},
+             2: {"edges": [1.6e6], "seconds": 0.125, "row_bytes": 1e6, "other_bytes": 1e5, "empty": [1e-4],
+                 "bandwidth": [1e9]}}  # fmt: skip
+
+    rows = list(model_scaling(found, "case"))
+
+    compared = next(row for row in rows if row.unit == "x")
+    assert compared.p50 == pytest.approx((0.1 + 17 * 0.5e-4 + 1.1e6 / 1e9) / 0.125)
+    curves = [row for row in rows if row.curve]
+    assert len(curves) == len(NETWORKS) * len(HOSTS) + 2
+    for network in NETWORKS:
+        line = [row.p50 for row in curves if row.metric.startswith(f"predicted, {network.name},")]
+        assert line[0] == pytest.approx(1e-3)
+        assert line == sorted(line)

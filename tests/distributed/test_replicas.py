@@ -1,0 +1,99 @@
+"""Copies of rows of other parts: which are kept, and what they save."""
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_direct import NeighborLoader
+from pyg_direct.distributed.book import Book
+from pyg_direct.distributed.manifest import Manifest
+from pyg_direct.distributed.part import GraphPart
+from pyg_direct.distributed.replicas import AccessCounter, choose_replicas, count_listed, plan_replicas, read_replicas
+from pyg_direct.distributed.rows import RowExchange, Wanted
+from pyg_direct.errors import ArgumentError, PartitionError
+from tests.distributed.ranks import make_data, write_data
+from tests.distributed.threads import run_threads
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def data():
+    return make_data()
+
+
+@pytest.fixture
+def folder(tmp_path, data):
+    write_data(tmp_path / "p", data, 2)
+    return tmp_path / "p"
+
+
+def test_nodes_are_counted_where_lists_name_them(folder, data):
+    parts = [GraphPart(folder, part, device=CPU) for part in range(2)]
+
+    counts = sum(count_listed(part, "nodes") for part in parts)
+
+    assert torch.equal(counts, torch.bincount(data.edge_index[0], minlength=300))
+
+
+def test_the_most_listed_of_others_are_kept_within_the_bytes(folder):
+    part = GraphPart(folder, 0, device=CPU)
+    counts, row_bytes = count_listed(part, "nodes"), 5 * 4 + 8 + 1 + 8
+
+    kept = choose_replicas(part, 20 * row_bytes + 3)["nodes"]
+
+    others = part.owners("nodes", torch.arange(300)) != 0
+    assert kept.numel() == 20
+    assert others[kept].all()
+    left = others.clone()
+    left[kept] = False
+    assert counts[kept].min() >= counts[left].max()
+    assert choose_replicas(part, 0)["nodes"].numel() == 0
+
+
+def test_a_plan_of_counted_access_is_written_and_read(folder, data):
+    counters = {}
+    for part in range(2):
+        counters[part] = AccessCounter(300)
+        seeds = torch.from_numpy(np.load(folder / f"part-{part:05d}/node-0.ids.npy"))
+        for batch in NeighborLoader(data, [5, 3], seeds, batch_size=32, seed=part, device="cpu"):
+            counters[part].add(batch)
+
+    plan_replicas(folder, {part: counter.counts for part, counter in counters.items()}, 0.1)
+
+    manifest, book = Manifest.read(folder), Book(300, 2)
+    manifest.check(folder, None)
+    for part in range(2):
+        ids, met = read_replicas(folder, manifest, part)["nodes"], counters[part].counts["nodes"]
+        assert ids.numel() == int(0.1 * manifest.part_nodes[part][0])
+        assert (book.owners(ids) != part).all()
+        others = book.owners(torch.arange(300)) != part
+        assert met[ids].tolist() == met[others].sort(descending=True).values[: ids.numel()].tolist()
+
+
+def test_kept_rows_are_not_fetched(folder, data):
+    parts = [GraphPart(folder, part, device=CPU) for part in range(2)]
+    ids = torch.arange(300)
+
+    def run(comm):
+        rows = RowExchange(parts[comm.rank], comm)
+        rows.keep({"nodes": ids[::2]})
+        found = rows.fetch([Wanted("nodes", ids, parts[comm.rank].owners("nodes", ids))])[0]
+        return found, rows.num_remote, rows.num_kept
+
+    for rank, (found, num_remote, num_kept) in enumerate(run_threads(run, 2)):
+        others = Book(300, 2).owners(ids) != rank
+        assert all(torch.equal(found[name], data[name]) for name in found)
+        assert (num_remote, num_kept) == (int(others[1::2].sum()), int(others[::2].sum()))
+
+
+def test_errors_name_the_argument(folder):
+    manifest = Manifest.read(folder)
+    with pytest.raises(PartitionError, match="plan_replicas writes it"):
+        read_replicas(folder, manifest, 0)
+    with pytest.raises(ArgumentError, match="share must lie"):
+        plan_replicas(folder, {}, -1)
+    with pytest.raises(ArgumentError, match="counts must have shape"):
+        plan_replicas(folder, {0: {"nodes": torch.zeros(3)}}, 0.1)
+    with pytest.raises(ArgumentError, match="part must be"):
+        plan_replicas(folder, {2: {}}, 0.1)
