@@ -57,7 +57,7 @@ class _Holding:
     """The rows of one host, as `RowExchange` reads them."""
 
     def __init__(self, info: PartitionInfo, rows: Tensor, device: torch.device) -> None:
-        self.device, self._book, self.part = device, info.book, info.host
+        self.device, self._book, self.part, self.num_parts = device, info.book, info.host, info.hosts
         self.times: dict[str, Tensor] = {}
         self.tables: dict[Any, Table] = {_KIND: Table(info.own.to(device), {_NAME: rows})}
 

@@ -12,12 +12,14 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_direct.distributed.communicator import Communicator
 from pyg_direct.distributed.part import GraphPart
+from pyg_direct.distributed.plan import DistPlan
 from pyg_direct.distributed.replicas import choose_replicas, read_replicas
 from pyg_direct.distributed.rows import TIME, RowExchange, Wanted
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.size import parse_size
+from pyg_direct.sampling.options import GeneralRecipe
 from pyg_direct.typing import Device
 
 
@@ -126,6 +128,15 @@ class DistGraph:
         for kind, size in self.num_nodes.items():  # type: ignore[union-attr]
             data[kind].num_nodes = size
         return data
+
+    def make_plan(self, recipe: GeneralRecipe, *, timed: bool, weighted: bool) -> DistPlan:
+        """A plan for a recipe, equal in all processes.
+
+        Args:
+            recipe: What is sampled.
+            timed, weighted: Whether the times and weights of the partition decide.
+        """
+        return DistPlan(self.part, recipe, self.communicator, timed=timed, weighted=weighted)
 
     def times_of(self, kind: str, ids: Tensor) -> Tensor:
         """Times of nodes of a type, int64; collective."""

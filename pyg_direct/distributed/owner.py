@@ -12,6 +12,7 @@ from pyg_direct.distributed.message import Unpacker, pack
 from pyg_direct.distributed.part import GraphPart, PlacedPart
 from pyg_direct.kernels.worklist import COLUMNS, FIRST
 from pyg_direct.ops.general import Frontier, Rows, Rules, pick_edges
+from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.worklist import list_work
 
 # Words of a request before the fanouts of the relations and the counts of the types.
@@ -104,6 +105,11 @@ class Picker:
 
     def __init__(self, part: GraphPart, placed: PlacedPart, rows: Rows, flags: np.ndarray, rules: Rules) -> None:
         self._part, self._placed, self._rows, self._flags, self._rules = part, placed, rows, flags, rules
+
+    @classmethod
+    def of(cls, part: GraphPart, placed: PlacedPart, plan: GeneralPlan) -> Picker:
+        """One that picks as a plan does."""
+        return cls(part, placed, plan.rows, plan.flags, plan.rules)
 
     def answer(self, request: Request) -> Answer:
         """The edges that a request asks for.

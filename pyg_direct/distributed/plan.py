@@ -38,40 +38,38 @@ class DistPlan(GeneralPlan):
         placed: Any = part.place(timed=timed, weighted=weighted)
         super().__init__(placed, recipe)
         self.part, self._placed, self._communicator = part, placed, communicator
-        self._picker = Picker(part, placed, self.rows, self._flags, self._rules)
+        self._picker = Picker.of(part, placed, self)
         small = placed.topo.type_starts[-1] < 2**31
         self._id_dtype = torch.int32 if small else torch.int64
         most = max((entry.num_edges for entry in part.manifest.edges), default=0)
         self._edge_dtype = torch.int32 if most < 2**31 else torch.int64
 
     def _pick(self, work: np.ndarray, front: Any, start: Seeds, key: int, hop: int) -> Picked:
-        topo, num_parts = self._placed.topo, self._communicator.size
+        topo = self._placed.topo
         entries = work.reshape(-1, COLUMNS)[:-1]
         fanouts = np.zeros(len(topo.edge_types), np.int64)
         fanouts[entries[:, RELATION]] = entries[:, FANOUT]
         owners = self._find_owners(front)
         requests, places = self._ask(front, start, owners, fanouts, key, hop)
+        items = [_list_items(entries, topo.expanded, request.counts, own, front.counts)
+                 for request, own in zip(requests, places, strict=True)]  # fmt: skip
+        return self._join(work, entries, front, start, items, self._fetch(requests, items, fanouts))
+
+    def _fetch(self, requests: list[Request], items: list[Tensor], fanouts: np.ndarray) -> list[Answer]:
+        """What each owner answers; others are answered meanwhile."""
+        topo, own_rank = self._placed.topo, self.part.part
         none = torch.empty(0, dtype=torch.uint8, device=self._placed.device)
-        messages = [none if rank == self._communicator.rank else request.pack(self._id_dtype)
-                    for rank, request in enumerate(requests)]  # fmt: skip
+        messages = [none if rank == own_rank else request.pack(self._id_dtype) for rank, request in enumerate(requests)]
         asked = self._communicator.exchange(messages, "nodes")
-        num_relations, num_types = len(topo.edge_types), len(topo.node_types)
-        answers: list[Any] = []
-        for rank, message in enumerate(asked):
-            request = requests[rank] if rank == self._communicator.rank else Request.unpack(
-                message, num_relations, num_types, self._id_dtype)  # fmt: skip
-            answers.append(None if request is None else self._picker.answer(request))
-            if request is not None and rank != self._communicator.rank:
-                answers[-1] = answers[-1].pack(self._dtypes(request.fanouts))
-        own = answers[self._communicator.rank]
-        packed = [none if rank == self._communicator.rank or a is None else a for rank, a in enumerate(answers)]
+        packed = []
+        for message in asked:
+            request = Request.unpack(message, len(topo.edge_types), len(topo.node_types), self._id_dtype)
+            packed.append(none if request is None else
+                          self._picker.answer(request).pack(self._dtypes(request.fanouts)))  # fmt: skip
+        own = self._picker.answer(requests[own_rank])
         received = self._communicator.exchange(packed, "edges")
-        items = [_list_items(entries, topo.expanded, requests[rank].counts, places[rank], front.counts)
-                 for rank in range(num_parts)]  # fmt: skip
-        found = [own if rank == self._communicator.rank else
-                 Answer.unpack(message, items[rank].numel(), self._dtypes(fanouts))
-                 for rank, message in enumerate(received)]  # fmt: skip
-        return self._join(work, entries, front, start, items, found)
+        return [own if rank == own_rank else Answer.unpack(message, items[rank].numel(), self._dtypes(fanouts))
+                for rank, message in enumerate(received)]  # fmt: skip
 
     def _dtypes(self, fanouts: np.ndarray) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
         """Of counts, neighbors and edge ids on the wire."""
@@ -88,7 +86,7 @@ class DistPlan(GeneralPlan):
         """(what to ask each owner, where its nodes stand in the frontier)."""
         requests, places = [], []
         ends = torch.from_numpy(np.concatenate([[0], np.cumsum(front.counts)])).to(owners.device)
-        for rank in range(self._communicator.size):
+        for rank in range(self.part.num_parts):
             chosen = (owners == rank).nonzero().view(-1)
             counts = np.diff(torch.searchsorted(chosen, ends).cpu().numpy())
             trees = front.trees[chosen] if front.trees.numel() else front.trees

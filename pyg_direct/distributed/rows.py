@@ -40,34 +40,35 @@ class RowExchange:
 
     Args:
         part: This process's part.
-        communicator: The way to the owners of the other parts.
+        communicator: The way to the owners of the other parts; None to answer only.
         features: Where the part's own rows lie, by kind and attribute; by default where the part has them.
 
     Attributes:
+        features: Where the part's own rows lie, by kind and attribute.
         num_remote, num_kept: Distinct rows fetched from others so far, and rows of others that were kept here.
     """
 
-    def __init__(self, part: GraphPart, communicator: Communicator,
+    def __init__(self, part: GraphPart, communicator: Communicator | None,
                  features: Mapping[Any, Mapping[str, Feature]] | None = None) -> None:  # fmt: skip
         self._part, self._communicator = part, communicator
         given = features or {
             kind: {name: Feature(device=part.device).from_cpu_tensor(rows) for name, rows in table.rows.items()}
             for kind, table in part.tables.items()
         }
-        self._features = {kind: dict(own) for kind, own in given.items()}
+        self.features = {kind: dict(own) for kind, own in given.items()}
         for kind, times in part.times.items():
-            self._features[kind][TIME] = Feature(device=part.device).from_cpu_tensor(times)
+            self.features[kind][TIME] = Feature(device=part.device).from_cpu_tensor(times)
         self._kept: dict[Any, Table] = {}
         self.num_remote = self.num_kept = 0
 
     def names(self, kind: Any) -> list[str]:
         """Attributes of a kind."""
-        return [name for name in self._features.get(kind, ()) if name != TIME]
+        return [name for name in self.features.get(kind, ()) if name != TIME]
 
     def describe(self) -> dict[str, Feature]:
         """Where the part's own rows lie, by kind and attribute."""
         return {name if self._part.manifest.is_homogeneous else f"{kind}.{name}": feature
-                for kind, features in self._features.items() for name, feature in features.items()
+                for kind, features in self.features.items() for name, feature in features.items()
                 if name != TIME}  # fmt: skip
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[dict[str, Tensor]]:
@@ -76,7 +77,7 @@ class RowExchange:
         Raises:
             IdError: an id that its owner does not hold.
         """
-        own_rank, size = self._communicator.rank, self._communicator.size
+        own_rank, size = self._part.part, self._part.num_parts
         # Others of this call, distinct and by owner: what is asked, and where its rows belong.
         asked: list[list[Tensor]] = [[] for _ in range(size)]
         gaps: list[tuple[Tensor, Tensor]] = []
@@ -86,14 +87,12 @@ class RowExchange:
         none = torch.empty(0, dtype=torch.uint8, device=self._part.device)
         messages = [none if rank == own_rank or not int(counts[rank].sum()) else pack([counts[rank], *asked[rank]])
                     for rank in range(size)]  # fmt: skip
-        requests = self._communicator.exchange(messages, "ids")
-        answers = [none if rank == own_rank else self._answer(message, wanted) for rank, message in enumerate(requests)]
-        received = self._communicator.exchange(answers, "rows")
+        received = self._swap(messages, wanted)
         unpackers = [Unpacker(message) for message in received]
         for number, one in enumerate(wanted):
             places, order = gaps[number]
             for name in self._names(one):
-                feature = self._features[one.kind][name]
+                feature = self.features[one.kind][name]
                 shape = feature.shape[1:]
                 parts = [unpackers[rank].take(feature.dtype, asked[rank][number].numel(), *shape)
                          for rank in range(size) if rank != own_rank]  # fmt: skip
@@ -101,19 +100,26 @@ class RowExchange:
                     out[number][name][places] = torch.cat(parts)[order]
         return out
 
+    def _swap(self, messages: list[Tensor], wanted: Sequence[Wanted]) -> list[Tensor]:
+        """What the owners answer; others are answered meanwhile."""
+        assert self._communicator is not None
+        requests = self._communicator.exchange(messages, "ids")
+        kinds = [(one.kind, self._names(one)) for one in wanted]
+        return self._communicator.exchange([self.answer(message, kinds) for message in requests], "rows")
+
     def _names(self, one: Wanted) -> list[str]:
         return self.names(one.kind) if one.names is None else list(one.names)
 
     def _read_here(self, one: Wanted, asked: list[list[Tensor]], gaps: list[tuple[Tensor, Tensor]]
                    ) -> dict[str, Tensor]:  # fmt: skip
         """Rows of own and kept ids; the ids of others are noted for their owners."""
-        own_rank, names = self._communicator.rank, self._names(one)
+        own_rank, names = self._part.part, self._names(one)
         is_own = one.owners == own_rank
         here = is_own.nonzero().view(-1)
         places = self._part.tables[one.kind].locate(one.ids[here]) if names else here[:0]
         out = {}
         for name in names:
-            feature = self._features[one.kind][name]
+            feature = self.features[one.kind][name]
             out[name] = torch.empty((one.ids.numel(), *feature.shape[1:]), dtype=feature.dtype, device=one.ids.device)
             out[name][here] = feature.read(places)
         there = (~is_own).nonzero().view(-1) if names else here[:0]
@@ -143,14 +149,19 @@ class RowExchange:
         self.num_kept += found.numel()
         return there[~is_kept]
 
-    def _answer(self, message: Tensor, wanted: Sequence[Wanted]) -> Tensor:
-        """The rows that another process asks for, as bytes."""
+    def answer(self, message: Tensor, kinds: Sequence[tuple[Any, Sequence[str]]]) -> Tensor:
+        """The rows that another process asks for, as bytes.
+
+        Args:
+            message: Numbers of ids and ids, kind after kind; empty where nothing is asked for.
+            kinds: What it asks for: node types or relations, and names of attributes.
+        """
         if not message.numel():
             return message
         unpacker, rows = Unpacker(message), []
-        for one, count in zip(wanted, unpacker.take(torch.int64, len(wanted)).tolist(), strict=True):
-            places = self._part.tables[one.kind].locate(unpacker.take(torch.int64, count)) if count else None
-            rows += [] if places is None else [self._features[one.kind][name].read(places) for name in self._names(one)]
+        for (kind, names), count in zip(kinds, unpacker.take(torch.int64, len(kinds)).tolist(), strict=True):
+            places = self._part.tables[kind].locate(unpacker.take(torch.int64, count)) if count else None
+            rows += [] if places is None else [self.features[kind][name].read(places) for name in names]
         return pack(rows)
 
     def keep(self, ids: Mapping[Any, Tensor]) -> None:
@@ -164,8 +175,8 @@ class RowExchange:
             owners = self._part.owners(kind, own) if isinstance(kind, str) else own.new_full(own.shape, -1)
             if own.numel() and not isinstance(kind, str):
                 raise ArgumentError(f"ids must be of node types, got {kind}")
-            is_remote = owners != self._communicator.rank
-            wanted.append(Wanted(kind, own[is_remote], owners[is_remote], list(self._features[kind])))
+            is_remote = owners != self._part.part
+            wanted.append(Wanted(kind, own[is_remote], owners[is_remote], list(self.features[kind])))
         self._kept = {}
         rows = self.fetch(wanted)
         self.num_remote = 0

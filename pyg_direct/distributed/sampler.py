@@ -10,7 +10,6 @@ from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling, SamplerOutput
 
 from pyg_direct.distributed.graph import DistGraph
-from pyg_direct.distributed.plan import DistPlan
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType
 from pyg_direct.loader.graph import Parts
@@ -73,8 +72,8 @@ class DistNeighborSampler(NeighborSampler):
         """A graph in parts does not change."""
 
     def _make_plan(self, unique_seeds: bool) -> Any:
-        return DistPlan(self.graph.part, self._read_recipe(), self.graph.communicator,
-                        timed=self.time_attr is not None, weighted=self.weight_attr is not None)  # fmt: skip
+        has_times, has_weights = self.time_attr is not None, self.weight_attr is not None
+        return self.graph.make_plan(self._read_recipe(), timed=has_times, weighted=has_weights)
 
     def _open_topology(self) -> Any:
         return self.graph.part.place(timed=self.time_attr is not None, weighted=self.weight_attr is not None).topo

@@ -60,9 +60,9 @@ class GeneralPlan:
         self._fanouts = recipe.table(topo)
         self.disjoint = recipe.disjoint or topo.is_temporal
         window = -1 if recipe.time_window is None else recipe.time_window
-        self._rules = Rules(recipe.replace, recipe.temporal_strategy == "last", recipe.time_comparison == "<", window)
+        self.rules = Rules(recipe.replace, recipe.temporal_strategy == "last", recipe.time_comparison == "<", window)
         weighted = topo.weighted & recipe.weighted
-        self._flags = TIMED * topo.timed.astype(np.int64) + WEIGHTED * weighted.astype(np.int64)
+        self.flags = TIMED * topo.timed.astype(np.int64) + WEIGHTED * weighted.astype(np.int64)
         self.rows = topology.with_running_weights() if recipe.replace and weighted.any() else topology.rows
         self._has_table = not self.disjoint and fits_table(int(topo.type_starts[-1]), topology.device)
         # Size of the hash table; the largest that a batch needed so far.
@@ -110,7 +110,7 @@ class GeneralPlan:
         known = np.zeros_like(start.counts)
         for hop in range(len(self._fanouts)):
             front = hops[-1]
-            relations, work = list_work(topo, self._flags, self._fanouts[hop], front.counts, known, start.bases)
+            relations, work = list_work(topo, self.flags, self._fanouts[hop], front.counts, known, start.bases)
             known = known + front.counts
             picked = self._pick(work, front, start, key, hop)
             new_counts = numbering.enter(picked.sources, picked.ends)
@@ -134,7 +134,7 @@ class GeneralPlan:
             none = front.rows[:0]
             return Picked(none, none, none, none.new_zeros(1))
         frontier = Frontier(front.rows, front.trees, start.times, start.tree_shift)
-        return pick_edges(self.rows, work, frontier, self._rules, key=key, hop=hop)
+        return pick_edges(self.rows, work, frontier, self.rules, key=key, hop=hop)
 
     def _by_relation(self, relations: np.ndarray, counts: np.ndarray) -> np.ndarray:
         by_relation = np.zeros(len(self.topology.topo.edge_types), np.int64)
@@ -173,7 +173,7 @@ class GeneralPlan:
         rows = torch.cat(list(sample.node.values())) if topo.node_types else start.rows
         trees = torch.cat(list(sample.batch.values())) if sample.batch else rows[:0]
         all_neighbors = np.full(len(topo.edge_types), -1)
-        relations, work = list_work(topo, self._flags, all_neighbors, counts, np.zeros_like(counts), start.bases)
+        relations, work = list_work(topo, self.flags, all_neighbors, counts, np.zeros_like(counts), start.bases)
         picked = self._pick(work, _Hop(rows, trees, counts), start, 0, 0)
         sources = numbering.find(picked.sources)
         is_inside = sources >= 0

@@ -1,0 +1,175 @@
+"""`ClientGraph`: a partitioned graph as a client sees it that holds no part and asks servers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.distributed.book import Book
+from pyg_direct.distributed.graph import DistGraph
+from pyg_direct.distributed.manifest import EdgeEntry, Manifest, NodeEntry
+from pyg_direct.distributed.owner import Answer, Request
+from pyg_direct.distributed.part import PartTopo, PlacedPart, Table
+from pyg_direct.distributed.plan import DistPlan
+from pyg_direct.distributed.rows import RowExchange, Wanted
+from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.general import Rows
+from pyg_direct.runtime.device import resolve_device
+from pyg_direct.typing import Device
+
+
+class Servers(Protocol):
+    """The way to the servers, one a part."""
+
+    size: int
+
+    def ask(self, method: str, questions: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """What the servers of these parts answer, asked together; waits for all of them."""
+
+
+class _Alone:
+    """Stands where a communicator stands: a client goes at its own pace, one thing after the other."""
+
+    def __init__(self, device: torch.device, number: int, count: int) -> None:
+        self.device, self.rank, self.size = device, number, count
+        self.sent: Counter[str] = Counter()
+        self._pool = ThreadPoolExecutor(1, "pyg_direct_client")
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
+        return self._pool.submit(fn, *args)
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return fn(*args)
+
+    def agree(self, value: int) -> list[int]:
+        return [value]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _NoPart:
+    """Stands where a part stands: all nodes belong to others."""
+
+    def __init__(self, servers: Servers, device: torch.device) -> None:
+        facts = servers.ask("describe", {0: ()})[0]
+        self.row_types = dict(facts.pop("row_types"))
+        nodes = [NodeEntry(**entry) for entry in facts.pop("nodes")]
+        edges = [EdgeEntry(**entry) for entry in facts.pop("edges")]
+        self.manifest = Manifest(nodes=nodes, edges=edges, **facts)
+        if self.manifest.num_parts != servers.size:
+            raise ArgumentError(
+                f"servers must be one for each of the {self.manifest.num_parts} parts, got {servers.size}"
+            )
+        tables = servers.ask("books", {0: ()})[0]
+        self.books = {}
+        for entry in nodes:
+            bounds = entry.book.get("bounds")
+            table = tables.get(entry.name)
+            self.books[entry.name] = Book(
+                entry.num_nodes, self.manifest.num_parts, None if bounds is None else torch.tensor(bounds),
+                None if table is None else torch.from_numpy(np.array(table)))  # fmt: skip
+        self.device, self.part, self.num_parts = device, -1, servers.size
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        self.tables: dict[Any, Table] = {kind: Table(none, {}) for kind in self.row_types}
+        self.times: dict[str, Tensor] = {}
+
+    def owners(self, kind: str, ids: Tensor) -> Tensor:
+        return self.books[kind].owners(ids)
+
+    def place(self, *, timed: bool = False, weighted: bool = False) -> PlacedPart:
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        rows = Rows(none, none, none, none, none, none.float(), none.double())
+        return PlacedPart(PartTopo(self.manifest, timed, weighted), rows, self.device)
+
+
+class _Shape:
+    """Dtype and shape of rows that are elsewhere; reads none."""
+
+    def __init__(self, dtype: str, shape: list[int], device: torch.device) -> None:
+        self.dtype, self.shape, self._device = getattr(torch, dtype), torch.Size([0, *shape]), device
+
+    def read(self, places: Tensor) -> Tensor:
+        return torch.empty((0, *self.shape[1:]), dtype=self.dtype, device=self._device)
+
+
+class _ClientPlan(DistPlan):
+    """Samples on the client, with edges picked by the servers."""
+
+    def __init__(
+        self, part: Any, recipe: Any, communicator: Any, servers: Servers, *, timed: bool, weighted: bool
+    ) -> None:
+        super().__init__(part, recipe, communicator, timed=timed, weighted=weighted)
+        self._servers, self._how = servers, (asdict(recipe), timed, weighted)
+
+    def _fetch(self, requests: list[Request], items: list[Tensor], fanouts: np.ndarray) -> list[Answer]:
+        dtypes = self._dtypes(fanouts)
+        names = [str(dtype).removeprefix("torch.") for dtype in (self._id_dtype, *dtypes)]
+        questions = {part: (*self._how, names, request.pack(self._id_dtype).cpu().numpy())
+                     for part, request in enumerate(requests) if request.counts.any()}  # fmt: skip
+        answers = self._servers.ask("pick", questions)
+        none = torch.empty(0, dtype=torch.uint8, device=self._placed.device)
+        found = {part: _tensor(answer, none.device) for part, answer in answers.items()}
+        return [Answer.unpack(found.get(part, none), own.numel(), dtypes) for part, own in enumerate(items)]
+
+
+class _ClientRows(RowExchange):
+    """Fetches rows from the servers."""
+
+    def __init__(self, part: Any, communicator: Any, servers: Servers) -> None:
+        shapes: Any = {kind: {name: _Shape(dtype, shape, part.device) for name, (dtype, shape) in own.items()}
+                       for kind, own in part.row_types.items()}  # fmt: skip
+        super().__init__(part, communicator, shapes)
+        self._servers = servers
+
+    def _swap(self, messages: list[Tensor], wanted: Sequence[Wanted]) -> list[Tensor]:
+        kinds = [(one.kind, self._names(one)) for one in wanted]
+        questions = {part: (kinds, message.cpu().numpy()) for part, message in enumerate(messages) if message.numel()}
+        answers = self._servers.ask("read", questions)
+        self._communicator.sent["rows"] += sum(answer.size for answer in answers.values())  # type: ignore[union-attr]
+        return [_tensor(answers[part], message.device) if part in answers else message
+                for part, message in enumerate(messages)]  # fmt: skip
+
+
+class ClientGraph(DistGraph):
+    """A partitioned graph whose parts are served by others; takes the place of a `DistGraph` in its loaders.
+
+    A client makes its batches from what the servers answer: edges of a hop, rows of a batch. It asks for a batch only
+    when it has room for one, `prefetch` ahead of the one in use, so that a slow client or server makes nothing grow.
+    Clients know nothing of each other and come and go. A server that ends is asked again when it is back: equal
+    questions get equal answers, so that no batch is lost or made twice.
+
+    Args:
+        servers: The way to the servers, such as `serve` of `pyg_direct.distributed.engine` gives it.
+        device: Where batches are; None is the current GPU if there is one, else the CPU.
+        client: (number of this client, number of clients) whose batches together are those of one machine.
+    """
+
+    def __init__(self, servers: Servers, *, device: Device = None, client: tuple[int, int] = (0, 1)) -> None:
+        # Not the constructor of the base class, which opens a part.
+        if not 0 <= client[0] < client[1]:
+            raise ArgumentError(f"client must be (number, number of clients), got {client!r}")
+        self.device, self._servers = resolve_device(device), servers
+        alone: Any = _Alone(self.device, *client)
+        part: Any = _NoPart(servers, self.device)
+        self.communicator, self.part = alone, part
+        self.rows = _ClientRows(part, alone, servers)
+
+    def make_plan(self, recipe: Any, *, timed: bool, weighted: bool) -> DistPlan:
+        """A plan for a recipe."""
+        return _ClientPlan(self.part, recipe, self.communicator, self._servers, timed=timed, weighted=weighted)
+
+    def __repr__(self) -> str:
+        return f"ClientGraph({self._servers.size} servers, {self.num_nodes} nodes, {self.device})"
+
+
+def _tensor(message: np.ndarray, device: torch.device) -> Tensor:
+    # What came through shared memory is read only.
+    return torch.from_numpy(np.array(message)).to(device)

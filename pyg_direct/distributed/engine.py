@@ -1,0 +1,91 @@
+"""Servers of parts as Ray actors: Ray places them, finds them, starts them anew and moves their answers.
+
+Messages are arrays, which Ray moves through shared memory on one host, and between hosts as bytes: nothing that came
+over the network is unpickled by this package.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+import ray
+
+from pyg_direct.distributed.manifest import Manifest
+from pyg_direct.distributed.serving import PartServer
+from pyg_direct.errors import RankError
+
+_NAMESPACE = "pyg_direct"
+
+
+class RayServers:
+    """The way to servers that are Ray actors.
+
+    Args:
+        name: What `serve` called them.
+        size: Their number.
+        timeout: Seconds that an answer is waited for, a server that is started anew included.
+    """
+
+    def __init__(self, name: str, size: int, timeout: float = 300) -> None:
+        self.size, self._timeout = size, timeout
+        self._actors = [ray.get_actor(f"{name}/{part}", namespace=_NAMESPACE) for part in range(size)]
+        # Servers that this program started live as long as this.
+        self._started: list[Any] = []
+
+    def ask(self, method: str, questions: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """What the servers of these parts answer.
+
+        Raises:
+            RankError: a server is gone for good, or takes too long.
+        """
+        waiting = {part: getattr(self._actors[part], method).remote(*question) for part, question in questions.items()}
+        found = {}
+        for part, answer in waiting.items():
+            try:
+                found[part] = ray.get(answer, timeout=self._timeout)
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+                raise RankError(f"the server of part {part} did not answer {method!r}: {error}") from error
+        return found
+
+    def close(self) -> None:
+        """End the servers."""
+        for actor in self._actors:
+            ray.kill(actor)
+
+
+def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float = 1, num_gpus: float = 0,
+          address: str | None = None, check: str | None = "size", timeout: float = 300) -> RayServers:  # fmt: skip
+    """Start a server for each part of a partition; `connect` finds them from other programs.
+
+    Args:
+        folder: The partition, found under this name by every server.
+        name: Theirs, to be found by.
+        num_cpus, num_gpus: What Ray sets aside for each; with a GPU the part lies in its memory.
+        address: Of a Ray cluster; None takes the one of `RAY_ADDRESS`, or starts one on this host, for this host only.
+        check, timeout: See `GraphPart`, `RayServers`.
+    """
+    _start(address)
+    size = Manifest.read(folder).num_parts
+    server = ray.remote(PartServer)
+    kept = []
+    for part in range(size):
+        options = server.options(name=f"{name}/{part}", namespace=_NAMESPACE, num_cpus=num_cpus, num_gpus=num_gpus,
+                                 max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")  # fmt: skip
+        threads = max(1, int(num_cpus))
+        kept.append(options.remote(str(folder), part, "cuda" if num_gpus else "cpu", check, threads))
+    servers = RayServers(name, size, timeout)
+    servers._started = kept
+    servers.ask("books", dict.fromkeys(range(size), ()))
+    return servers
+
+
+def connect(num_parts: int, name: str = "graph", *, address: str | None = None, timeout: float = 300) -> RayServers:
+    """The servers that another program started with `serve`."""
+    _start(address)
+    return RayServers(name, num_parts, timeout)
+
+
+def _start(address: str | None) -> None:
+    if not ray.is_initialized():
+        ray.init(address=address, namespace=_NAMESPACE, include_dashboard=False, log_to_driver=False)

@@ -1,0 +1,123 @@
+"""Clients of servers get the batches of one machine; servers may be slow, or be killed and come back."""
+
+import importlib.util
+import threading
+import time
+
+import pytest
+import torch
+
+from pyg_direct import LinkNeighborLoader, NeighborLoader
+from pyg_direct.distributed.client import ClientGraph
+from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader
+from pyg_direct.distributed.serving import PartServer
+from pyg_direct.errors import ArgumentError
+from tests.distributed.ranks import as_dict, assert_equal, make_data, write_data
+
+COMMON = {"batch_size": 16, "shuffle": True, "seed": 3}
+SEEDS = torch.arange(0, 300, 3)
+LINKS = torch.stack([torch.arange(60), torch.arange(90, 150)])
+CASES = [{}, {"disjoint": True}, {"replace": True, "weight_attr": "weight"}, {"time_attr": "time"},
+         {"subgraph_type": "induced"}]  # fmt: skip
+
+
+class ServersHere:
+    """Servers in this process."""
+
+    def __init__(self, folder, size=2, delay=0.0):
+        self.size, self._servers, self._delay = size, [PartServer(folder, part) for part in range(size)], delay
+        self.num_asked = 0
+
+    def ask(self, method, questions):
+        self.num_asked += bool(questions) and method == "pick"
+        time.sleep(self._delay)
+        return {part: getattr(self._servers[part], method)(*question) for part, question in questions.items()}
+
+
+@pytest.fixture
+def data():
+    return make_data()
+
+
+@pytest.fixture
+def folder(tmp_path, data):
+    write_data(tmp_path / "p", data, 2, times=True, weights=True)
+    return tmp_path / "p"
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+def test_batches_are_those_of_one_machine(folder, data, options):
+    graph = ClientGraph(ServersHere(folder), device="cpu")
+
+    got = list(DistNeighborLoader(graph, [4, -1, 2], SEEDS, **options, **COMMON))
+
+    expected = list(NeighborLoader(data, [4, -1, 2], SEEDS, device="cpu", **options, **COMMON))
+    assert len(got) == len(expected)
+    for batch, other in zip(got, expected, strict=True):
+        assert_equal(as_dict(batch), as_dict(other))
+
+
+def test_clients_share_the_batches_of_links(folder, data):
+    servers = ServersHere(folder)
+    graphs = [ClientGraph(servers, device="cpu", client=(number, 2)) for number in range(2)]
+
+    got = [list(DistLinkNeighborLoader(graph, [4, 3], LINKS, neg_sampling="binary", **COMMON)) for graph in graphs]
+
+    alone = LinkNeighborLoader(data, [4, 3], LINKS, neg_sampling="binary", device="cpu", **COMMON)
+    for number, batch in enumerate(alone):
+        assert_equal(as_dict(got[number % 2][number // 2]), as_dict(batch))
+
+
+def test_a_slow_client_asks_for_no_more_than_it_has_room_for(folder):
+    servers = ServersHere(folder)
+    loader = DistNeighborLoader(ClientGraph(servers, device="cpu"), [2], SEEDS, prefetch=2, batch_size=5)
+
+    batches = iter(loader)
+    next(batches)
+    time.sleep(0.5)
+
+    # The one that is used, and two ahead.
+    assert servers.num_asked == 3
+    batches.close()
+
+
+def test_a_slow_server_slows_the_client_only(folder):
+    loader = DistNeighborLoader(ClientGraph(ServersHere(folder, delay=0.02), device="cpu"), [2], SEEDS, prefetch=2,
+                                batch_size=25)  # fmt: skip
+    before = threading.active_count()
+
+    assert len(list(loader)) == 4
+    assert threading.active_count() <= before + 1
+
+
+def test_errors_name_the_argument(folder):
+    with pytest.raises(ArgumentError, match="servers must be one for each of the 2 parts, got 1"):
+        ClientGraph(ServersHere(folder, size=1))
+    with pytest.raises(ArgumentError, match="client must be"):
+        ClientGraph(ServersHere(folder), client=(2, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+@pytest.mark.filterwarnings("ignore")
+def test_a_server_that_is_killed_comes_back_and_no_batch_is_lost(folder, data):
+    import ray
+
+    from pyg_direct.distributed.engine import connect, serve
+
+    servers = serve(folder, "tested", num_cpus=0.5)
+    try:
+        graph = ClientGraph(connect(2, "tested"), device="cpu")
+        got = []
+        for number, batch in enumerate(DistNeighborLoader(graph, [4, 3], SEEDS, **COMMON)):
+            got.append(as_dict(batch))
+            if number in (1, 3):
+                ray.kill(ray.get_actor(f"tested/{number % 2}", namespace="pyg_direct"), no_restart=False)
+    finally:
+        servers.close()
+        ray.shutdown()
+
+    expected = list(NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON))
+    assert len(got) == len(expected)
+    for batch, other in zip(got, expected, strict=True):
+        assert_equal(batch, as_dict(other))
