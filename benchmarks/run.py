@@ -42,7 +42,10 @@ def main(
                 rows.append(row)
         except DeviceError as error:
             raise typer.BadParameter(f"{name} is measured on a GPU: {error}") from error
-        save_rows(out / f"{name}_{suffix}.json", rows, machine)
+        finally:
+            # Also of a run that Ctrl-C ends.
+            if rows:
+                save_rows(out / f"{name}_{suffix}.json", rows, machine)
         draw_file(out / f"{name}_{suffix}.json")
 
 

@@ -27,7 +27,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.loader.neighbor import NeighborLoader
 
 _FANOUTS = [15, 10, 5]
-_NUM_ROWS, _WIDTH, _NUM_READS = 1 << 22, 128, 1 << 20
+_NUM_ROWS, _WIDTH, _NUM_READS = 1 << 21, 128, 1 << 19
 CACHES = ("20%", "40%", "60%")
 
 
@@ -35,8 +35,14 @@ def measure_multi_gpu(scale: float) -> Iterator[Row]:
     """Rows of 1, 2, 4, ... GPUs, as many as there are."""
     count = torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_work, args=(count, folder, scale), nprocs=count)
-        yield from torch.load(Path(folder) / "rows", weights_only=False)
+        context = spawn(_work, args=(count, folder, scale), nprocs=count, join=False)
+        file, given, is_done = Path(folder) / "rows", 0, False
+        while not is_done:
+            # As they come, so that a run that is ended early leaves what it has measured.
+            is_done = context.join(1)
+            rows = torch.load(file, weights_only=False) if file.exists() else []
+            yield from rows[given:]
+            given = len(rows)
 
 
 def _work(rank: int, world: int, folder: str, scale: float) -> None:
@@ -48,14 +54,14 @@ def _work(rank: int, world: int, folder: str, scale: float) -> None:
     def note(row: Row) -> None:
         rows.append(row)
         if rank == 0:
-            print(row, flush=True)
+            torch.save(rows, Path(folder) / "new")
+            (Path(folder) / "new").rename(Path(folder) / "rows")
 
     limits = _measure_limits(rank, world)
     _measure_rows(rank, world, scale, limits, note)
+    groups = {count: dist.new_group(list(range(count))) for count in _counts(world)}
     for measure in (_measure_products, _measure_papers):
-        measure(rank, world, scale, note)
-    if rank == 0:
-        torch.save(rows, Path(folder) / "rows")
+        measure(rank, world, scale, groups, note)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -169,13 +175,13 @@ def _counts(world: int) -> list[int]:
 class _Epochs:
     """Epochs of a GraphSAGE over batches shared by some of the processes."""
 
-    def __init__(self, rank: int, world: int, data: Data, train_idx: Tensor, num_classes: int, hidden: int,
-                 batch_size: int = 1024) -> None:  # fmt: skip
+    def __init__(self, rank: int, groups: dict[int, Any], data: Data, train_idx: Tensor, num_classes: int,
+                 hidden: int, batch_size: int = 1024) -> None:  # fmt: skip
         self.rank, self.data, self.train_idx, self.num_classes = rank, data, train_idx, num_classes
         self.hidden, self.batch_size = hidden, batch_size
-        self.groups = {count: dist.new_group(list(range(count))) for count in _counts(world)}
+        self.groups = groups
 
-    def run(self, count: int, epochs: int = 2, **options: Any) -> list[float]:
+    def run(self, count: int, epochs: int = 3, **options: Any) -> list[float]:
         """Seconds of each epoch with `count` processes, nothing in those that wait."""
         seconds: list[float] = []
         if self.rank < count:
@@ -222,7 +228,8 @@ def _hash_batches(rank: int, count: int, world: int, data: Data, train_idx: Tens
     return int(total)
 
 
-def _measure_products(rank: int, world: int, scale: float, note: Callable[[Row], None]) -> None:
+def _measure_products(rank: int, world: int, scale: float, groups: dict[int, Any],
+                      note: Callable[[Row], None]) -> None:  # fmt: skip
     """Epochs on a graph of ogbn-products' shape: all in GPU memory, and features on the host."""
     graph = synthetic_graph("products", scale=scale, device="cuda")
     train_idx, num_classes = graph.train_idx.cpu(), graph.num_classes
@@ -232,24 +239,20 @@ def _measure_products(rank: int, world: int, scale: float, note: Callable[[Row],
     note(Row.of(f"multi_gpu/batches/products/{world} GPUs", "numbers of GPUs with equal batches", "GPUs",
                 [float(len(hashes))],
                 note=f"ids and features of the first 8 global batches sum to {hashes[1]}"))  # fmt: skip
-    _compare(rank, world, _Epochs(rank, world, on_gpu, train_idx, num_classes, 256), "products/all in GPU memory",
+    _compare(rank, world, _Epochs(rank, groups, on_gpu, train_idx, num_classes, 256), "products/all in GPU memory",
              note, placement="cuda")  # fmt: skip
 
 
-def _measure_papers(rank: int, world: int, scale: float, note: Callable[[Row], None]) -> None:
+def _measure_papers(rank: int, world: int, scale: float, groups: dict[int, Any],
+                    note: Callable[[Row], None]) -> None:  # fmt: skip
     """Epochs on a twentieth of a graph of ogbn-papers100M's shape, features on the host, 20 % of them cached."""
     graph = synthetic_graph("papers100M", scale=0.05 * scale, device="cuda", topology_only=True)
     train_idx = graph.train_idx.cpu()
     shape = graph.num_nodes, 128
-
-    def make_epochs() -> _Epochs:
-        data = Data(edge_index=graph.edge_index, y=graph.y, num_nodes=graph.num_nodes)
-        # Only the first process's rows are read where all share them.
-        data.x = torch.empty(shape)
-        data.x.normal_(generator=torch.Generator().manual_seed(0))
-        return _Epochs(rank, world, data, train_idx, graph.num_classes, 32)
-
-    epochs = make_epochs()
+    data = Data(edge_index=graph.edge_index, y=graph.y, num_nodes=graph.num_nodes)
+    data.x = torch.empty(shape)
+    data.x.copy_((torch.arange(shape[0]) % 64 / 64)[:, None].expand(shape))
+    epochs = _Epochs(rank, groups, data, train_idx, graph.num_classes, 32)
     name = "papers100M x 0.05, features on the host, hidden 32"
     _compare(rank, world, epochs, f"{name}/no cache", note, placement="unified", topology_placement="cuda")
     alone = _compare(rank, 1, epochs, f"{name}/20 % on each GPU", note, placement="unified", feature_cache="20%",
@@ -258,7 +261,8 @@ def _measure_papers(rank: int, world: int, scale: float, note: Callable[[Row], N
         seconds = epochs.run(world, placement="unified", feature_cache="20%", topology_placement="cuda",
                              cache_policy=policy)  # fmt: skip
         note(Row.of(f"multi_gpu/epoch/{name}/20 % on each GPU, {policy}", f"{world} GPUs", "s", seconds or [0.0],
-                    note=f"{alone / _median(seconds or [1.0]):.2f} times as fast as one GPU"))  # fmt: skip
+                    alone / world, "one GPU over N",
+                    f"{alone / _median(seconds or [1.0]):.2f} times as fast as one GPU"))  # fmt: skip
 
 
 def _compare(rank: int, world: int, epochs: _Epochs, name: str, note: Callable[[Row], None], **options: Any) -> float:
