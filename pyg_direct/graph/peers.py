@@ -50,6 +50,9 @@ def _spread(array: Tensor, clique: Sequence[int]) -> Spread:
     chunk_bytes = math.ceil(num_bytes / (_PARTS * len(clique) * GRANULE)) * GRANULE
     owners = [clique[number % len(clique)] for number in range(math.ceil(num_bytes / chunk_bytes))]
     spread = Spread.allocate(num_bytes, chunk_bytes, owners)
-    spread.view(clique[0]).view(array.dtype).copy_(array.view(-1))
-    torch.cuda.synchronize(clique[0])
+    # A copy from one GPU to another runs on the first, which must be the one that this memory is mapped for.
+    index = array.device.index if array.is_cuda and array.device.index in clique else clique[0]
+    array = array if array.device.index == index else array.cpu()
+    spread.view(index).view(array.dtype).copy_(array.view(-1))
+    torch.cuda.synchronize(index)
     return spread

@@ -234,7 +234,11 @@ class Model(torch.nn.Module):
         return self.conv(batch.x, batch.edge_index)[: batch.batch_size]
 
 
-def train(rank, way):
+def train_in_all_ways(rank):
+    return {way: train(way) for way in ("pad", "join", "sampler")}
+
+
+def train(way):
     torch.manual_seed(3)
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -252,14 +256,15 @@ def train(rank, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "steps"), [("pad", [3, 3]), ("join", [3, 2]), ("sampler", [3, 3])])
-def test_ddp_trains_to_the_end_of_uneven_epochs(way, steps):
-    got = run_ranks(train, 2, way)
+def test_ddp_trains_to_the_end_of_uneven_epochs():
+    first, second = run_ranks(train_in_all_ways, 2)
 
-    assert [num_steps for num_steps, _ in got] == steps
-    for a, b in zip(*(weights for _, weights in got), strict=True):
-        assert torch.isfinite(a).all()
-        assert torch.equal(a, b)
+    steps = {way: [first[way][0], second[way][0]] for way in first}
+    assert steps == {"pad": [3, 3], "join": [3, 2], "sampler": [3, 3]}
+    for way in first:
+        for a, b in zip(first[way][1], second[way][1], strict=True):
+            assert torch.isfinite(a).all()
+            assert torch.equal(a, b)
 
 
 def die(rank):
@@ -286,7 +291,7 @@ def test_a_killed_process_ends_the_others_and_is_named():
     with pytest.raises(mp.ProcessExitedException, match="process 1 terminated with signal SIGKILL"):
         run_ranks(die, 2)
 
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 120
     assert not mp.active_children()
 
 
@@ -302,22 +307,21 @@ def test_a_copy_keeps_its_share():
     assert hashes(copy.copy(loader)) == hashes(loader)
 
 
-def read_shared(rank, policy):
+def read_shared(rank):
     data = make_data()
     data.x = data.x.repeat(1, 4) if rank == 0 else data.x.repeat(1, 4) * 0
     loader = NeighborLoader(data, [3, 2], batch_size=16, seed=1, device="cpu", ranks="auto", uneven="keep",
-                            cache_policy=policy)  # fmt: skip
+                            cache_policy="p2p_clique_replicate")  # fmt: skip
     return hashes(loader), float(data.x.sum()), float(data.y.sum())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["device_replicate", "p2p_clique_replicate"])
-def test_processes_keep_the_features_of_the_first_together(policy):
+def test_processes_keep_the_features_of_the_first_together():
     data = make_data()
     data.x = data.x.repeat(1, 4)
     expected = hashes(NeighborLoader(data, [3, 2], batch_size=16, seed=1, device="cpu"))
 
-    results = run_ranks(read_shared, 2, policy)
+    results = run_ranks(read_shared, 2)
 
     got = [batches for batches, *_ in results]
     assert [got[number % 2][number // 2] for number in range(5)] == expected
