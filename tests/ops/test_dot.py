@@ -33,7 +33,7 @@ def test_products_and_gradients_are_those_of_torch(device, deterministic, dtype,
 
 
 def test_gradcheck():
-    graph = Graph(num_edges=20)
+    graph = Graph(num_edges=8)
 
     def compute(x, q):
         return dot(x, q, graph.indptr, graph.row, graph.target)

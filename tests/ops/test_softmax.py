@@ -107,8 +107,8 @@ def test_any_degrees_match_reference(device, degrees, heads):
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("loops", [False, True])
 def test_gradcheck(given, loops):
-    graph = Graph(num_edges=20, loops=loops)
-    scores = graph.scores(GIVEN[given], torch.float64)
+    graph = Graph(num_edges=10, loops=loops)
+    scores = graph.scores(GIVEN[given], torch.float64, heads=1)
     inputs = tuple(part for part in scores if part is not None)
 
     def compute(*values):
