@@ -60,13 +60,13 @@ def draw_bits_gpu(key, items, slot, out):
 
 
 @cpu_kernel
-def draw_below_cpu(key, items, slot, bound, out):
+def draw_bounded_cpu(key, items, slot, bound, out):
     for i in prange(out.shape[0]):
         out[i] = draw_below(key, items[i], slot, bound)
 
 
 @gpu_kernel("u8 i8[] i8 i8 i8[]")
-def draw_below_gpu(key, items, slot, bound, out):
+def draw_bounded_gpu(key, items, slot, bound, out):
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < out.shape[0]:
         out[i] = draw_below(key, items[i], slot, bound)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.kernels.draw import draw_below_cpu, draw_below_gpu, draw_bits_cpu, draw_bits_gpu
+from pyg_direct.kernels.draw import draw_bits_cpu, draw_bits_gpu, draw_bounded_cpu, draw_bounded_gpu
 from pyg_direct.kernels.state import SHUFFLE_DRAW
 from pyg_direct.ops.check import check_ids, check_key
 from pyg_direct.ops.launch import grid_for, run_cpu, run_gpu, runs_on_gpu
@@ -66,9 +66,9 @@ def draw_below(items: Tensor, bound: int, *, key: int, slot: int = 0) -> Tensor:
     if items.numel() == 0:
         return out
     if runs_on_gpu(items):
-        run_gpu(draw_below_gpu, grid_for(items.numel(), items), key, items, slot, bound, out)
+        run_gpu(draw_bounded_gpu, grid_for(items.numel(), items), key, items, slot, bound, out)
     else:
-        run_cpu(draw_below_cpu, np.uint64(key), items, slot, bound, out)
+        run_cpu(draw_bounded_cpu, np.uint64(key), items, slot, bound, out)
     return out
 
 
