@@ -5,6 +5,7 @@ One process a GPU; with fewer GPUs than there are, the others wait.
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -164,6 +165,7 @@ def _measure_rows(rank: int, world: int, scale: float, limits: dict[str, float],
                         f"peer's; made in {seconds:.1f} s; a page-locked copy to each GPU at once "
                         f"{limits['pcie'] / 1e9:.0f} GB/s, a peer copy {limits['peer'] / 1e9:.0f}"))  # fmt: skip
             del feature
+            gc.collect()
             torch.cuda.empty_cache()
             dist.barrier()
 
@@ -209,6 +211,8 @@ class _Epochs:
                 if epoch > 0:
                     seconds.append(time.perf_counter() - begin)
             del loader, model, parallel, optimizer
+            # A loader refers to itself: its host memory would else be given back amid the epochs that come next.
+            gc.collect()
             torch.cuda.empty_cache()
         dist.barrier()
         return seconds
