@@ -44,6 +44,8 @@ def is_plain(self: Any, edge_index: Any) -> bool:
     return (
         not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
+        # Transforms of functions (`torch.func`).
+        and torch._C._functorch.peek_interpreter_stack() is None
         and isinstance(edge_index, Tensor)
         and type(self.aggr_module) in _REDUCES
         and self.flow == "source_to_target"

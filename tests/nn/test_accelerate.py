@@ -370,6 +370,21 @@ def test_compiled_models_take_the_code_of_pyg(name, calls):
     assert calls == []
 
 
+def test_transformed_functions_take_the_code_of_pyg(calls):
+    batch, conv = Batch(), SAGEConv(WIDTH, OUT)
+    x, parameters = torch.randn(batch.num_nodes, WIDTH), dict(conv.named_parameters())
+
+    def compute(values):
+        return torch.func.functional_call(conv, values, (x, batch.edge_index)).square().sum()
+
+    expected = torch.func.grad(compute)(parameters)
+    accelerate(conv)
+    got = torch.func.grad(compute)(parameters)
+
+    assert all(torch.equal(got[name], expected[name]) for name in parameters)
+    assert calls == []
+
+
 def test_explained_models_take_the_code_of_pyg_until_accelerated_again(calls):
     batch, conv = Batch(), SAGEConv(WIDTH, OUT)
     x = torch.randn(batch.num_nodes, WIDTH)
