@@ -24,7 +24,9 @@ def enable_unified_device() -> None:
     `x.to("unified")`, `torch.ones(128, device="unified")` and the other factories then make a `UnifiedTensor`, and
     every tensor has `is_unified`, `memAdvise` and `set_propagatedToCUDA`, the last two of which raise RuntimeError for
     other tensors. It takes torch's one place for a backend from outside (PrivateUse1) for the rest of the process.
-    `torch.accelerator` goes on to name the GPU, and memory is page-locked for it, as before.
+    `torch.accelerator` goes on to name the GPU, and memory is page-locked for it, as before. Inside, torch takes
+    `unified` for the accelerator of the process: a backward pass no longer moves to the CUDA streams of its forward
+    pass, so train on one stream (the default one, as programs do that set none), or use `to_unified` without this call.
 
     Raises:
         DeviceError: torch is older than 2.10, or another backend has that place.
