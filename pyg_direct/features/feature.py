@@ -25,6 +25,7 @@ from pyg_direct.ops.gather import Directory, gather_rows
 from pyg_direct.ops.reader import RowReader
 from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.memory import Block, move
+from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
@@ -150,6 +151,7 @@ class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows, FollowingRows):
         """Number of dimensions of the table."""
         return len(self.shape)
 
+    @ordinary_tensors()
     def from_cpu_tensor(self, cpu_tensor: Tensor) -> Feature:
         """Take the rows of a tensor; returns self.
 

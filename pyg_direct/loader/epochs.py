@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import count as count_from
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +22,7 @@ from pyg_direct.loader.pipeline import Pipeline
 from pyg_direct.loader.ranks import Ranks, Share
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.typing import Device
@@ -33,6 +35,7 @@ _PLACED = ("_attributes", "_general", "_placed", "_plan", "_plan_topology")
 # Only workers need these; None and the defaults of torch are not worth a word.
 _WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
                    "pin_memory_device": "", "worker_init_fn": None, "timeout": 0}  # fmt: skip
+_END = object()
 
 
 class EpochLoader:
@@ -120,7 +123,8 @@ class EpochLoader:
     def __iter__(self) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of one that was resumed."""
         share = self._share()
-        self._prepare()
+        with ordinary_tensors():
+            self._prepare()
         if self._must_agree:
             self.seed, self._must_agree = self._ranks.agree_on_seed(self.seed, self.device), False
         epoch, first = self._next_epoch, self._first_batch // share.count
@@ -142,7 +146,11 @@ class EpochLoader:
         return self._share().count_steps(super().__len__())  # type: ignore[misc]
 
     def _iterate(self, epoch: int, first: int, batches: Iterator[Any]) -> Iterator[Any]:
-        for number, batch in enumerate(batches, first + 1):
+        for number in count_from(first + 1):
+            with ordinary_tensors():
+                batch = next(batches, _END)
+            if batch is _END:
+                break
             result = batch if self.transform is None else self.transform(batch)
             self._standing = (epoch, number)
             yield result

@@ -16,6 +16,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.stores import read_stores
+from pyg_direct.runtime.mode import version_of
 
 _TOPOLOGIES: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], weakref.ref[HeteroTopo]]] = {}
 
@@ -88,7 +89,7 @@ def _note(part: Any, sources: list[Any]) -> Any:
     if part is None or isinstance(part, (int, str)):
         return part
     sources.append(part)
-    return id(part), getattr(part, "_version", 0)
+    return id(part), version_of(part)
 
 
 def read_parts(data: Any, time_attr: str | None = None, weight_attr: str | None = None) -> Parts:

@@ -25,6 +25,7 @@ from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.placement import Choice, Placed, Rows, choose_places
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.runtime.device import budget_of, free_bytes
+from pyg_direct.runtime.mode import version_of
 from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.sampling.sample import Sample
 
@@ -40,7 +41,7 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
     edges = data.adj_t if "edge_index" not in data and "adj_t" in data else data.edge_index
     if edges is None:
         return CSRTopo(torch.empty(2, 0, dtype=torch.int64), num_nodes=int(data.num_nodes))
-    key = (id(edges), getattr(edges, "_version", 0), int(data.num_nodes), device)
+    key = (id(edges), version_of(edges), int(data.num_nodes), device)
     known = _TOPOLOGIES.get(key)
     if known is not None and known[0]() is edges and known[1]() is not None:
         return known[1]()  # type: ignore[return-value]
@@ -191,7 +192,7 @@ class PlacedRows:
 
     def _key(self, value: Any, placement: str) -> tuple[Any, ...]:
         tensor = as_tensor(value)
-        return (id(value), tensor.data_ptr(), tensor._version, tensor.shape, self._device, placement, self._cache,
+        return (id(value), tensor.data_ptr(), version_of(tensor), tensor.shape, self._device, placement, self._cache,
                 self._store_dtype, *self._sharing.values())  # fmt: skip
 
     def _find(self, value: Any, placement: str) -> Feature | None:

@@ -28,6 +28,7 @@ from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.pyg import read_topology
 from pyg_direct.ops.check import check_fanouts, check_ids
 from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.mode import version_of
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.sampling.open import open_plan
@@ -244,7 +245,7 @@ class NeighborSampler(OwnSampler):
     def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
         """What negative links of a relation are drawn from; made once."""
         weights = neg_sampling.src_weight, neg_sampling.dst_weight
-        versions = [None if weight is None else (id(weight), weight._version) for weight in weights]
+        versions = [None if weight is None else (id(weight), version_of(weight)) for weight in weights]
         key = "negatives", edge_type, self.strict_negatives, *versions
         made = self._opened.plans.get(key)
         if made is None:

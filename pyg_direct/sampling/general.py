@@ -18,6 +18,7 @@ from pyg_direct.kernels.worklist import COLUMNS, TIMED, WEIGHTED
 from pyg_direct.ops.check import check_key
 from pyg_direct.ops.general import Frontier, Move, Picked, Rules, move_segments, pick_edges
 from pyg_direct.ops.upload import upload
+from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.sampling.hashed import SMALLEST_TABLE, HashNumbering
 from pyg_direct.sampling.numbering import Space
 from pyg_direct.sampling.options import GeneralRecipe
@@ -70,6 +71,7 @@ class GeneralPlan:
         if not weighted.any():
             self.rows = self.rows._replace(edge_weight=self.rows.edge_weight[:0])
 
+    @ordinary_tensors()
     def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int, *,
                seed_time: Tensor | Mapping[str, Tensor] | None = None) -> GeneralSample:  # fmt: skip
         """The batch of `seeds` under `key`.

@@ -35,6 +35,7 @@ from pyg_direct.kernels.state import (
 from pyg_direct.ops.launch import full_grid, grid_for, run_gpu
 from pyg_direct.ops.neighbor import gpu_picks
 from pyg_direct.runtime.graph import CapturedGraph, fill_words
+from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream
 from pyg_direct.sampling.budget import make_room, touch
 from pyg_direct.sampling.buffers import Scratch, Slot
@@ -116,6 +117,7 @@ class GpuPlan:
         """The batch of `seeds` under `key`."""
         return self.submit(seeds, key).finish()
 
+    @ordinary_tensors()
     def submit(self, seeds: Tensor, key: int) -> Pending:
         """Enqueue a batch on torch's current stream and return at once.
 
