@@ -242,14 +242,19 @@ def test_table3_one_propagated_operand_suffices(hints):
 @pytest.mark.parametrize(("kind", "propagated"), CASES)
 def test_table3_operations_run_where_they_should(kind, propagated):
     left, right = table(propagated), OTHERS[kind]()
+    before = left.tolist()
+    # Loading a kernel may wait for the GPU.
+    table(propagated).mul_(right)
+    left.on_gpu()
     torch.cuda.synchronize()
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
-        torch.exp(left + right)
-        torch.cuda.synchronize()
+    # What is enqueued behind a long wait has not run when the CPU looks; what the CPU computes has.
+    torch.cuda._sleep(200_000_000)
+    left.mul_(right)
+    early = left.host_view.tolist()
 
-    kernels = [event.key for event in profile.key_averages() if "elementwise" in event.key]
-    assert bool(kernels) == (RULES[kind, propagated].compute == "cuda")
+    assert (early == before) == (RULES[kind, propagated].compute == "cuda")
+    assert left.tolist() == (torch.arange(12.0).view(4, 3) * 2).tolist()
 
 
 def test_table3_views_stay_unified():
