@@ -63,7 +63,7 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         yield Row.of(case, "exchange of nothing", "us", [1e6 * t for t in result["empty"]])
         yield Row.of(case, "exchange of 4 MiB with each", "GB/s", [v / 1e9 for v in result["bandwidth"]])
     if 1 in found and len(found) > 1:
-        yield from model_scaling(found, f"distributed/{name}/{device}")
+        yield from model_scaling(found, f"distributed/{name}/{device}", shares_cores=device == "cpu")
 
 
 def _median(values: list[float]) -> float:

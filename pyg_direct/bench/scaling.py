@@ -9,7 +9,7 @@ link is what `measure_distributed` found.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyg_direct.bench.row import Row
@@ -61,12 +61,14 @@ def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandw
     return load.own_seconds + _MESSAGES * (hosts - 1) * message + remote * load.bytes_if_remote / bandwidth
 
 
-def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str) -> Iterator[Row]:
+def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, shares_cores: bool = False) -> Iterator[Row]:
     """Rows of the model: compared with what was measured, and drawn to 1,024 hosts.
 
     Args:
         found: What `measure_distributed` found by number of processes; one process among them.
         case: Of the rows.
+        shares_cores: Whether the processes that were measured had the cores of one host among them, so that the work of
+            each took as many times longer as there were processes.
     """
     measured = sorted(count for count in found if count > 1)
     first = found[measured[0]]
@@ -76,7 +78,8 @@ def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str) -> Iterator
     load = Load(own, sent * measured[0] / (measured[0] - 1), _median(found[1]["edges"]) * own)
     for count in measured:
         result = found[count]
-        predicted = predict_seconds(load, count, (count - 1) / count, _median(result["empty"]) / (2 * (count - 1)),
+        here = replace(load, own_seconds=own * count) if shares_cores else load
+        predicted = predict_seconds(here, count, (count - 1) / count, _median(result["empty"]) / (2 * (count - 1)),
                                     _median(result["bandwidth"]))  # fmt: skip
         yield Row.of(f"{case}/model/{count}", "predicted over measured time of a batch", "x",
                      [predicted / result["seconds"]],

@@ -23,6 +23,8 @@ def test_rows_of_the_model():
 
     compared = next(row for row in rows if row.unit == "x")
     assert compared.p50 == pytest.approx((0.1 + 17 * 0.5e-4 + 1.1e6 / 1e9) / 0.125)
+    shared = next(row for row in model_scaling(found, "case", shares_cores=True) if row.unit == "x")
+    assert shared.p50 == pytest.approx(compared.p50 + 0.1 / 0.125)
     curves = [row for row in rows if row.curve]
     assert len(curves) == len(NETWORKS) * len(HOSTS) + 2
     for network in NETWORKS:
