@@ -218,13 +218,17 @@ def hold_for(batch: Any, stream: Any) -> None:
             if value.is_cuda:
                 value.record_stream(stream)
             continue
-        for part in _parts_of(value):
+        for part in parts_of(value):
             if isinstance(part, Tensor) and part.is_cuda:
                 part.record_stream(stream)
 
 
-def _parts_of(value: Any) -> tuple[Any, ...]:
+def parts_of(value: Any) -> tuple[Any, ...]:
+    """The tensors that a sparse one is made of; anything else alone."""
     if isinstance(value, Tensor) and value.layout == torch.sparse_csr:
         return value.crow_indices(), value.col_indices(), value.values()
+    if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
+        # Its own accessors refuse one whose entries are not merged yet.
+        return value._indices(), value._values()
     # `torch_sparse.SparseTensor`
     return value.coo() if hasattr(value, "coo") and hasattr(value, "storage") else (value,)

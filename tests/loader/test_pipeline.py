@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from pyg_direct.loader.pipeline import Pipeline, hold_for
+from pyg_direct.loader.pipeline import Pipeline, hold_for, parts_of
 from pyg_direct.sampling.sample import empty_sample
 
 PREFETCH = [0, 1, 2, 5]
@@ -125,11 +125,27 @@ def test_a_batch_may_be_anything(batch):
     hold_for(batch, None)
 
 
-@pytest.mark.gpu
-def test_sparse_batches_are_held_too():
-    sparse = torch.eye(3, device="cuda").to_sparse_csr()
+SPARSE = {
+    "rows": lambda device: torch.eye(3, device=device).to_sparse_csr(),
+    "coordinates": lambda device: torch.eye(3, device=device).to_sparse(),
+    "a part": lambda device: torch.eye(3, device=device).to_sparse().index_select(0, torch.arange(2, device=device)),
+}
 
-    hold_for(sparse, torch.cuda.Stream())
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", SPARSE)
+def test_parts_of_sparse_batches_are_dense(name):
+    parts = parts_of(SPARSE[name]("cpu"))
+
+    assert len(parts) > 1
+    assert all(part.layout == torch.strided for part in parts)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_batches_are_held_too(name):
+    hold_for(SPARSE[name]("cuda"), torch.cuda.Stream())
 
 
 class Held(torch.Tensor):
