@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import DeviceError
+from pyg_direct.errors import CudaError, DeviceError
 from pyg_direct.features import unified
 from pyg_direct.features.placement import run_copy
 from pyg_direct.features.unified import UnifiedTensor, empty_unified, gpu_for_unified
+from pyg_direct.runtime.device import bind_thread
+from pyg_direct.runtime.driver import call, load_driver
 
 NAME = "unified"
 # Libraries of torch's dispatcher live as long as these objects.
@@ -103,14 +105,28 @@ def _keep_accelerator(accelerator: torch.device | None) -> None:
     torch.accelerator.current_accelerator = functools.partial(_tell_accelerator, accelerator)  # type: ignore[assignment]
     torch.accelerator.is_available = lambda: accelerator is not None
     Tensor.pin_memory = _pin_memory  # type: ignore[assignment, method-assign]
-    is_pinned = Tensor.is_pinned
-    Tensor.is_pinned = lambda self, device=None: (  # type: ignore[assignment, method-assign, misc]
-        not isinstance(self, UnifiedTensor) and torch.cuda.is_available() and is_pinned(self, device or "cuda")
-    )
+    Tensor.is_pinned = _is_pinned  # type: ignore[assignment, method-assign]
 
 
 def _tell_accelerator(accelerator: torch.device | None, check_available: bool = False) -> torch.device | None:
     return accelerator
+
+
+def _is_pinned(self: Tensor, device: Any = None) -> bool:
+    """Whether the tensor lies in page-locked memory, as the driver knows it."""
+    if isinstance(self, UnifiedTensor) or self.device.type != "cpu" or self.numel() == 0:
+        return False
+    if not torch.cuda.is_initialized():
+        return False
+    bind_thread(torch.cuda.current_device())
+    driver = load_driver()
+    try:
+        kind = call("cuPointerGetAttribute", driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                    self.data_ptr())  # fmt: skip
+    except CudaError:
+        # Ordinary memory, which the driver has not heard of.
+        return False
+    return int(kind) == int(driver.CUmemorytype.CU_MEMORYTYPE_HOST)
 
 
 def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
