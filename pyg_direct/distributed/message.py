@@ -42,8 +42,3 @@ class Unpacker:
         if count == 0:
             return torch.empty(shape, dtype=dtype, device=part.device)
         return part.view(dtype).view(shape)
-
-    @property
-    def num_left(self) -> int:
-        """Bytes that are left."""
-        return max(0, self._message.numel() - self._at)

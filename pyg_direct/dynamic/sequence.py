@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -107,8 +107,3 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
         out.append(Data(x=features, edge_index=edges[:, part], num_nodes=num_nodes,
                         edge_attr=None if message is None else message[part]))  # fmt: skip
     return out
-
-
-def count_nodes(snapshots: Sequence[Any]) -> list[int]:
-    """Nodes of each `Data`."""
-    return [int(snapshot.num_nodes or 0) for snapshot in snapshots]

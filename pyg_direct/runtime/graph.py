@@ -21,14 +21,6 @@ def fill_words(tensor: torch.Tensor, word: int, stream: int) -> None:
     call("cuMemsetD32Async", tensor.data_ptr(), word, tensor.numel() * tensor.element_size() // 4, stream)
 
 
-def copy_words(target: torch.Tensor, source: torch.Tensor, stream: int) -> None:
-    """Enqueue: copy `source` into the leading items of `target`, of the same dtype; host memory must be page-locked."""
-    if not (target.is_cuda or source.is_cuda):
-        target.view(-1)[: source.numel()].copy_(source)
-        return
-    call("cuMemcpyAsync", target.data_ptr(), source.data_ptr(), source.numel() * source.element_size(), stream)
-
-
 class CapturedGraph:
     """What `record(stream)` enqueues, as one replayable graph.
 
