@@ -7,16 +7,18 @@ their number.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.graph.hetero import PlacedHetero
+from pyg_direct.graph.hetero import HeteroTopo, PlacedHetero
 from pyg_direct.kernels.worklist import COLUMNS, TIMED, WEIGHTED
 from pyg_direct.ops.check import check_key
 from pyg_direct.ops.general import Frontier, Move, Picked, Rules, move_segments, pick_edges
+from pyg_direct.ops.launch import threads_for
 from pyg_direct.ops.upload import upload
 from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.sampling.hashed import SMALLEST_TABLE, HashNumbering
@@ -70,6 +72,9 @@ class GeneralPlan:
         self._num_slots = SMALLEST_TABLE
         if not weighted.any():
             self.rows = self.rows._replace(edge_weight=self.rows.edge_weight[:0])
+        self._edges_per_seed = _expect_edges(topo, self._fanouts)
+        # The largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
+        self._most_seeds = 0
 
     @ordinary_tensors()
     def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int, *,
@@ -89,6 +94,12 @@ class GeneralPlan:
         self.topology.check_process()
         start = read_seeds(self.topology, seeds, seed_time, self.disjoint)
         space = Space(upload(start.bases, self.topology.device), start.tree_shift, start.tree_bits)
+        self._most_seeds = max(self._most_seeds, start.rows.numel())
+        is_on_gpu = self.topology.device.type == "cuda"
+        with nullcontext() if is_on_gpu else threads_for(self._most_seeds * self._edges_per_seed):
+            return self._sample_in(space, start, key)
+
+    def _sample_in(self, space: Space, start: Seeds, key: int) -> GeneralSample:
         if not self._has_table:
             numbering = HashNumbering(space, self._num_slots)
             sample = self._sample(start, key, numbering)
@@ -212,3 +223,16 @@ def _regroup(pieces: list[list[Tensor]], counts: np.ndarray) -> tuple[list[Tenso
 def split_by(names: tuple, array: Tensor, sizes: list[int]) -> dict:  # type: ignore[type-arg]
     """Parts of an array that stand one after the other, by name."""
     return dict(zip(names, array.split(sizes), strict=True)) if names else {}
+
+
+def _expect_edges(topo: HeteroTopo, fanouts: np.ndarray) -> int:
+    """Edges of a batch for each of its seeds, where every node has as many neighbors as are asked for."""
+    num_rows = np.maximum(np.diff(topo.row_starts), 1)
+    mean_degrees = -(-np.diff(topo.edge_starts) // num_rows)
+    frontier, edges = 1, 0
+    for of_hop in fanouts:
+        picks = np.where(of_hop < 0, mean_degrees, of_hop)
+        # As if all nodes were of the type with the most neighbors; in Python's integers, which do not overflow.
+        frontier *= int(max((picks[topo.expanded == kind].sum() for kind in set(topo.expanded.tolist())), default=0))
+        edges += frontier
+    return edges

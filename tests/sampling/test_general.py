@@ -12,7 +12,7 @@ from pyg_direct.graph import hetero
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.relation import LINKS, NODES
 from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.ops import general as ops
+from pyg_direct.ops import general as ops, launch
 from pyg_direct.sampling import general, hashed, numbering, tabled
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.open import open_plan
@@ -126,12 +126,14 @@ def test_large_batch_matches_reference(device, fanouts, disjoint):
     assert_equal(got, sample(graph, seeds, by_relation, KEY, options))
 
 
-@pytest.mark.parametrize("limit", ["table", "bound", "times"])
+@pytest.mark.parametrize("limit", ["table", "bound", "times", "one thread"])
 def test_batch_does_not_depend_on_the_way_it_is_made(device, monkeypatch, limit):
     graph = make_parts(times="node" if limit == "times" else "")
     fanouts = {edge_type: [4, 3] for edge_type in graph.edges}
     if limit == "table":
         monkeypatch.setattr(general, "fits_table", lambda *_: False)
+    elif limit == "one thread":
+        monkeypatch.setattr(launch, "FEW_ITEMS", 10**6)
     elif limit == "bound":
         monkeypatch.setattr(ops, "_LARGE_BOUND", 10)
     else:
@@ -159,10 +161,10 @@ def test_more_types_than_a_block_has_threads_match_reference(device, disjoint):
 def test_the_number_of_kernels_does_not_grow_with_the_relations(device, monkeypatch):
     launched = []
     for module in (ops, numbering, hashed, tabled):
-        for launch in ("run_cpu", "run_gpu"):
-            real = getattr(module, launch)
+        for name in ("run_cpu", "run_gpu"):
+            real = getattr(module, name)
             monkeypatch.setattr(
-                module, launch, lambda kernel, *args, real=real: (launched.append(1), real(kernel, *args))
+                module, name, lambda kernel, *args, real=real: (launched.append(1), real(kernel, *args))
             )
 
     def count_kernels(num_relations):
