@@ -29,6 +29,7 @@ def enable_unified_device() -> None:
     `torch.accelerator` goes on to name the GPU, and memory is page-locked for it, as before. Inside, torch takes
     `unified` for the accelerator of the process: a backward pass no longer moves to the CUDA streams of its forward
     pass, so train on one stream (the default one, as programs do that set none), or use `to_unified` without this call.
+    Call it before the first backward pass of the process, at which torch fixes the devices that gradients can have.
 
     Raises:
         DeviceError: torch is older than 2.10, or another backend has that place.
