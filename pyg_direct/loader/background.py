@@ -110,7 +110,7 @@ class Background:
             if item is None:
                 return
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._num_threads, "pyg_direct")
+                self._pool = ThreadPoolExecutor(self._num_threads, "pyg_direct_batch")
                 # Pending batches are dropped with their iterator; running ones end by themselves.
                 weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
                 # Numba's number of threads belongs to the thread that set it.

@@ -17,7 +17,7 @@ DEPTHS = [1, 3]
 
 
 def count_threads():
-    return sum(thread.name.startswith("pyg_direct") for thread in threading.enumerate())
+    return sum(thread.name.startswith("pyg_direct_batch") for thread in threading.enumerate())
 
 
 def wait_until(holds):

@@ -1,5 +1,6 @@
 """`python -m pyg_direct run` runs a program as it is."""
 
+import os
 import subprocess
 import sys
 
@@ -25,7 +26,9 @@ sys.exit(3)
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "pyg_direct", *map(str, arguments)], capture_output=True, text=True)
+    # Messages are broken to the width of the terminal.
+    return subprocess.run([sys.executable, "-m", "pyg_direct", *map(str, arguments)], capture_output=True, text=True,
+                          env={**os.environ, "COLUMNS": "300"})  # fmt: skip
 
 
 @pytest.fixture
