@@ -116,13 +116,12 @@ class RowFile:
             return torch.empty(shape, dtype=dtype)
         # From the page that holds the first row.
         ahead = offset % mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(file.fileno(), ahead + self.layout.num_bytes, access=mmap.ACCESS_READ, offset=offset - ahead)
+        mapped = mmap.mmap(file.fileno(), ahead + self.layout.num_bytes, access=mmap.ACCESS_COPY, offset=offset - ahead)
         # Rows lie all over the file: what the system would read beside them is not wanted.
         mapped.madvise(mmap.MADV_RANDOM)
         self._mapped = mapped
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            flat = torch.frombuffer(mapped, dtype=torch.uint8)[ahead:]
+        # What is written to such rows stays in this process.
+        flat = torch.frombuffer(mapped, dtype=torch.uint8)[ahead:]
         return _as_dtype(flat, dtype).view(shape)
 
     def stream(self) -> Tensor:

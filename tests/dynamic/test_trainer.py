@@ -93,6 +93,7 @@ def train_plainly(name, signal, epochs, target):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "target"), [*((name, "last") for name in MODELS), ("TGCN", "all")])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_losses_are_those_of_the_plain_loop(device, name, target):

@@ -69,6 +69,7 @@ def test_choice_is_the_best_of_all_nested_ones(count, change, channels):
     assert [option.first for option in chosen] == [0, *(option.last for option in chosen[:-1])]
 
 
+@pytest.mark.slow
 def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
 
