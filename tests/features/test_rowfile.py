@@ -38,6 +38,17 @@ def test_numpy_reads_and_writes_the_same_files(tmp_path, dtype):
     assert torch.equal(bytes_of(torch.from_numpy(ours)), bytes_of(rows))
 
 
+def test_a_write_to_rows_does_not_reach_the_file(tmp_path):
+    path = save_rows(tmp_path / "rows.npy", make_rows())
+    before = path.read_bytes()
+    file = RowFile(path)
+
+    file.rows.zero_()
+
+    assert path.read_bytes() == before
+    assert not file.rows.any()
+
+
 def test_bare_bytes_are_read_as_told(tmp_path):
     rows = make_rows(dtype=torch.int32)
     (tmp_path / "rows.bin").write_bytes(b"12345678" + rows.numpy().tobytes())
