@@ -39,11 +39,8 @@ class SAGE(torch.nn.Module):
         return x
 
 
-def run(rank: int, count: int, dataset, sampler, feature, args: argparse.Namespace, address: str) -> None:
+def train(rank: int, count: int, dataset, sampler, feature, args: argparse.Namespace) -> None:
     on_gpu = args.device == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if on_gpu else "gloo", init_method=address, rank=rank, world_size=count)
     torch.manual_seed(args.seed)
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     model = SAGE(dataset.num_features, 256 if on_gpu else 64, dataset.num_classes, 3).to(device)
@@ -72,6 +69,15 @@ def run(rank: int, count: int, dataset, sampler, feature, args: argparse.Namespa
             print(f"epoch {epoch}: loss {mean_loss:.4f}, {time.perf_counter() - begin:.2f} s")
     if rank == 0:
         print(feature)
+
+
+def run(rank: int, count: int, dataset, sampler, feature, args: argparse.Namespace, address: str) -> None:
+    on_gpu = args.device == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if on_gpu else "gloo", init_method=address, rank=rank, world_size=count)
+    train(rank, count, dataset, sampler, feature, args)
+    # When the model is gone: the one that goes after its group may wait forever for gloo's thread, which waits for it.
     dist.destroy_process_group()
 
 
