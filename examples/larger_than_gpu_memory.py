@@ -43,7 +43,7 @@ def train(path: Path, dataset: NodeDataset, args: argparse.Namespace) -> None:
 
     model = GraphSAGE(NUM_FEATURES, 64, num_layers=2, out_channels=dataset.num_classes).to(loader.device)
     fit(model, loader, lambda batch: (classify_seeds(model, batch), batch.y[: batch.batch_size]), args.epochs, lr=0.01)
-    print(feature.report())
+    feature.report()
 
 
 def main() -> None:
