@@ -25,6 +25,9 @@ SAFETENSORS = {"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": t
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npz")
 _MOST_HEADER = 100 << 20
 _LENGTH = struct.Struct("<Q")
+# A table may be larger than memory, of which the system would else set as much aside for what could be written to it.
+_PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class Layout(NamedTuple):
@@ -116,7 +119,7 @@ class RowFile:
             return torch.empty(shape, dtype=dtype)
         # From the page that holds the first row.
         ahead = offset % mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(file.fileno(), ahead + self.layout.num_bytes, access=mmap.ACCESS_COPY, offset=offset - ahead)
+        mapped = mmap.mmap(file.fileno(), ahead + self.layout.num_bytes, _PRIVATE, _READ_WRITE, offset=offset - ahead)
         # Rows lie all over the file: what the system would read beside them is not wanted.
         mapped.madvise(mmap.MADV_RANDOM)
         self._mapped = mapped

@@ -13,6 +13,7 @@ from pyg_direct import save_rows
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError
 from pyg_direct.features import save
 from pyg_direct.features.rowfile import RowFile
+from pyg_direct.runtime.host import total_bytes
 from tests.features.contract import DTYPES, bytes_of, make_rows
 
 
@@ -47,6 +48,19 @@ def test_a_write_to_rows_does_not_reach_the_file(tmp_path):
 
     assert path.read_bytes() == before
     assert not file.rows.any()
+
+
+def test_a_file_may_be_larger_than_memory(tmp_path):
+    path, most = tmp_path / "rows.bin", 4 * total_bytes()
+    with path.open("wb") as file:
+        # With holes, which take no room on the disk.
+        file.truncate(most)
+        file.seek(most - 4)
+        file.write(struct.pack("<f", 7))
+
+    rows = RowFile(path, dtype=torch.float32, shape=(-1, 256)).rows
+
+    assert rows[[-1, 1]][:, -1].tolist() == [7, 0]
 
 
 def test_bare_bytes_are_read_as_told(tmp_path):
