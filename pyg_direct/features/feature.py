@@ -23,6 +23,7 @@ from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.gather import Directory, gather_rows
 from pyg_direct.ops.reader import RowReader
+from pyg_direct.ops.upload import upload
 from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.memory import Block, move
 from pyg_direct.runtime.mode import ordinary_tensors
@@ -307,7 +308,7 @@ class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows, FollowingRows):
             self._block.check_process()
         ids = node_idx if isinstance(node_idx, Tensor) else torch.as_tensor(node_idx)
         ids = ids.long() if not isinstance(node_idx, Tensor) and ids.numel() == 0 else ids
-        ids = check_ids("node_idx", ids, shape[0]).to(self.device, non_blocking=True)
+        ids = upload(check_ids("node_idx", ids, shape[0]), self.device)
         if self._order is not None:
             ids = gather_rows(self._order, ids, errors=self._errors) - 1
         return self._spilled.read(ids) if self._spilled is not None else self.gather(ids, self._errors)

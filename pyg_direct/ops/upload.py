@@ -8,10 +8,11 @@ from torch import Tensor
 
 
 def upload(words: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """An array of the host as a tensor of `device`.
+    """An array of the host as a tensor of `device`; a tensor of a GPU that is wanted on the host is waited for.
 
     The driver copies ordinary memory aside before it returns, so the host neither waits for the GPU nor must it keep
     the array.
     """
     tensor = torch.from_numpy(words) if isinstance(words, np.ndarray) else words
-    return tensor.to(device, non_blocking=True)
+    # On its way to the host, what is not waited for would be read before it is there.
+    return tensor.to(device, non_blocking=device.type == "cuda")

@@ -47,6 +47,17 @@ def test_rows_of_any_dtype_come_bit_for_bit(device, dtype, cache):
     assert torch.equal(bytes_of(got), expected)
 
 
+@pytest.mark.gpu
+def test_a_feature_on_the_cpu_waits_for_ids_of_a_gpu():
+    feature = Feature(device="cpu").from_cpu_tensor(torch.arange(100.0))
+    ids = torch.zeros(50_000, dtype=torch.int64, device="cuda")
+
+    torch.cuda._sleep(200_000_000)
+    ids += 7
+
+    assert feature[ids].unique().tolist() == [7]
+
+
 @pytest.mark.parametrize("cache", [0, "20%", "100%"])
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_rows_of_any_shape_come_bit_for_bit(device, row, cache):
