@@ -20,8 +20,9 @@ from pyg_direct.features.clique import deal_chunks, fit_rows, weigh_chunks
 from pyg_direct.features.hotness import choose_hottest
 from pyg_direct.ops.gather import Directory
 from pyg_direct.runtime.device import abilities, free_bytes
+from pyg_direct.runtime.host import available_bytes
 from pyg_direct.runtime.memory import Block, allocate, fill
-from pyg_direct.runtime.shared import SharedMemory, available_bytes, pin, share
+from pyg_direct.runtime.shared import SharedMemory, pin, share
 from pyg_direct.runtime.spread import GRANULE, Spread
 
 COLD_POLICIES = ("auto", "unified", "pinned")

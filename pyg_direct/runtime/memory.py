@@ -32,6 +32,7 @@ from pyg_direct.errors import (
 from pyg_direct.runtime.advice import advise
 from pyg_direct.runtime.device import abilities, bind_thread, resolve_device
 from pyg_direct.runtime.driver import call, load_driver, tolerate_captures
+from pyg_direct.runtime.host import total_bytes
 from pyg_direct.typing import Device
 
 PLACEMENTS = ("cuda", "unified", "pinned", "cpu", "mmap")
@@ -231,8 +232,8 @@ def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: b
 def _allocate_on_host(block: Block, shared: bool) -> None:
     driver = load_driver()
     assert block.device is not None
-    # What is free is not asked: some virtual machines get memory as they use it.
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # What is free is not asked: the system frees what it can.
+    most = total_bytes()
     if block.num_bytes > most:
         raise MemoryLimitError(f"num_bytes must fit the {most} bytes of host memory, got {block.num_bytes} for "
                                f"{block.placement} memory")  # fmt: skip

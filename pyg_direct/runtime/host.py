@@ -1,0 +1,63 @@
+"""How much memory this host has, and how much of it is free."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from pathlib import Path
+
+_MEMINFO, _ZONES, _GROUP = Path("/proc/meminfo"), Path("/proc/zoneinfo"), Path("/sys/fs/cgroup")
+
+
+def total_bytes() -> int:
+    """Host memory, no more than which can be had.
+
+    Some virtual machines get memory as they use it, and begin with little: what their kernel knows of, or the limit of
+    their container, tells of all.
+    """
+    return max(_known_bytes(), _present_bytes(), _limit_bytes() or 0)
+
+
+def available_bytes() -> int:
+    """Host memory that can still be had: of the machine, or of the container's limit where that is less.
+
+    Where the limit is more than the machine has yet, the machine grows up to it.
+    """
+    free, limit = _read_meminfo("MemAvailable"), _limit_bytes()
+    if limit is not None:
+        with contextlib.suppress(OSError, ValueError):
+            left = limit - _used_bytes()
+            free = left if limit > _known_bytes() else min(free, left)
+    return max(0, free)
+
+
+def _known_bytes() -> int:
+    """What the machine has now."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _present_bytes() -> int:
+    """What the machine has, with what a host has taken back for a while; 0 where the kernel does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        lines = (line.split() for line in _ZONES.read_text().splitlines())
+        return sum(int(words[1]) for words in lines if words[:1] == ["present"]) * mmap.PAGESIZE
+    return 0
+
+
+def _read_meminfo(name: str) -> int:
+    lines = _MEMINFO.read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def _limit_bytes() -> int | None:
+    """The limit of the container."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((_GROUP / "memory.max").read_text())
+    return None
+
+
+def _used_bytes() -> int:
+    """What the container has taken, without what it can give back at once."""
+    statistics = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+    return int((_GROUP / "memory.current").read_text()) - int(statistics.get("inactive_file", 0))

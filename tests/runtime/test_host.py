@@ -1,0 +1,63 @@
+"""How much memory a host has: of the machine, of its container, and where both grow."""
+
+import os
+
+import pytest
+
+from pyg_direct.runtime import host
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Files of the kernel of a machine that has 32 GiB now, 28 of them free."""
+    (tmp_path / "meminfo").write_text(f"MemTotal: {32 << 20} kB\nMemAvailable: {28 << 20} kB\n")
+    monkeypatch.setattr(host, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(host, "_ZONES", tmp_path / "zoneinfo")
+    monkeypatch.setattr(host, "_GROUP", tmp_path)
+    monkeypatch.setattr(host, "_known_bytes", lambda: 32 * GIB)
+    return tmp_path
+
+
+def limit(machine, most, used, cached=0):
+    """Put the machine's processes into a container."""
+    (machine / "memory.max").write_text(f"{most}\n")
+    (machine / "memory.current").write_text(f"{used}\n")
+    (machine / "memory.stat").write_text(f"anon 1\ninactive_file {cached}\n")
+
+
+def test_free_memory_is_a_part_of_this_machine():
+    assert 0 < host.available_bytes() <= host.total_bytes()
+    assert host.total_bytes() >= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_without_a_container_the_kernel_tells(machine):
+    assert (host.total_bytes(), host.available_bytes()) == (32 * GIB, 28 * GIB)
+
+
+def test_a_container_may_have_less(machine):
+    limit(machine, 16 * GIB, 6 * GIB, cached=2 * GIB)
+
+    assert (host.total_bytes(), host.available_bytes()) == (32 * GIB, 12 * GIB)
+
+
+def test_a_container_without_a_limit_has_all(machine):
+    limit(machine, "max", 6 * GIB)
+
+    assert (host.total_bytes(), host.available_bytes()) == (32 * GIB, 28 * GIB)
+
+
+def test_a_machine_grows_up_to_the_limit(machine):
+    limit(machine, 128 * GIB, 4 * GIB)
+
+    assert (host.total_bytes(), host.available_bytes()) == (128 * GIB, 124 * GIB)
+
+
+def test_memory_that_was_lent_away_counts(machine):
+    pages = 128 * GIB // os.sysconf("SC_PAGE_SIZE")
+    (machine / "zoneinfo").write_text(
+        f"Node 0, zone   Normal\n        spanned  {2 * pages}\n        present  {pages}\n"
+    )
+
+    assert host.total_bytes() == 128 * GIB
