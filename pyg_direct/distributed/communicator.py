@@ -72,7 +72,10 @@ class Communicator:
         done: Future[Any] = Future()
         if not self._is_open:
             raise ArgumentError("the graph is closed, and so is its way to other processes")
-        self._turns.put((done, fn, args))
+        # What the caller's stream still does, writing rows for one, comes before.
+        waits = self._stream is not None and not torch.cuda.is_current_stream_capturing()
+        event = torch.cuda.current_stream(self.device).record_event() if waits else None
+        self._turns.put((done, event, fn, args))
         return done
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -85,12 +88,14 @@ class Communicator:
         while (turn := self._turns.get()) is not None:
             self._run(*turn)
 
-    def _run(self, done: Future[Any], fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _run(self, done: Future[Any], event: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         try:
             if self._stream is None:
                 result = fn(*args)
             else:
                 with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+                    if event is not None:
+                        event.wait()
                     result = fn(*args)
                     self._stream.synchronize()
         except BaseException as error:

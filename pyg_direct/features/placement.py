@@ -213,7 +213,8 @@ def run_copy(target: Any, source: Any) -> Any:
         target.copy_(source.on_cpu())
         return target
     seen = source.on_gpu()
-    if seen.is_contiguous() and target.is_contiguous() and seen.dtype == target.dtype and seen.shape == target.shape:
+    is_alike = (seen.device, seen.dtype, seen.shape) == (target.device, target.dtype, target.shape)
+    if is_alike and seen.is_contiguous() and target.is_contiguous():
         alignment = seen.data_ptr() | target.data_ptr() | seen.numel() * seen.itemsize
         units = torch.int64, torch.int32, torch.int16, torch.uint8
         unit = next(unit for unit in units if alignment % unit.itemsize == 0)

@@ -12,7 +12,6 @@ import os
 import weakref
 from collections.abc import Sequence
 from multiprocessing import reduction
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +38,8 @@ class _Map(mmap.mmap):
 _KNOWN: weakref.WeakValueDictionary[int, _Map] = weakref.WeakValueDictionary()
 # One object for each, so that what is pickled twice at once is sent once.
 _OBJECTS: weakref.WeakValueDictionary[int, SharedMemory] = weakref.WeakValueDictionary()
+# Memory that is page-locked here, which the driver refuses to lock twice.
+_PINNED: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
 
 
 class SharedMemory:
@@ -132,8 +133,11 @@ def share(tensor: Tensor, *, what: str = "rows") -> SharedMemory:
 
 
 def pin(memory: SharedMemory, device: torch.device) -> Block:
-    """Shared memory page-locked for this process, for its GPU to read in place."""
+    """Shared memory page-locked for this process, for its GPUs to read in place; once, whichever of them asks."""
     assert device.index is not None
+    known = _PINNED.get(memory.bytes.data_ptr())
+    if known is not None:
+        return known
     block = Block("pinned", memory.num_bytes, device)
     block._keep = memory.bytes
     if memory.num_bytes > 0:
@@ -141,19 +145,5 @@ def pin(memory: SharedMemory, device: torch.device) -> Block:
             bind_thread(device.index)
             call("cuMemHostRegister", memory.bytes.data_ptr(), memory.num_bytes, _PORTABLE | _MAPPED)
         block._address = memory.bytes.data_ptr()
+        _PINNED[block._address] = block
     return block
-
-
-def available_bytes() -> int:
-    """Host memory that can still be had: of the machine, or of the container's limit where that is less.
-
-    Some virtual machines get memory as they use it, and say less than they can have.
-    """
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    with contextlib.suppress(OSError, ValueError):
-        folder = Path("/sys/fs/cgroup")
-        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        used = int((folder / "memory.current").read_text()) - int(statistics.get("inactive_file", 0))
-        free = min(free, int((folder / "memory.max").read_text()) - used)
-    return max(0, free)

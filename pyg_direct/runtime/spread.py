@@ -100,7 +100,7 @@ class _Mapping:
     def __init__(self, chunks: Sequence[Chunk], index: int) -> None:
         # Torch takes the device of the first byte for that of a tensor: memory of the reader's own comes first.
         self.chunks = [Chunk(GRANULE, index), *chunks]
-        self.process, self.mapped = os.getpid(), 0
+        self.process, self.index, self.mapped = os.getpid(), index, 0
         self.num_bytes = sum(chunk.num_bytes for chunk in self.chunks)
         self.address = int(call("cuMemAddressReserve", self.num_bytes, 0, 0, 0))
         try:
@@ -124,6 +124,9 @@ class _Mapping:
         address, self.address = self.address, 0
         if address and self.process == os.getpid():
             if self.mapped:
+                # Unlike memory that is freed, memory that is unmapped is not waited for by the driver.
+                with torch.cuda.device(self.index):
+                    call("cuCtxSynchronize")
                 call("cuMemUnmap", address, self.mapped)
             call("cuMemAddressFree", address, self.num_bytes)
 

@@ -85,6 +85,16 @@ def test_rows_are_those_of_the_table(policy, cache, cold_policy):
     feature.synchronize()
 
 
+def test_one_process_reads_page_locked_rows_on_both():
+    handle = make_feature(cold_policy="pinned").share_ipc()
+
+    features = [Feature.new_from_ipc_handle(rank, handle) for rank in (0, 1)]
+    got = [feature[make_ids()] for feature in features]
+
+    assert [rows.device.index for rows in got] == [0, 1]
+    assert all(torch.equal(rows.cpu(), make_rows()[make_ids()]) for rows in got)
+
+
 @pytest.mark.parametrize("store_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_narrow_rows_are_read_from_peers(store_dtype):
     rows = make_rows() / NUM_ROWS

@@ -136,6 +136,16 @@ def test_the_cpu_sees_what_the_gpu_wrote_and_the_gpu_what_the_cpu_wrote():
 
 
 @pytest.mark.gpu
+@pytest.mark.gpus
+def test_it_is_copied_to_another_gpu_than_reads_it():
+    tensor = to_unified(torch.arange(6.0), device="cuda:0")
+
+    got = tensor.to("cuda:1")
+
+    assert (str(got.device), got.tolist()) == ("cuda:1", [0, 1, 2, 3, 4, 5])
+
+
+@pytest.mark.gpu
 def test_memory_is_recycled_after_the_gpu_has_read_it():
     pool, device = UnifiedPool(), resolve_device("cuda")
     block = pool.take(1000, device)
