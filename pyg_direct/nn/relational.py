@@ -55,8 +55,12 @@ def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: 
     ):  # fmt: skip
         return None
     edges = batch.view(edge_index)
-    key = "relations", edge_type.data_ptr(), edge_type._version, edge_type.stride(), edges.row.numel(), num_targets
-    parted = batch.remember((*key, relations), lambda: _part(edges, edge_type, num_targets, relations))
+    if edge_type.is_inference():
+        # Writes to such a tensor leave no trace.
+        parted = _part(edges, edge_type, num_targets, relations)
+    else:
+        key = "relations", edge_type.data_ptr(), edge_type._version, edge_type.stride(), edges.row.numel(), num_targets
+        parted = batch.remember((*key, relations), lambda: _part(edges, edge_type, num_targets, relations))
     if parted.indptr.numel() == 0:
         return None
     sums = aggregate(x, parted.indptr, parted.row, reduce=find_reduce(self), target=parted.target,

@@ -93,6 +93,23 @@ def test_anything_else_is_as_pyg_has_it(case, calls, monkeypatch):
     torch.testing.assert_close(got, conv(x, edge_index, edge_type), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+def test_relations_may_be_told_in_inference_mode(device, is_written, calls):
+    batch, conv = Batch(device), RGCNConv(WIDTH, OUT, RELATIONS).to(device)
+    accelerated = accelerate(conv)
+
+    with torch.inference_mode():
+        edge_type = make_types(batch)
+        conv(batch.x, batch.edge_index, edge_type)
+        if is_written:
+            edge_type.copy_(edge_type.flip(0))
+        got = conv(batch.x, batch.edge_index, edge_type)
+
+    assert len(calls) == 2
+    accelerated.undo()
+    torch.testing.assert_close(got, conv(batch.x, batch.edge_index, edge_type.clone()), rtol=1e-4, atol=1e-5)
+
+
 def test_a_relation_that_is_none_is_refused_by_pyg(calls):
     batch, conv = Batch(), RGCNConv(WIDTH, OUT, RELATIONS)
     edge_type = make_types(batch)
