@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from pyg_direct.ops import launch
+from tests.apart import end_all, run_apart
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
@@ -88,6 +89,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    reports = run_apart(item)
+    if reports is None:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
 def skips(config: pytest.Config) -> Iterator[tuple[str, str]]:
     """Id and reason of every skipped test."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -104,6 +117,7 @@ def is_allowed(nodeid: str, reason: str) -> bool:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    end_all()
     if hasattr(session.config, "workerinput"):
         return
     found = list(skips(session.config))

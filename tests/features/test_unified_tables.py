@@ -11,6 +11,8 @@ from pyg_direct import MemAdvise, UnifiedTensor, to_unified, unified_device
 from pyg_direct.features.placement import RULES
 from pyg_direct.runtime.memory import find_block
 
+pytestmark = pytest.mark.apart
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _device_by_name():

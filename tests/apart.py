@@ -1,0 +1,90 @@
+"""Tests that change more of a process than they can put back: `apart` marks those that run in one of their own.
+
+Each process that runs tests starts another one for such a file, at its first test, and has all of them run there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+_IS_APART = "PYG_DIRECT_TESTS_APART"
+_started: dict[str, _Apart] = {}
+
+
+def run_apart(item: pytest.Item) -> list[pytest.TestReport] | None:
+    """Reports of a test that ran in the process of its file; None for one that runs here."""
+    if item.get_closest_marker("apart") is None or item.get_closest_marker("skip") or _IS_APART in os.environ:
+        return None
+    file = str(item.path)
+    if file not in _started:
+        _started[file] = _Apart(file, item.config)
+    try:
+        return _started[file].run(item)
+    except (EOFError, OSError):
+        words = f"the process of its own ended with exit code {_started.pop(file).end()}"
+        return [pytest.TestReport(item.nodeid, item.location, {}, "failed", words, "call")]
+
+
+def end_all() -> None:
+    """End the processes of all files."""
+    while _started:
+        _started.popitem()[1].end()
+
+
+class _Apart:
+    """A process that runs tests of one file."""
+
+    def __init__(self, file: str, config: pytest.Config) -> None:
+        self.connection, theirs = get_context("spawn").Pipe()
+        arguments = [file, f"--rootdir={config.rootpath}", "-c", str(config.inipath), "-p", "no:terminal",
+                     "-p", "no:cacheprovider"]  # fmt: skip
+        self.process = get_context("spawn").Process(target=_serve, args=(arguments, theirs), daemon=False)
+        self.process.start()
+        theirs.close()
+
+    def run(self, item: pytest.Item) -> list[pytest.TestReport]:
+        self.connection.send(item.nodeid)
+        hook = item.config.hook
+        return [hook.pytest_report_from_serializable(config=item.config, data=data) for data in self.connection.recv()]
+
+    def end(self) -> int | None:
+        with contextlib.suppress(OSError):
+            self.connection.send(None)
+        self.process.join(60)
+        if self.process.is_alive():
+            self.process.kill()
+        return self.process.exitcode
+
+
+def _serve(arguments: list[str], connection: Connection) -> None:
+    os.environ[_IS_APART] = "1"
+    pytest.main(arguments, plugins=[_Server(connection)])
+
+
+class _Server:
+    """In that process: runs the tests that it is asked for, one after the other."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._reports: list[Any] = []
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        while (nodeid := self._connection.recv()) is not None:
+            self._reports = []
+            # Another one of the file is said to come next, so that what they share stays.
+            following = next((item for item in session.items if item.nodeid != nodeid), None)
+            session.config.hook.pytest_runtest_protocol(item=items[nodeid], nextitem=following)
+            to_data = session.config.hook.pytest_report_to_serializable
+            self._connection.send([to_data(config=session.config, report=report) for report in self._reports])
+        session._setupstate.teardown_exact(None)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reports.append(report)
