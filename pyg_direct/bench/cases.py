@@ -251,8 +251,9 @@ def snapshots(scale: float) -> Iterator[Row]:
 
 def dynamic(scale: float) -> Iterator[Row]:
     """Epochs of dynamic graph networks; files of PYG_DIRECT_DATA, and generated graphs, which are named so."""
-    folder = Path(os.environ.get("PYG_DIRECT_DATA", "."))
-    files = [*sorted(folder.glob("**/*.json")), *sorted(folder.glob("**/snapshots.npz"))]
+    folder = os.environ.get("PYG_DIRECT_DATA")
+    forms = ("*.json", "snapshots.npz") if folder else ()
+    files = [path for form in forms for path in sorted(Path(folder or ".").glob(f"**/{form}"))]
     sets = {file.stem: load_temporal(file) for file in files}
     for nodes in (1_000, 20_000):
         sets[f"generated {nodes}"] = synthetic_dtdg(nodes, int(10 * nodes * scale), 20, 0.1, weighted=True)
