@@ -30,19 +30,6 @@ def test_nothing_else_is_public():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_is_documented(name):
-    thing = getattr(pyg_direct, name)
-
-    members = {
-        key: getattr(thing, key) for key, value in vars(thing).items()
-        if not key.startswith("_") and (callable(value) or isinstance(value, (property, classmethod, staticmethod)))
-    }  # fmt: skip
-
-    assert inspect.getdoc(thing)
-    assert [key for key, member in members.items() if not inspect.getdoc(member)] == []
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_every_name_is_told_in_the_changelog(name):
     text = CHANGELOG.read_text()
 

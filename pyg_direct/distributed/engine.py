@@ -81,7 +81,14 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
 
 
 def connect(num_parts: int, name: str = "graph", *, address: str | None = None, timeout: float = 300) -> RayServers:
-    """The servers that another program started with `serve`."""
+    """The servers that another program started with `serve`.
+
+    Args:
+        num_parts: Parts of the graph, each with a server.
+        name: As it was given to `serve`.
+        address: Of the Ray cluster, `HOST:PORT` or `auto`; None starts Ray on this host.
+        timeout: Seconds to wait for an answer.
+    """
     _start(address)
     return RayServers(name, num_parts, timeout)
 

@@ -90,6 +90,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
             training nodes of its part, of which more neighbors are near.
         seed: Seed of shuffling and draws, equal in all processes; None draws one from the generator of torch on rank 0.
         prefetch: Batches made ahead.
+        input_id: An id for each seed, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.
 
     Raises:
@@ -129,8 +130,8 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
     Args:
         graph: The graph.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, transform,
-            transform_sampler_output, seed, prefetch, ranks, uneven, time_comparison, time_window, **kwargs: See
-            `DistNeighborLoader`.
+            transform_sampler_output, seed, prefetch, ranks, uneven, time_comparison, time_window, input_id, **kwargs:
+            See `DistNeighborLoader`.
         edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
             processes, unless `ranks="own"`.
         edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, exclude_target_edges: See `LinkNeighborLoader`.

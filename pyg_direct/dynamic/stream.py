@@ -29,6 +29,11 @@ class SnapshotStream:
 
     Iteration returns the stream itself and begins anew, `stream[t]` is a snapshot and `stream[a:b]` a stream of some.
 
+    Args:
+        snapshots: All of them, in order.
+        plan: What is known of them.
+        times: Which ones this stream has.
+
     Attributes:
         snapshot_count: Number of snapshots.
         plan: What is known of them; None for heterogeneous ones.

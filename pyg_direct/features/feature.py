@@ -76,6 +76,12 @@ class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows, FollowingRows):
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
+
+    Example:
+        >>> feature = Feature(device_cache_size="20%", device="cpu").from_cpu_tensor(torch.arange(8.0).view(4, 2))
+        >>> feature[torch.tensor([3, 0])]
+        tensor([[6., 7.],
+                [0., 1.]])
     """
 
     def __init__(self, rank: int = 0, device_list: Sequence[int] | str = (0,), device_cache_size: int | str = 0,

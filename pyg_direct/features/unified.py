@@ -90,6 +90,16 @@ class UnifiedTensor(Tensor):
 
     In ids on a GPU, numbers below 0 do not count from the end: what is out of range gives a row of zeros, and an
     `IdError` at the next use.
+
+    Args:
+        host: A CPU tensor over bytes of `memory`; see `to_unified`, which makes both.
+        memory: What holds them.
+        propagated: `propagatedToCUDA`.
+
+    Example:
+        >>> x = to_unified(torch.arange(8.0).view(4, 2))
+        >>> x[torch.tensor([3, 0])].cpu().tolist()
+        [[6.0, 7.0], [0.0, 1.0]]
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -118,7 +128,11 @@ class UnifiedTensor(Tensor):
         return run_op(func, args, kwargs or {})
 
     def on_cpu(self, for_write: bool = False) -> Tensor:
-        """This tensor as an ordinary CPU tensor over the same memory, once the GPU is done with it."""
+        """This tensor as an ordinary CPU tensor over the same memory, once the GPU is done with it.
+
+        Args:
+            for_write: Wait for reads of the GPU too.
+        """
         self.memory.wait(for_write)
         return self.host_view
 

@@ -45,6 +45,13 @@ class CSRTopo:
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> topo = CSRTopo(torch.tensor([[0, 1, 2], [2, 2, 0]]), num_nodes=4)  # 0 -> 2, 1 -> 2, 2 -> 0
+        >>> topo.indptr, topo.indices
+        (tensor([0, 1, 1, 3, 3]), tensor([2, 0, 1], dtype=torch.int32))
+        >>> topo.node_count, topo.edge_count, topo.degree.tolist()
+        (4, 3, [1, 0, 2, 0])
     """
 
     def __init__(

@@ -171,7 +171,8 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         exclude_target_edges: True: links that are sampled around are taken out of the batch's edges, so that a model
             cannot look them up; `"reverse"`: their reverse edges too (relation `rev_...`).
         device, placement, topology_placement, feature_cache, topology_cache, store_dtype, seed, prefetch,
-            time_comparison, time_window, ranks, uneven: See `NeighborLoader`.
+            time_comparison, time_window, ranks, uneven, custom_cls: See `NeighborLoader`.
+        input_id: An id for each link, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:

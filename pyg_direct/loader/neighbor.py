@@ -114,6 +114,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             (`expected_reads`); or `frequency`: reads counted while `presample` epochs are sampled, before the first
             one. Only for a `Data` that is sampled uniformly, and for attributes that no other loader has placed yet.
         presample: Epochs, or a part of one.
+        custom_cls: Class of the batches of a graph in stores.
+        input_id: An id for each seed, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             unless `multiprocessing_context` says how to start them: `"spawn"` gives processes that sample on the CPU.
 
@@ -131,6 +133,14 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     Raises:
         ArgumentError, ArgumentTypeError, IdError, DeviceError: named argument, rule and value.
         NotImplementedError: combinations that PyG refuses so.
+
+    Example:
+        >>> data = Data(x=torch.arange(4.0).view(4, 1), edge_index=torch.tensor([[1, 2, 3], [0, 0, 1]]))
+        >>> (batch,) = NeighborLoader(data, num_neighbors=[-1, -1], input_nodes=torch.tensor([0]), device="cpu")
+        >>> batch.n_id.tolist(), batch.edge_index.tolist(), batch.batch_size
+        ([0, 1, 2, 3], [[1, 2, 3], [0, 0, 1]], 1)
+        >>> batch.num_sampled_nodes, batch.num_sampled_edges
+        ([1, 2, 1], [2, 1])
     """
 
     def __init__(self, data: Any, num_neighbors: Any, input_nodes: Any = None, input_time: Any = None,

@@ -79,6 +79,12 @@ def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: s
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> x = torch.tensor([[1.0], [2.0], [4.0]])
+        >>> indptr, row = torch.tensor([0, 2, 2, 3]), torch.tensor([0, 1, 2])  # of targets 0, 1 and 2
+        >>> aggregate(x, indptr, row, reduce="mean").tolist()
+        [[1.5], [0.0], [4.0]]
     """
     num_targets = indptr.numel() - 1 if num_targets is None else num_targets
     num_edges = x.shape[0] if row is None else row.numel()

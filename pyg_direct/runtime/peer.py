@@ -143,6 +143,9 @@ def read_link(reader: int, owner: int) -> Link:
 def init_p2p(device_list: Sequence[int]) -> list[tuple[int, int]]:
     """Let kernels of each GPU read tensors of every other one that it reaches, in this process.
 
+    Args:
+        device_list: Numbers of the GPUs.
+
     Returns:
         The pairs (reader, owner) that are now open. Caches of a `Feature` need no such call.
 

@@ -62,6 +62,15 @@ class GraphSageSampler:
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
+
+    Example:
+        >>> topo = CSRTopo(torch.tensor([[1, 2, 3], [0, 0, 1]]))  # 1 and 2 lead to 0, 3 to 1
+        >>> sampler = GraphSageSampler(topo, sizes=[-1, -1], device="cpu")
+        >>> n_id, batch_size, adjs = sampler.sample([0])
+        >>> n_id.tolist(), batch_size
+        ([0, 1, 2, 3], 1)
+        >>> [(adj.edge_index.tolist(), adj.size) for adj in adjs]  # outermost first
+        [([[1, 2, 3], [0, 0, 1]], (4, 3)), ([[1, 2], [0, 0]], (3, 1))]
     """
 
     def __init__(self, csr_topo: CSRTopo, sizes: Sequence[int], device: Device = None, mode: str = "auto", *,
