@@ -11,12 +11,14 @@ import numpy as np
 from pyg_direct.kernels.allowed import restrict_row, row_of
 from pyg_direct.kernels.block import own_range
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
-from pyg_direct.kernels.neighbor import draw_pick, find_row, pick_row_in_order, resolve_pick
+from pyg_direct.kernels.neighbor import draw_pick, find_row, num_picks, pick_row_in_order, resolve_pick
 from pyg_direct.kernels.weighted import pick_weighted_row
 from pyg_direct.kernels.worklist import (
+    COLUMNS,
     EDGES,
     FANOUT,
     FIRST,
+    FLAGS,
     LOCAL,
     RELATION,
     SOURCE_BASE,
@@ -26,7 +28,9 @@ from pyg_direct.kernels.worklist import (
     identity,
     is_weighted,
     next_entry,
+    relation_key,
     row_key,
+    tree_key,
     tree_of,
 )
 
@@ -56,10 +60,14 @@ def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, ro
         entry = find_entry(work, begin)
         for item in range(begin, end):
             entry = next_entry(work, entry, item)
-            start, size, count = restrict_row(
-                item, entry, work, starts[item], starts[item] + sizes[item], indices, node_time,
-                edge_time, edge_weight, trees, seed_times, replace, last, strict, window)  # fmt: skip
-            starts[item], sizes[item], counts[item] = start, size, count
+            if work[entry + FLAGS] == 0:
+                # Most items of many relations are of empty rows, which cost more in a call than here.
+                counts[item] = num_picks(sizes[item], work[entry + FANOUT], replace)
+            else:
+                start, size, count = restrict_row(
+                    item, entry, work, starts[item], starts[item] + sizes[item], indices, node_time,
+                    edge_time, edge_weight, trees, seed_times, replace, last, strict, window)  # fmt: skip
+                starts[item], sizes[item], counts[item] = start, size, count
 
 
 @cpu_kernel
@@ -69,12 +77,16 @@ def pick_items_cpu(key, hop, replace, tree_shift, work, indices, edge_ids, edge_
     for c in prange(chunks):
         begin, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
         entry = find_entry(work, begin)
+        key_of_relation = relation_key(key, hop, work[entry + RELATION])
         for item in range(begin, end):
             at, count = offsets[item], offsets[item + 1] - offsets[item]
             if count > 0:
-                entry = next_entry(work, entry, item)
+                # Two draws for a relation, not for each of its items.
+                if work[entry + COLUMNS + FIRST] <= item:
+                    entry = next_entry(work, entry, item)
+                    key_of_relation = relation_key(key, hop, work[entry + RELATION])
                 place = frontier_place(work, entry, item)
-                own_key = row_key(key, hop, work[entry + RELATION], trees, place)
+                own_key = tree_key(key_of_relation, trees, place)
                 if is_weighted(work, entry, sizes[item], replace):
                     pick_weighted_row(own_key, rows[place], starts[item], sizes[item], count, replace, edge_weight,
                                       weight_before, starts[item], scores, positions, at)  # fmt: skip

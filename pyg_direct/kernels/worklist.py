@@ -64,14 +64,26 @@ def tree_of(trees, place):
 
 
 @body
-def row_key(key, hop, relation, trees, place):
-    """Key of the draws of a row: relation 0 draws as a graph with one relation does."""
+def relation_key(key, hop, relation):
+    """Key of the draws of a relation in a hop: relation 0 draws as a graph with one relation does."""
     own_key = hop_key(key, hop)
     if relation > 0:
         own_key = draw(own_key, relation, RELATION_DRAW)
+    return own_key
+
+
+@body
+def tree_key(own_key, trees, place):
+    """Key of the draws of a row, from that of its relation."""
     if trees.shape[0] > 0:
         own_key = draw(own_key, trees[place], TREE_DRAW)
     return own_key
+
+
+@body
+def row_key(key, hop, relation, trees, place):
+    """Key of the draws of a row."""
+    return tree_key(relation_key(key, hop, relation), trees, place)
 
 
 @body
