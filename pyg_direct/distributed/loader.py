@@ -15,9 +15,11 @@ from pyg_direct.distributed.sampler import DistNeighborSampler
 from pyg_direct.distributed.steps import Steps
 from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.batches import Seeds
+from pyg_direct.loader.epochs import make_batch
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.link import LinkLoader
 from pyg_direct.loader.node import NodeLoader
+from pyg_direct.loader.record import EpochRecord
 from pyg_direct.ops.draw import derive_key
 from pyg_direct.sampling.key import resolve_seed
 
@@ -32,8 +34,10 @@ class _DistLoader(GeneralLoader):
             self._general = DistAttributes(self.graph)
         return self._general
 
-    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
-        steps = Steps(self.graph.communicator, batches, partial(self._make, epoch), self._take_part, self.prefetch)
+    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
+                   ) -> Iterator[Any]:  # fmt: skip
+        make = partial(make_batch, self._stages(epoch, record))
+        steps = Steps(self.graph.communicator, batches, make, self._take_part, self.prefetch)
         try:
             yield from steps
         finally:

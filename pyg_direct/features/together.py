@@ -28,6 +28,9 @@ class ReadTogether:
     def read(self, ids: Tensor) -> dict[str, Tensor]:
         """Rows of ids that a sampler made, as `Feature.read` returns those of each."""
         self._features[0]._raise_earlier_error()
+        if self._features[0]._served is not None:
+            for feature in self._features:
+                feature._count(ids)
         return dict(zip(self.names, self._reader.read(ids), strict=True))
 
 

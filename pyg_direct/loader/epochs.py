@@ -20,6 +20,8 @@ from pyg_direct.loader.background import Background
 from pyg_direct.loader.batches import Seeds, can_share, iterate_batches
 from pyg_direct.loader.pipeline import Pipeline
 from pyg_direct.loader.ranks import Ranks, Share
+from pyg_direct.loader.record import EpochRecord, Stages, finish_sample
+from pyg_direct.loader.report import ReportedLoader
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.mode import ordinary_tensors
@@ -31,14 +33,14 @@ from pyg_direct.typing import Device
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 PLACEMENTS = ("auto", "cuda", "unified", "pinned", "cpu")
 # What a loader holds of the memory of its process.
-_PLACED = ("_attributes", "_general", "_placed", "_plan", "_plan_topology")
+_PLACED = ("_attributes", "_general", "_placed", "_plan", "_plan_topology", "_recorder")
 # Only workers need these; None and the defaults of torch are not worth a word.
 _WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
                    "pin_memory_device": "", "worker_init_fn": None, "timeout": 0}  # fmt: skip
 _END = object()
 
 
-class EpochLoader:
+class EpochLoader(ReportedLoader):
     """Iterates over epochs: which batch is made of what, when, and how far ahead.
 
     Loaders say how a batch is sampled (`_submit`) and made (`_fetch`), and what to place first (`_prepare`).
@@ -131,8 +133,13 @@ class EpochLoader:
         self._next_epoch, self._first_batch = epoch + 1, 0
         self._standing = (epoch, first)
         batches = iterate_batches(self, self.seed, epoch, first, self._input(), share)  # type: ignore[arg-type]
-        work = self._work_with_workers if self.num_workers > 0 else self._work_here  # type: ignore[attr-defined]
-        return self._iterate(epoch, first, work(epoch, batches))
+        record = self._begin_record()
+        if self.num_workers > 0:  # type: ignore[attr-defined]
+            made = self._work_with_workers(epoch, batches)
+        else:
+            made = self._work_here(epoch, batches if record is None else record.follow(batches), record)
+        handed = self._iterate(epoch, first, made)
+        return handed if record is None else record.hand_out(handed)
 
     def _share(self) -> Share:
         """Which batches are this process's."""
@@ -157,18 +164,28 @@ class EpochLoader:
         if self._standing[0] == epoch:
             self._standing = (epoch + 1, 0)
 
-    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
-        submit = partial(self._submit, epoch)
+    def _stages(self, epoch: int, record: EpochRecord | None) -> Stages:
+        """How the batches of an epoch are made, and timed where that is wanted."""
+        stages = Stages(partial(self._submit, epoch), finish_sample, self._fetch)
+        return stages if record is None else record.around(stages)
+
+    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
+                   ) -> Iterator[Any]:  # fmt: skip
         shares = self.super_batch > 1 and self.device.type == "cuda" and self.transform_sampler_output is None
         source: Background | Pipeline
         if self.device.type == "cpu" and self.prefetch > 0:
             # A function of the user's is called from one thread at a time.
-            source = Background(batches, partial(self._make, epoch), self.prefetch, None if self._is_own() else 1)
+            make = partial(make_batch, self._stages(epoch, record))
+            source = Background(batches, make, self.prefetch, None if self._is_own() else 1)
         elif shares and self._shared():
-            group = SuperBatch(self.super_batch, submit, self._fetch, SharedFetch(self._shared()))
-            source = Pipeline(group.group(batches), group.submit, group.fetch, min(self.prefetch, 1), self.device)
+            group = SuperBatch(self.super_batch, partial(self._submit, epoch), self._fetch, SharedFetch(self._shared()))
+            stages = Stages(group.submit, finish_sample, group.fetch)
+            # The times of a group are those of its first batch.
+            submit, finish, fetch = stages if record is None else record.around(stages)
+            source = Pipeline(group.group(batches), submit, fetch, min(self.prefetch, 1), self.device, finish)
         else:
-            source = Pipeline(batches, submit, self._fetch, self.prefetch, self.device)
+            submit, finish, fetch = self._stages(epoch, record)
+            source = Pipeline(batches, submit, fetch, self.prefetch, self.device, finish)
         try:
             for _, made in source:
                 # A group's batches are forgotten one by one.
@@ -180,9 +197,6 @@ class EpochLoader:
             if isinstance(source, Pipeline):
                 # Memory that ran out once would run out in each epoch.
                 self.prefetch = min(self.prefetch, source.prefetch)
-
-    def _make(self, epoch: int, number: int, seeds: Seeds) -> Any:
-        return self._fetch(self._submit(epoch, number, seeds).finish(), number, seeds)
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader stands: the next batch of the current epoch. Three integers, as all else follows.
@@ -217,6 +231,11 @@ class EpochLoader:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def make_batch(stages: Stages, number: int, seeds: Seeds) -> Any:
+    """A batch, one stage after the other."""
+    return stages.fetch(stages.finish(stages.submit(number, seeds), number), number, seeds)
 
 
 def settle_workers(kwargs: dict[str, Any], device: torch.device, *, may_start: bool = True,

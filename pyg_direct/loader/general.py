@@ -165,11 +165,10 @@ class GeneralLoader(EpochLoader):
             del batch._store["e_id"]
         return batch  # type: ignore[no-any-return]
 
-    def report(self) -> str:
-        """What lives where, a line each."""
+    def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         attributes = self._prepare() if self._general is None else self._general
         lines = [self._sampler.summarise()] if isinstance(self._sampler, OwnSampler) else []
-        return "\n".join([*lines, *(f"{key}: {feature}" for key, feature in attributes.describe().items())])
+        return lines, attributes.describe()
 
 
 def _permute(edge: Tensor | None, perm: Tensor | None, device: torch.device) -> Tensor | None:

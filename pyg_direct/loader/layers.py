@@ -13,7 +13,8 @@ from torch_geometric.typing import SparseTensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.batches import Seeds
-from pyg_direct.loader.epochs import ALONE, EpochLoader, settle_workers
+from pyg_direct.loader.epochs import ALONE, EpochLoader, make_batch, settle_workers
+from pyg_direct.loader.record import EpochRecord
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.ops.check import check_fanouts, check_ids
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
@@ -143,13 +144,19 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         return sample.batch
 
-    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
+    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
+                   ) -> Iterator[Any]:  # fmt: skip
         if self.device.type == "cpu":
-            yield from super()._work_here(epoch, batches)
+            yield from super()._work_here(epoch, batches, record)
             return
+        stages = self._stages(epoch, record)
         # Its tuples may hold what a user's transform made: on the current stream nothing needs to be told of it.
         for number, seeds in batches:
-            yield self._submit(epoch, number, seeds).batch
+            yield make_batch(stages, number, seeds)
+
+    def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
+        topology, place = self._sampler.csr_topo, self._sampler._topology.placement
+        return [f"topology: {topology.node_count} nodes, {topology.edge_count} edges, {place}"], {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(sizes={self.sizes})"

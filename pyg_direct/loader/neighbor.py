@@ -333,12 +333,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                                sample.e_id.to(self.device), sample.node_counts, sample.edge_counts)  # fmt: skip
             yield self._build_plain(on_device, torch.tensor(list(item), dtype=torch.int64))
 
-    def report(self) -> str:
-        """What lives where, a line each."""
+    def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         if self._recipe is None:
-            return super().report()
+            return super()._list_places()
         attributes = self._attributes or self._prepare()
-        lines = [f"topology: {self._plan_topology.node_count} nodes, {self._plan_topology.edge_count} edges, "
-                 f"{self._placed.placement}"]  # fmt: skip
-        lines += [f"{key}: {feature}" for key, feature in attributes.describe().items()]
-        return "\n".join(lines)
+        topology = (f"topology: {self._plan_topology.node_count} nodes, {self._plan_topology.edge_count} edges, "
+                    f"{self._placed.placement}")  # fmt: skip
+        return [topology], attributes.describe()

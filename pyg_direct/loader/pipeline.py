@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import CudaError, PlacementWarning
+from pyg_direct.loader.record import finish_sample
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream
 from pyg_direct.sampling.plan import Pending
@@ -38,14 +39,16 @@ class Pipeline:
         fetch: Makes the batch of a sample: (sample, number, what it is made from) -> batch.
         prefetch: Batches fetched ahead; 0 makes each one when it is asked for, as on the CPU.
         device: The device of batches.
+        finish: Waits for a sample: (pending, number) -> sample.
 
     Attributes:
         prefetch: Batches fetched ahead from now on.
     """
 
     def __init__(self, work: Iterator[Work], submit: Callable[[int, Any], Any], fetch: Callable[[Any, int, Any], Any],
-                 prefetch: int, device: torch.device) -> None:  # fmt: skip
-        self._work, self._submit_batch, self._fetch_batch = work, submit, fetch
+                 prefetch: int, device: torch.device,
+                 finish: Callable[[Any, int], Any] = finish_sample) -> None:  # fmt: skip
+        self._work, self._submit_batch, self._fetch_batch, self._finish = work, submit, fetch, finish
         self._device = device
         self._index = -1 if device.type == "cpu" else resolve_device(device).index
         self.prefetch = prefetch if device.type == "cuda" else 0
@@ -156,14 +159,14 @@ class Pipeline:
     def _make(self, pending: Any, number: int, item: Any) -> tuple[Any, torch.cuda.Event | None]:
         """(batch, event after its last kernel)."""
         if self._streams is None:
-            return self._fetch_batch(pending.finish(), number, item), None
+            return self._fetch_batch(self._finish(pending, number), number, item), None
         sampling, fetching = self._streams
         if isinstance(pending, Pending):
             set_stream(fetching)
-            sample = pending.finish()
+            sample = self._finish(pending, number)
         else:
             set_stream(sampling)
-            sample = pending.finish()
+            sample = self._finish(pending, number)
             fetching.wait_stream(sampling)
             sample.record_stream(fetching)
             set_stream(fetching)

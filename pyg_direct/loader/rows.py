@@ -43,6 +43,15 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         group = attr.group_name
         return (tuple(group) if isinstance(group, (list, tuple)) else group), attr.attr_name
 
+    def find(self, attr: TensorAttr) -> Feature:
+        """The table of an attribute.
+
+        Raises:
+            KeyError: there is none.
+        """
+        feature: Feature = self._features[self._key(attr)]
+        return feature
+
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
         if attr.index is not None and not (isinstance(attr.index, slice) and attr.index == slice(None)):
             raise NotImplementedError("a table is put whole; index must be None")
@@ -56,7 +65,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         return True
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
-        feature = self._features[self._key(attr)]
+        feature = self.find(attr)
         index = attr.index
         if index is None:
             index = slice(None)
@@ -69,7 +78,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         return self._features.pop(self._key(attr), None) is not None
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
-        return tuple(self._features[self._key(attr)].shape)
+        return tuple(self.find(attr).shape)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         """What the store holds, without indices."""

@@ -45,7 +45,11 @@ def run_cases(rank, folders, cases, options):
         graph = open_graph(folder, **options)
         for name in names:
             loader = make_loader(name, graph, DistNeighborLoader, DistLinkNeighborLoader)
+            loader.record()
             found[name] = [[as_dict(batch) for batch in loader] for _ in range(2)]
+            report = loader.report()
+            assert report.num_timed == len(report.seconds("fetch")) == sum(map(len, found[name]))
+            assert report.features["x"].num_read > 0
         graph.close()
     return found
 

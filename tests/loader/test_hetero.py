@@ -267,7 +267,7 @@ def test_a_call_gives_the_batch_around_positions(real_device):
     batch = loader([1])
 
     assert batch["paper"].n_id[0] == 9
-    assert "paper.x" in loader.report()
+    assert "paper.x" in str(loader.report())
 
 
 def test_workers_are_absorbed_with_one_word():

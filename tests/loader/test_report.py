@@ -1,0 +1,110 @@
+"""The report of a loader, in words and as a picture."""
+
+import pytest
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.features.report import Report, TierReport
+from pyg_direct.loader.record import FETCH, FINISH, START, WAIT, BatchTimes
+from pyg_direct.loader.report import LoaderReport, Span, read_spans
+
+TIERS = [TierReport("GPU memory", 10, 60), TierReport("memory of other GPUs", 20, 30, "NVLink"),
+         TierReport("host memory (unified)", 70, 10, "PCIe"), TierReport("file", 100, 2, "PCIe")]  # fmt: skip
+
+
+class Mark:
+    """An event of a GPU, so many milliseconds after the origin."""
+
+    def __init__(self, at):
+        self.at, self.is_waited_for = at, False
+
+    def elapsed_time(self, other):
+        return other.at - self.at
+
+    def synchronize(self):
+        self.is_waited_for = True
+
+
+def make_times(spans, origin=None, used=0, events=None):
+    times = BatchTimes(0, origin)
+    for stage, span in spans.items():
+        times.spans[stage] = span
+    times.used, times.events = used, events or {}
+    return times
+
+
+def make_report():
+    spans = [Span("sample", "host", 0, 0.0, 0.002), Span("fetch", "host", 0, 0.002, 0.003),
+             Span("wait", "host", 0, 0.0, 0.003), Span("train", "host", 0, 0.003, 0.012),
+             Span("sample", "host", 1, 0.003, 0.004), Span("sample", "host", 1, 0.005, 0.006),
+             Span("wait", "host", 1, 0.012, 0.013), Span("wait", "GPU", 1, 0.012, 0.0125)]  # fmt: skip
+    return LoaderReport(["topology: somewhere"], 7, 2, spans, {"x": Report(TIERS, 100)})
+
+
+def test_times_of_the_host():
+    first = make_times({START: (1000, 3000), FINISH: (4000, 5000), FETCH: (5000, 6000), WAIT: (500, 7000)}, used=9000)
+    second = make_times({WAIT: (9000, 9500)})
+
+    spans = read_spans([first, second])
+
+    in_ns = [(s.lane, s.where, s.batch, round(1e9 * s.begin), round(1e9 * s.end)) for s in spans]
+    assert sorted(in_ns) == sorted([
+        ("sample", "host", 0, 500, 2500), ("sample", "host", 0, 3500, 4500), ("fetch", "host", 0, 4500, 5500),
+        ("wait", "host", 0, 0, 6500), ("train", "host", 0, 6500, 8500), ("wait", "host", 1, 8500, 9000),
+    ])  # fmt: skip
+
+
+def test_times_of_the_gpu_are_on_the_clock_of_the_host():
+    origin, other = (Mark(0), 1_000_000), (Mark(0), 50_000_000)
+    marks = {START: (Mark(0.5), Mark(1)), FETCH: (Mark(1), Mark(2)), WAIT: (Mark(2), Mark(2.5))}
+    batches = [make_times({WAIT: (1_000_000, 2_000_000)}, origin, events=marks),
+               make_times({WAIT: (4_000_000, 4_500_000)}, origin, events={WAIT: (Mark(6), Mark(6.25))}),
+               make_times({WAIT: (51_000_000, 52_000_000)}, other, events={WAIT: (Mark(1), Mark(2))})]  # fmt: skip
+
+    spans = [s for s in read_spans(batches) if s.where == "GPU"]
+
+    in_us = [(s.lane, s.batch, round(1e6 * s.begin), round(1e6 * s.end)) for s in spans]
+    # What the model did between two epochs is no time of a batch.
+    assert sorted(in_us) == sorted([
+        ("sample", 0, 500, 1000), ("fetch", 0, 1000, 2000), ("wait", 0, 2000, 2500), ("train", 0, 2500, 6000),
+        ("wait", 1, 6000, 6250), ("wait", 2, 50_000, 51_000),
+    ])  # fmt: skip
+    assert batches[-1].events[WAIT][1].is_waited_for
+
+
+def test_no_batches_have_no_times():
+    assert read_spans([]) == []
+
+
+def test_parts_of_a_batch_are_added_up():
+    report = make_report()
+
+    assert report.seconds("sample") == pytest.approx([0.002, 0.002])
+    assert report.seconds("wait", "GPU") == pytest.approx([0.0005])
+    assert report.seconds("train", "GPU") == []
+
+
+def test_a_table_is_told():
+    lines = str(make_report()).splitlines()
+
+    assert lines[0] == "topology: somewhere"
+    assert lines[1].split() == ["last", "2", "of", "7", "batches", "p20", "p50", "p80", "in", "all", "share"]
+    assert lines[2].split() == ["host:", "sample", "2", "ms", "2", "ms", "2", "ms", "4", "ms", "30.8%"]
+    assert lines[5].split() == ["host:", "train", *3 * ["9", "ms"], "9", "ms", "69.2%"]
+    assert lines[6].split()[:4] == ["GPU:", "wait", "500", "us"]
+    assert lines[-2] == "rows over PCIe: 1.2 KB, 171.4 B a batch"
+    assert lines[-1] == "rows over NVLink: 3 KB, 428.6 B a batch"
+
+
+def test_bytes_over_links():
+    report = make_report()
+
+    assert (report.link_bytes("PCIe"), report.link_bytes("NVLink")) == (1200, 3000)
+    with pytest.raises(ArgumentError, match="link must be one of PCIe, NVLink, got 'USB'"):
+        report.link_bytes("USB")
+
+
+@pytest.mark.parametrize("report", [make_report(), LoaderReport(["here"], 0, 0, [], {})], ids=["full", "empty"])
+def test_a_picture_is_drawn(tmp_path, report):
+    path = report.draw(tmp_path / "batches.png")
+
+    assert path.read_bytes().startswith(b"\x89PNG")
