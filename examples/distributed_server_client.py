@@ -14,57 +14,35 @@ Data as in `ogbn_products_sage.py`.
 
 import argparse
 import tempfile
-import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from model import load_dataset
+from model import classify_seeds, fit, load_dataset, parse
 from torch_geometric.nn import GraphSAGE
 
+from pyg_direct.datasets import NodeDataset
 from pyg_direct.distributed import DistNeighborLoader, partition_graph
 from pyg_direct.distributed.client import ClientGraph
 from pyg_direct.distributed.engine import connect, serve
 
 
-def train(graph: ClientGraph, train_nodes: torch.Tensor, num_classes: int, args: argparse.Namespace) -> None:
+def train(graph: ClientGraph, dataset: NodeDataset, args: argparse.Namespace) -> None:
     """Train with batches that the servers answer for."""
     torch.manual_seed(args.seed)
-    loader = DistNeighborLoader(graph, [15, 10, 5], train_nodes, batch_size=args.batch_size, shuffle=True,
+    loader = DistNeighborLoader(graph, [15, 10, 5], dataset.train_idx, batch_size=args.batch_size, shuffle=True,
                                 seed=args.seed, prefetch=2)  # fmt: skip
-    model = GraphSAGE(-1, args.hidden, num_layers=3, out_channels=num_classes, dropout=0.3).to(graph.device)
-    optimizer = None
-    for epoch in range(1, args.epochs + 1):
-        begin, total, right, count = time.perf_counter(), 0.0, 0, 0
-        for batch in loader:
-            out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                        num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
-            # The first batch tells the model how many features there are.
-            optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=args.lr)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += float(loss.detach()) * batch.batch_size
-            right += int((out.argmax(1) == batch.y[: batch.batch_size]).sum())
-            count += batch.batch_size
-        print(f"epoch {epoch}: loss {total / count:.4f}, right {right / count:.1%}, "
-              f"{time.perf_counter() - begin:.2f} s", flush=True)  # fmt: skip
+    model = GraphSAGE(dataset.num_features, args.hidden, num_layers=3, out_channels=dataset.num_classes, dropout=0.3)
+    model = model.to(graph.device)
+    fit(model, loader, lambda batch: (classify_seeds(model, batch), batch.y[: batch.batch_size]), args.epochs, args.lr)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="folder with graph.npz and features")
-    parser.add_argument("--scale", type=float, help="size of the generated graph; 1 is ogbn-products")
+    parser = parse(__doc__, epochs=4, batch_size=512)
     parser.add_argument("--partition", type=Path, help="folder of the partition; a temporary one on one host")
     parser.add_argument("--address", help="of a Ray cluster; none starts Ray on this host")
     parser.add_argument("--client", default="0/1", help="number of this client / number of clients")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="where to train; the GPU if there is one")
-    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.005)
-    parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
     dataset = load_dataset(args.data, args.scale, torch.device("cpu"))
@@ -79,7 +57,7 @@ def main() -> None:
         else:
             servers = connect(len(list(folder.glob("part-*"))), address=args.address)
         graph = ClientGraph(servers, device=args.device, client=(number, count))
-        train(graph, dataset.train_idx, dataset.num_classes, args)
+        train(graph, dataset, args)
         graph.close()
         if number == 0 and count == 1:
             servers.close()

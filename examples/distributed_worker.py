@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import load_dataset
+from model import classify_seeds, load_dataset, parse
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 
@@ -71,9 +71,7 @@ def train(graph: DistGraph, args: argparse.Namespace) -> dict[str, float]:
         begin, totals = time.perf_counter(), torch.zeros(2, device=device)
         for batch in loader:
             optimizer.zero_grad()
-            out = parallel(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                           num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+            loss = F.cross_entropy(classify_seeds(parallel, batch), batch.y[: batch.batch_size])
             loss.backward()
             optimizer.step()
             totals += torch.tensor([float(loss.detach()) * batch.batch_size, batch.batch_size], device=device)
@@ -87,9 +85,7 @@ def train(graph: DistGraph, args: argparse.Namespace) -> dict[str, float]:
     counts = torch.zeros(2, len(SPLITS), device=device)
     with torch.no_grad():
         for batch in DistNeighborLoader(graph, FANOUTS, batch_size=1024, seed=args.seed, prefetch=2):
-            out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                        num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-            is_right = out.argmax(1) == batch.y[: batch.batch_size]
+            is_right = classify_seeds(model, batch).argmax(1) == batch.y[: batch.batch_size]
             for number in range(len(SPLITS)):
                 chosen = batch.split[: batch.batch_size] == number
                 counts[:, number] += torch.stack([is_right[chosen].sum(), chosen.sum()])
@@ -116,21 +112,15 @@ def run(rank: int, count: int, args: argparse.Namespace, folder: Path, address: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="folder with graph.npz and features")
-    parser.add_argument("--scale", type=float, help="size of the generated graph; 1 is ogbn-products")
+    parser = parse(__doc__, epochs=8, batch_size=256)
     parser.add_argument("--partition", type=Path, help="folder of the partition; a temporary one on one host")
     parser.add_argument("--partition-only", action="store_true", help="write the partition and end")
     parser.add_argument("--parts", type=int, default=2, help="with --partition-only")
     parser.add_argument("--method", default="hash", help="hash, range, metis or streaming")
     parser.add_argument("--replicas", default="20%", help="rows of others to keep copies of, as a share of the own")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPUs if there are any")
     parser.add_argument("--processes", type=int, default=2, help="without torchrun")
-    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--hidden", type=int, help="256 on a GPU, 64 on a CPU")
     parser.add_argument("--lr", type=float, default=0.005)
-    parser.add_argument("--batch-size", type=int, default=256, help="seeds of each process")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -1,14 +1,34 @@
-"""What the examples share: the data set, and an MLP that sees no edges, to compare with."""
+"""What the examples share: the data set and its options, models, a training loop, and an MLP to compare with."""
 
+import argparse
 import os
+import time
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
+from tqdm import tqdm
 
 from pyg_direct.datasets import NodeDataset, load_folder, load_ogb, synthetic_graph
 
 # Of ogbn-products: about a minute of training on two cores.
 CPU_SCALE = 0.02
+
+
+def parse(doc: str, epochs: int, batch_size: int, scale: float | None = None) -> argparse.ArgumentParser:
+    """The options that all examples have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if scale is None:
+        parser.add_argument("--data", help="folder with graph.npz and features")
+    parser.add_argument("--scale", type=float, default=scale, help="size of the generated graph; 1 is ogbn-products")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPU if there is one")
+    parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--batch-size", type=int, default=batch_size, help="seeds of a batch, in each process")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
 
 
 def load_dataset(folder: str | None, scale: float | None, device: torch.device) -> NodeDataset:
@@ -32,6 +52,48 @@ def describe(dataset: NodeDataset, device: torch.device) -> str:
         f"{dataset.name}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, {dataset.num_features} features, "
         f"{dataset.num_classes} classes; training on {device}"
     )
+
+
+class LayerSAGE(torch.nn.Module):
+    """GraphSAGE over bipartite layers, as PyG's `NeighborSampler` examples and Quiver's write it."""
+
+    def __init__(self, num_features: int, hidden: int, num_classes: int, num_layers: int) -> None:
+        super().__init__()
+        widths = [num_features, *[hidden] * (num_layers - 1), num_classes]
+        self.convs = torch.nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(widths))
+
+    def forward(self, x: torch.Tensor, adjs: list) -> torch.Tensor:
+        for layer, (edge_index, _, size) in enumerate(adjs):
+            x = self.convs[layer]((x, x[: size[1]]), edge_index)
+            if layer < len(self.convs) - 1:
+                x = F.dropout(x.relu(), p=0.3, training=self.training)
+        return x
+
+
+def classify_seeds(model: torch.nn.Module, batch: Data) -> torch.Tensor:
+    """What one of PyG's models says of the seeds; layers leave out the nodes that later ones do not need."""
+    out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                num_sampled_edges_per_hop=batch.num_sampled_edges)  # fmt: skip
+    return out[: batch.batch_size]
+
+
+def fit(model: torch.nn.Module, loader: Iterable, predict: Callable, epochs: int, lr: float = 0.005,
+        loss_of: Callable = F.cross_entropy) -> None:  # fmt: skip
+    """Train; `predict(batch)` gives what the model says of a batch and what is right."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    for epoch in range(1, epochs + 1):
+        model.train()
+        begin, total_loss, count = time.perf_counter(), 0.0, 0
+        for batch in tqdm(loader, desc=f"epoch {epoch}", leave=False, disable=None):
+            optimizer.zero_grad()
+            out, right = predict(batch)
+            loss = loss_of(out, right)
+            loss.backward()
+            optimizer.step()
+            total_loss += loss.detach() * len(right)
+            count += len(right)
+        print(f"epoch {epoch}: loss {float(total_loss) / count:.4f}, {time.perf_counter() - begin:.2f} s", flush=True)
+    model.eval()
 
 
 def train_mlp(dataset: NodeDataset, device: torch.device, hidden: int, epochs: int = 40) -> dict[str, float]:
@@ -59,3 +121,10 @@ def score(predicted: torch.Tensor, dataset: NodeDataset) -> dict[str, float]:
     """Share of right classes in each part, from the class predicted for every node."""
     parts = {"train": dataset.train_idx, "valid": dataset.val_idx, "test": dataset.test_idx}
     return {name: float((predicted[nodes] == dataset.y[nodes]).float().mean()) for name, nodes in parts.items()}
+
+
+def print_scores(predicted: torch.Tensor, dataset: NodeDataset, device: torch.device, hidden: int) -> None:
+    """The accuracies beside those of an MLP."""
+    print("accuracy    train    valid     test")
+    for name, scores in (("GraphSAGE", score(predicted, dataset)), ("MLP", train_mlp(dataset, device, hidden))):
+        print(f"{name:9}  {scores['train']:6.2%}   {scores['valid']:6.2%}   {scores['test']:6.2%}")

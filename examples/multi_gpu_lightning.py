@@ -11,7 +11,7 @@ import argparse
 import lightning
 import torch
 import torch.nn.functional as F
-from model import describe, load_dataset
+from model import classify_seeds, describe, load_dataset, parse
 from torch_geometric.nn import GraphSAGE
 
 from pyg_direct import NeighborLoader
@@ -37,8 +37,7 @@ class Module(lightning.LightningModule):
         return self.make_loader(self.dataset.val_idx)
 
     def forward(self, batch) -> torch.Tensor:
-        return self.model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                          num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
+        return classify_seeds(self.model, batch)
 
     def training_step(self, batch, _) -> torch.Tensor:
         loss = F.cross_entropy(self(batch), batch.y[: batch.batch_size])
@@ -59,14 +58,8 @@ class Module(lightning.LightningModule):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="folder with graph.npz and features")
-    parser.add_argument("--scale", type=float, help="size of the generated graph; 1 is ogbn-products")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPUs if there are any")
+    parser = parse(__doc__, epochs=6, batch_size=256)
     parser.add_argument("--processes", type=int, help="all GPUs; one on a CPU")
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--batch-size", type=int, default=256, help="seeds of each process")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     on_gpu = torch.cuda.is_available() and args.device != "cpu"
     count = args.processes or (torch.cuda.device_count() if on_gpu else 1)

@@ -10,40 +10,22 @@ import argparse
 import os
 import tempfile
 import time
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import describe, load_dataset
+from model import LayerSAGE, describe, load_dataset, parse
 from torch.nn.parallel import DistributedDataParallel
-from torch_geometric.nn import SAGEConv
 
 import pyg_direct as quiver
-
-
-class SAGE(torch.nn.Module):
-    """GraphSAGE over bipartite layers, as PyG's `NeighborSampler` examples write it."""
-
-    def __init__(self, num_features: int, hidden: int, num_classes: int, num_layers: int) -> None:
-        super().__init__()
-        widths = [num_features, *[hidden] * (num_layers - 1), num_classes]
-        self.convs = torch.nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(widths))
-
-    def forward(self, x: torch.Tensor, adjs: list) -> torch.Tensor:
-        for layer, (edge_index, _, size) in enumerate(adjs):
-            x = self.convs[layer]((x, x[: size[1]]), edge_index)
-            if layer < len(self.convs) - 1:
-                x = F.dropout(x.relu(), p=0.3, training=self.training)
-        return x
 
 
 def train(rank: int, count: int, dataset, sampler, feature, args: argparse.Namespace) -> None:
     on_gpu = args.device == "cuda"
     torch.manual_seed(args.seed)
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    model = SAGE(dataset.num_features, 256 if on_gpu else 64, dataset.num_classes, 3).to(device)
+    model = LayerSAGE(dataset.num_features, 256 if on_gpu else 64, dataset.num_classes, 3).to(device)
     model = DistributedDataParallel(model, [rank] if on_gpu else None)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     y = dataset.y.to(device)
@@ -82,16 +64,10 @@ def run(rank: int, count: int, dataset, sampler, feature, args: argparse.Namespa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="folder with graph.npz and features")
-    parser.add_argument("--scale", type=float, help="size of the generated graph; 1 is ogbn-products")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPUs if there are any")
+    parser = parse(__doc__, epochs=6, batch_size=256)
     parser.add_argument("--processes", type=int, help="all GPUs; one on a CPU")
     parser.add_argument("--policy", default="p2p_clique_replicate", help="or device_replicate")
     parser.add_argument("--cache", default="20%", help="memory of each GPU for hot rows")
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--batch-size", type=int, default=256, help="seeds of each process")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     on_gpu = torch.cuda.is_available() and args.device != "cpu"
     args.device = "cuda" if on_gpu else "cpu"

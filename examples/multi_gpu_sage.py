@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import describe, load_dataset, score
+from model import classify_seeds, describe, load_dataset, parse, score
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
@@ -46,9 +46,7 @@ def train(rank: int, count: int, dataset: NodeDataset, args: argparse.Namespace)
         begin, total_loss, num_seeds = time.perf_counter(), torch.zeros((), device=device), 0
         for batch in train_loader:
             optimizer.zero_grad()
-            out = parallel(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                           num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+            loss = F.cross_entropy(classify_seeds(parallel, batch), batch.y[: batch.batch_size])
             loss.backward()
             optimizer.step()
             total_loss += loss.detach() * batch.batch_size
@@ -65,9 +63,7 @@ def train(rank: int, count: int, dataset: NodeDataset, args: argparse.Namespace)
     predicted = torch.zeros(dataset.num_nodes, dtype=torch.int64, device=device)
     with torch.no_grad():
         for batch in loader:
-            out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                        num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-            predicted[batch.n_id[: batch.batch_size]] = out.argmax(1)
+            predicted[batch.n_id[: batch.batch_size]] = classify_seeds(model, batch).argmax(1)
     dist.all_reduce(predicted)
     if rank == 0:
         scores = score(predicted.cpu(), dataset)
@@ -92,18 +88,12 @@ def run(rank: int, count: int, dataset: NodeDataset | None, args: argparse.Names
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="folder with graph.npz and features")
-    parser.add_argument("--scale", type=float, help="size of the generated graph; 1 is ogbn-products")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPUs if there are any")
+    parser = parse(__doc__, epochs=8, batch_size=256)
     parser.add_argument("--processes", type=int, help="all GPUs; one on a CPU")
     parser.add_argument("--placement", default="auto", help="auto, cuda, unified, pinned or cpu")
     parser.add_argument("--feature-cache", help="GPU memory for hot rows when features are on the host, e.g. 20%%")
-    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--hidden", type=int, help="256 on a GPU, 64 on a CPU")
     parser.add_argument("--lr", type=float, default=0.005)
-    parser.add_argument("--batch-size", type=int, default=256, help="seeds of each process")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -6,12 +6,11 @@ uses ogbn-products where the `ogb` package can load it, else a folder given by `
 PYG_DIRECT_DATA (see `pyg_direct.datasets.load_folder`), else a generated graph of the same shape.
 """
 
-import argparse
 import time
 
 import torch
 import torch.nn.functional as F
-from model import describe, load_dataset, score, train_mlp
+from model import describe, load_dataset, parse, print_scores
 from torch_geometric.nn import GraphSAGE
 from tqdm import tqdm
 
@@ -19,17 +18,11 @@ from pyg_direct import NeighborLoader  # was: from torch_geometric.loader import
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="folder with graph.npz and features")
-    parser.add_argument("--scale", type=float, help="size of the generated graph; 1 is ogbn-products")
-    parser.add_argument("--device", help="cpu or cuda; the GPU if there is one")
+    parser = parse(__doc__, epochs=8, batch_size=256)
     parser.add_argument("--placement", default="auto", help="auto, cuda, unified, pinned or cpu")
     parser.add_argument("--feature-cache", help="GPU memory for hot rows when features are on the host, e.g. 20%%")
-    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--hidden", type=int, help="256 on a GPU, 128 on a CPU")
     parser.add_argument("--lr", type=float, default=0.005)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
@@ -66,11 +59,7 @@ def main() -> None:
     model.eval()
     with torch.no_grad():
         predicted = model.inference(all_loader, device, embedding_device=device, progress_bar=True).argmax(1).cpu()
-    scores = score(predicted, dataset)
-    mlp = train_mlp(dataset, device, hidden)
-    print("accuracy    train    valid     test")
-    print(f"GraphSAGE  {scores['train']:6.2%}   {scores['valid']:6.2%}   {scores['test']:6.2%}")
-    print(f"MLP        {mlp['train']:6.2%}   {mlp['valid']:6.2%}   {mlp['test']:6.2%}")
+    print_scores(predicted, dataset, device, hidden)
 
 
 if __name__ == "__main__":

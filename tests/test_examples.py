@@ -1,7 +1,8 @@
-"""The examples run as a user starts them, on a tiny graph."""
+"""The examples run as programs, on tiny graphs, and do what they say; those for several processes have own tests."""
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,29 +10,82 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-pytestmark = pytest.mark.slow
+README = EXAMPLES.parent / "README.md"
+
+# What a guide prints at its end, and the least that the number in it must be.
+GUIDES = {
+    "from_glt.py": (["--scale", "0.003"], r"and all (\d+) edges among them; the seeds are those given", 64),
+    "from_graphbolt.py": (["--scale", "0.003"], r"a batch of 256 seeds: (\d+) nodes", 257),
+    "hetero.py": (["--scale", "0.003"], r"test papers: ([\d.]+)% right", 20),
+    "larger_than_gpu_memory.py": (["--scale", "0.003"], r"\nfile .* ([\d.]+)% ", 10),
+    "link_prediction.py": (["--scale", "0.0005", "--epochs", "2"], r"told apart: ([\d.]+)%", 60),
+    "temporal.py": (["--scale", "0.0001"], r"told apart: ([\d.]+)%", 55),
+}
 
 
-def run_example(name, *options):
-    environment = {k: v for k, v in os.environ.items() if k != "PYG_DIRECT_DATA"}
-    environment["PYTHONPATH"] = str(EXAMPLES.parent)
-    done = subprocess.run([sys.executable, EXAMPLES / name, "--device", "cpu", "--scale", "0.003", *options],
-                          capture_output=True, text=True, env=environment, timeout=240, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run_example(monkeypatch, capsys):
+    """Runs an example in this interpreter, as one of its own takes seconds to import torch; gives what it printed."""
+
+    def run(name, *options):
+        monkeypatch.delenv("PYG_DIRECT_DATA", raising=False)
+        monkeypatch.syspath_prepend(EXAMPLES)
+        monkeypatch.setattr(sys, "argv", [name, "--device", "cpu", *options])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
-@pytest.mark.parametrize("name", ["ogbn_products_sage.py", "ogbn_products_quiver_style.py", "unified_two_lines.py"])
-def test_example_learns_more_than_an_mlp(name):
-    output = run_example(name, "--epochs", "8", "--batch-size", "64")
+def losses_of(output):
+    return [float(loss) for loss in re.findall(r"^epoch \d: loss ([\d.]+), [\d.]+ s$", output, re.MULTILINE)]
 
+
+def check_scores(output):
     scores = dict(re.findall(r"^(GraphSAGE|MLP) .* ([\d.]+)%$", output, re.MULTILINE))
     assert float(scores["GraphSAGE"]) > float(scores["MLP"]) + 3, output
-    assert len(re.findall(r"^epoch \d: loss [\d.]+, [\d.]+ s$", output, re.MULTILINE)) == 8
+    assert len(losses_of(output)) == 8
 
 
-def test_dynamic_example_beats_the_mean():
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GUIDES)
+def test_guide_does_what_it_says(name, run_example):
+    options, pattern, least = GUIDES[name]
+
+    output = run_example(name, *options)
+
+    losses = losses_of(output)
+    assert losses[-1] < 0.98 * losses[0], output
+    assert float(re.search(pattern, output)[1]) >= least, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ogbn_products_sage.py", "ogbn_products_quiver_style.py"])
+def test_example_learns_more_than_an_mlp(name, run_example):
+    check_scores(run_example(name, "--scale", "0.003", "--epochs", "8", "--batch-size", "64"))
+
+
+@pytest.mark.slow
+def test_unified_example_learns_more_than_an_mlp():
+    # In an interpreter of its own, as it enables torch's device `unified` for good.
+    environment = {k: v for k, v in os.environ.items() if k != "PYG_DIRECT_DATA"} | {"PYTHONPATH": str(EXAMPLES.parent)}
+    options = ["--device", "cpu", "--scale", "0.003", "--epochs", "8", "--batch-size", "64"]
+    done = subprocess.run([sys.executable, EXAMPLES / "unified_two_lines.py", *options], capture_output=True, text=True,
+                          env=environment, timeout=240, check=False)  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    check_scores(done.stdout)
+
+
+@pytest.mark.slow
+def test_dynamic_example_beats_the_mean(run_example):
     output = run_example("dynamic_tgcn.py", "--scale", "0.1")
 
     errors = dict(re.findall(r"^(T-GCN|mean of the snapshot,) test error ([\d.]+)$", output, re.MULTILINE))
     assert float(errors["T-GCN"]) < 0.7 * float(errors["mean of the snapshot,"]), output
+
+
+def test_every_example_is_told_in_the_readme():
+    names = {path.name for path in EXAMPLES.iterdir() if path.is_file()} - {"model.py"}
+
+    assert {name for name in names if f"examples/{name}" not in README.read_text()} == set()
