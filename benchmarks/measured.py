@@ -1,0 +1,47 @@
+"""Write the figures of the README anew from the rows in `benchmarks/results`: `python benchmarks/measured.py`.
+
+`measured.md` names a row where a figure stands: `{file | case | metric}`, or `{... | limit}` for the limit beside it.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).parent
+README = HERE.parent / "README.md"
+BEGIN, END = "<!-- figures of benchmarks/measured.py -->\n", "<!-- end of figures -->\n"
+
+
+@cache
+def read_rows(name: str) -> dict[tuple[str, str], dict]:
+    """The rows of a file by case and metric."""
+    rows = json.loads((HERE / "results" / f"{name}.json").read_text())
+    return {(row["case"], row["metric"]): row for row in rows}
+
+
+def show(value: float) -> str:
+    """Three digits, and all those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".removesuffix(".")
+
+
+def fill(found: re.Match) -> str:
+    """The figure that stands for the name of a row."""
+    name, case, metric, *what = (part.strip() for part in found[1].split(" | "))
+    return show(read_rows(name)[case, metric]["limit" if what == ["limit"] else "p50"])
+
+
+def render() -> str:
+    """`measured.md` with its figures."""
+    return re.sub(r"\{(\w+ \| [^{}]+)\}", fill, (HERE / "measured.md").read_text())
+
+
+def update(readme: str) -> str:
+    """The README with the figures of the rows."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{render()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    README.write_text(update(README.read_text()))

@@ -1,0 +1,45 @@
+"""What the README says is there, and its figures are those of the rows."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def measured():
+    spec = importlib.util.spec_from_file_location("measured", ROOT / "benchmarks" / "measured.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_figures_are_those_of_the_rows(measured):
+    # `python benchmarks/measured.py` writes them.
+    assert measured.update(README) == README
+    assert measured.render() in README
+
+
+def test_figures_have_three_digits(measured):
+    assert [measured.show(value) for value in (0.01504, 1.0, 52.42, 326.9, 1991.2)] == [
+        "0.0150", "1.00", "52.4", "327", "1,991",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(name):
+    links = re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", (ROOT / name).read_text())
+
+    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+
+
+def test_programs_are_python():
+    blocks = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
+
+    assert len(blocks) > 5
+    for block in blocks:
+        compile(block, "README.md", "exec")
