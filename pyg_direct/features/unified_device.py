@@ -45,12 +45,12 @@ def enable_unified_device() -> None:
     if owner != "privateuseone" or hasattr(torch, owner):
         raise DeviceError(f"device='unified' needs torch's place for a backend from outside, which {owner!r} has; "
                           "to_unified and UnifiedTensor work without")  # fmt: skip
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator, is_available = torch.accelerator.current_accelerator(), torch.accelerator.is_available()
     _setup_privateuseone_for_python_backend(NAME)
     unified._DEVICE[0] = torch.device(NAME, 0)
     _KEPT.extend(_register_kernels())
     _add_methods()
-    _keep_accelerator(accelerator)
+    _keep_accelerator(accelerator, is_available)
 
 
 def unified_device(*, propagatedToCUDA: bool = True) -> torch.device:  # noqa: N803
@@ -101,16 +101,19 @@ def _add_methods() -> None:
     UnifiedTensor.__module__ = "pyg_direct"
 
 
-def _keep_accelerator(accelerator: torch.device | None) -> None:
+def _keep_accelerator(accelerator: torch.device | None, is_available: bool) -> None:
     """Let `torch.accelerator` and page-locking, which DataLoader(pin_memory=True) does, go on with the GPU."""
-    torch.accelerator.current_accelerator = functools.partial(_tell_accelerator, accelerator)  # type: ignore[assignment]
-    torch.accelerator.is_available = lambda: accelerator is not None
+    # Some builds of torch name the accelerator that they are made for on machines without one.
+    there = accelerator if is_available else None
+    torch.accelerator.current_accelerator = functools.partial(_tell_accelerator, accelerator, there)  # type: ignore[assignment]
+    torch.accelerator.is_available = lambda: is_available
     Tensor.pin_memory = _pin_memory  # type: ignore[assignment, method-assign]
     Tensor.is_pinned = _is_pinned  # type: ignore[assignment, method-assign]
 
 
-def _tell_accelerator(accelerator: torch.device | None, check_available: bool = False) -> torch.device | None:
-    return accelerator
+def _tell_accelerator(accelerator: torch.device | None, there: torch.device | None,
+                      check_available: bool = False) -> torch.device | None:  # fmt: skip
+    return there if check_available else accelerator
 
 
 def _is_pinned(self: Tensor, device: Any = None) -> bool:

@@ -246,9 +246,11 @@ def test_enabling_changes_nothing_else():
 import torch, pyg_direct
 from torch.utils.data import DataLoader, TensorDataset
 before = torch.accelerator.current_accelerator()
+there = torch.accelerator.current_accelerator(check_available=True)
 pyg_direct.enable_unified_device()
 pyg_direct.enable_unified_device()
 assert torch.accelerator.current_accelerator() == before, torch.accelerator.current_accelerator()
+assert torch.accelerator.current_accelerator(check_available=True) == there
 assert torch.accelerator.is_available() == torch.cuda.is_available()
 import warnings
 with warnings.catch_warnings():
