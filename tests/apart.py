@@ -42,8 +42,10 @@ class _Apart:
 
     def __init__(self, file: str, config: pytest.Config) -> None:
         self.connection, theirs = get_context("spawn").Pipe()
-        arguments = [file, f"--rootdir={config.rootpath}", "-c", str(config.inipath), "-p", "no:terminal",
-                     "-p", "no:cacheprovider"]  # fmt: skip
+        left_out = [name for name in config.option.plugins if name.startswith("no:")]
+        arguments = [file, f"--rootdir={config.rootpath}", "-c", str(config.inipath)]
+        for name in ("no:terminal", "no:cacheprovider", *left_out):
+            arguments += ["-p", name]
         self.process = get_context("spawn").Process(target=_serve, args=(arguments, theirs), daemon=False)
         self.process.start()
         theirs.close()

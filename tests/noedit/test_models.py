@@ -55,7 +55,7 @@ def test_results_are_those_of_pyg():
     batch = next(iter(torch_geometric.loader.NeighborLoader(data, [3, 2], batch_size=9)))
     trims = {"num_sampled_nodes_per_hop": batch.num_sampled_nodes, "num_sampled_edges_per_hop": batch.num_sampled_edges}
 
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         got = model(batch.x, batch.edge_index, **trims)
 
     pyg_direct.uninstall()
