@@ -1,5 +1,7 @@
 """GPU neighbor sampling and feature collection for PyTorch Geometric."""
 
+import logging
+
 from pyg_direct import loader as loader, sampler as sampler
 from pyg_direct.features.expected import expected_reads
 from pyg_direct.features.feature import Feature
@@ -25,6 +27,9 @@ from pyg_direct.runtime.peer import DeviceGroup, init_p2p, p2pCliqueTopo
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
 from pyg_direct.sampling.mixed import MixedGraphSageSampler, SampleJob
 from pyg_direct.sampling.random_negative import RandomNegativeSampler
+
+# What the package logs is seen where a program sets logging up.
+logging.getLogger("pyg_direct").addHandler(logging.NullHandler())
 
 __version__ = "0.1.0"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyg_direct.progress import Bar
+
 # small enough for the CPU's caches, large enough for a GPU; the draws depend on it, so it is no argument
 CHUNK_EDGES = {"cpu": 1 << 18, "cuda": 1 << 24}
 
@@ -39,13 +41,15 @@ def fill_edges(
     # a class without nodes would be a range without slots
     starts = class_starts.unique_consecutive()
     chunk = CHUNK_EDGES["cpu" if out.device.type == "cpu" else "cuda"]
-    for begin in range(0, num_drawn, chunk):
-        end = min(begin + chunk, num_drawn)
-        source, target = draw_slots(
-            end - begin, len(node_of_slot), starts, homophily=homophily, hub=hub, generator=generator
-        )
-        out[0, begin:end] = node_of_slot[source]
-        out[1, begin:end] = node_of_slot[target]
+    with Bar(num_drawn, "drawing edges", "edges") as bar:
+        for begin in range(0, num_drawn, chunk):
+            end = min(begin + chunk, num_drawn)
+            source, target = draw_slots(
+                end - begin, len(node_of_slot), starts, homophily=homophily, hub=hub, generator=generator
+            )
+            out[0, begin:end] = node_of_slot[source]
+            out[1, begin:end] = node_of_slot[target]
+            bar.update(end - begin)
     if not directed:
         out[0, num_drawn:] = out[1, :num_drawn]
         out[1, num_drawn:] = out[0, :num_drawn]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pyg_direct.datasets.arguments import check_float_dtype, check_int, check_not_negative, make_generator
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.progress import Bar
 
 # values of one chunk; the draws depend on it, so it is no argument
 CHUNK_VALUES = 1 << 23
@@ -44,10 +45,12 @@ def fill_features(out: Tensor, y: Tensor, *, seed: int, num_classes: int, featur
     centroid = (feature_signal * centroid / centroid.norm(dim=1, keepdim=True)).to(y.device)
     generator = make_generator(seed, "features", y.device)
     num_rows = max(1, CHUNK_VALUES // max(1, num_features))
-    for begin in range(0, num_nodes, num_rows):
-        label = y[begin : begin + num_rows]
-        noise = torch.randn(len(label), num_features, generator=generator, device=y.device)
-        out[begin : begin + num_rows] = noise.add_(centroid[label]).to(out.dtype)
+    with Bar(num_nodes, "drawing features", "nodes") as bar:
+        for begin in range(0, num_nodes, num_rows):
+            label = y[begin : begin + num_rows]
+            noise = torch.randn(len(label), num_features, generator=generator, device=y.device)
+            out[begin : begin + num_rows] = noise.add_(centroid[label]).to(out.dtype)
+            bar.update(len(label))
     return out
 
 

@@ -15,6 +15,7 @@ from pyg_direct.dynamic.lazy import LazyTensor, tag
 from pyg_direct.dynamic.plan import Parts, SnapshotPlan
 from pyg_direct.dynamic.sequence import read_snapshots
 from pyg_direct.errors import ArgumentError
+from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
@@ -118,7 +119,8 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
     parts = [_read_parts(snapshot, t) for t, snapshot in enumerate(snapshots)]
     total = _count_bytes(snapshots)
     limit = None if memory is None else parse_size(memory, total, "memory")
-    plan = SnapshotPlan(parts, chosen, group_size, form, limit)
+    with show_wait("planning snapshots"):
+        plan = SnapshotPlan(parts, chosen, group_size, form, limit)
     is_lazy = keep == "host" or (keep == "auto" and not _fits(total, chosen, limit))
     given = []
     for t, snapshot in enumerate(snapshots):

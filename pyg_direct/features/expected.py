@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.check import check_fanouts, check_ids
+from pyg_direct.progress import Bar
 
 # Edges looked at together.
 _PIECE = 1 << 24
@@ -44,16 +45,17 @@ def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_nei
         return chance
     chance[input_nodes] = min(1.0, batch_size / input_nodes.numel())
     expanded = chance
-    for fanout in fanouts:
-        picks = 1.0 if fanout < 0 else (fanout / degree.clamp(min=1)).clamp(max=1.0)
-        # Just below 1, whose logarithm there is none of.
-        missed = torch.log1p(-(expanded * picks).clamp(max=1 - 1e-6))
-        after = 1 - (1 - chance) * torch.exp(_add_along_edges(indptr, indices, missed))
-        expanded, chance = after - chance, after
+    with Bar(len(fanouts) * indices.numel(), "ranking rows by expected reads", "edges") as bar:
+        for fanout in fanouts:
+            picks = 1.0 if fanout < 0 else (fanout / degree.clamp(min=1)).clamp(max=1.0)
+            # Just below 1, whose logarithm there is none of.
+            missed = torch.log1p(-(expanded * picks).clamp(max=1 - 1e-6))
+            after = 1 - (1 - chance) * torch.exp(_add_along_edges(indptr, indices, missed, bar))
+            expanded, chance = after - chance, after
     return chance
 
 
-def _add_along_edges(indptr: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+def _add_along_edges(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar) -> Tensor:
     """Sum over the rows that list a node of their values, `[N]`."""
     sums = torch.zeros_like(values)
     num_nodes = indptr.numel() - 1
@@ -65,4 +67,5 @@ def _add_along_edges(indptr: Tensor, indices: Tensor, values: Tensor) -> Tensor:
         rows = slice(row, row + step)
         counts = indptr[1:][rows] - indptr[:-1][rows]
         sums.index_add_(0, indices[begin:end].long(), values[rows].repeat_interleave(counts, output_size=end - begin))
+        bar.update(end - begin)
     return sums

@@ -24,6 +24,7 @@ from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.gather import Directory, gather_rows
 from pyg_direct.ops.reader import RowReader
 from pyg_direct.ops.upload import upload
+from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.memory import Block, move
 from pyg_direct.runtime.mode import ordinary_tensors
@@ -234,11 +235,12 @@ class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows, FollowingRows):
                               device=self.device)  # fmt: skip
         except torch.OutOfMemoryError:
             return None
-        if ids is None:
-            return hot.copy_(rows)
-        # In pieces, so that the host holds no second copy of the hot rows.
-        for part, ids_of_part in zip(hot.split(_PIECE), ids.split(_PIECE), strict=True):
-            part.copy_(rows[ids_of_part])
+        with show_wait("copying rows to GPU memory"):
+            if ids is None:
+                return hot.copy_(rows)
+            # In pieces, so that the host holds no second copy of the hot rows.
+            for part, ids_of_part in zip(hot.split(_PIECE), ids.split(_PIECE), strict=True):
+                part.copy_(rows[ids_of_part])
         return hot
 
     def _shrink(self, budget: int) -> int:

@@ -20,6 +20,7 @@ from pyg_direct.features.tier import Tier
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.gather import Directory, gather_rows
 from pyg_direct.ops.locate import locate_ids
+from pyg_direct.progress import show_wait
 from pyg_direct.runtime.size import parse_size
 
 F = TypeVar("F", bound="FiledRows")
@@ -103,7 +104,8 @@ class FiledRows:
         scores = score_rows(self.hotness, self.csr_topo, shape[0])
         ids = choose_hottest(scores, shape[0], count).ids
         rows = torch.empty((count, *shape[1:]), dtype=dtype)
-        DiskTier(file).read(ids, rows)
+        with show_wait("reading hot rows of a file"):
+            DiskTier(file).read(ids, rows)
         hotness: Any = "degree" if scores is None else scores[ids.to(scores.device)]
         make: Any = type(self)
         self._resident = make(self.rank, self.device_list, hot_bytes, device=self.device, hotness=hotness,

@@ -25,6 +25,7 @@ from pyg_direct.runtime.memory import Block, allocate, fill
 from pyg_direct.runtime.shared import SharedMemory, pin, share
 from pyg_direct.runtime.spread import GRANULE, Spread
 
+_LOGGER = logging.getLogger(__name__)
 COLD_POLICIES = ("auto", "unified", "pinned")
 # Share of the host memory that is free which copies of the rows, one a process, may take.
 _HOST_SHARE = 0.8
@@ -238,6 +239,6 @@ def _say(handle: Handle, row_bytes: int) -> None:
     groups = [f"GPUs {','.join(map(str, h.devices))}: {h.count} hot rows "
               f"{'shared out' if h.spread is not None else 'each'}" for h in handle.hot]  # fmt: skip
     copies = sum(len(h.devices) for h in handle.hot) if handle.cold == "unified" else 0
-    logging.getLogger("pyg_direct").info(
+    _LOGGER.info(
         "%d rows of %d bytes: %s; the others %s, %.1f GB of host memory in %d + 1 copies", handle.shape[0], row_bytes,
         "; ".join(groups), handle.cold, (copies + 1) * size / 1e9, copies)  # fmt: skip

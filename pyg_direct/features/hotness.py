@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.progress import Bar, show_wait
 
 RANKINGS = ("degree", "frequency", "expected")
 
@@ -91,7 +92,8 @@ def choose_hottest(scores: Tensor | None, num_rows: int, count: int) -> Hottest:
     """The `count` rows with the highest scores, the first ones among equals; without scores the first rows."""
     if scores is None:
         return Hottest(torch.arange(count), 1 - count / max(1, num_rows))
-    ranked, order = scores.sort(descending=True, stable=True)
+    with show_wait("sorting rows by hotness"):
+        ranked, order = scores.sort(descending=True, stable=True)
     ranked = ranked.clamp(min=0).double()
     misses = 1 - float(ranked[:count].sum()) / max(float(ranked.sum()), 1e-300)
     return Hottest(order[:count].sort().values.cpu(), min(1.0, max(0.0, misses)))
@@ -101,8 +103,11 @@ def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
     """How many rows of the topology list each node, int64 `[num_rows]`: how often sampling may meet it."""
     counts = torch.zeros(num_rows, dtype=torch.int64, device=csr_topo.indices.device)
     step = 1 << 26
-    for begin in range(0, csr_topo.edge_count, step):
-        counts += torch.bincount(csr_topo.indices[begin : begin + step], minlength=num_rows)
+    with Bar(csr_topo.edge_count, "ranking rows by degree", "edges") as bar:
+        for begin in range(0, csr_topo.edge_count, step):
+            piece = csr_topo.indices[begin : begin + step]
+            counts += torch.bincount(piece, minlength=num_rows)
+            bar.update(piece.numel())
     return counts
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError
 from pyg_direct.features.rowfile import SAFETENSORS, as_tensor
+from pyg_direct.progress import Bar
 
 _NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
 # Written at a time.
@@ -91,9 +92,11 @@ def _write(path: Path, header: bytes, rows: Tensor, num_bytes: int) -> None:
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
             _write_all(file, memoryview(header))
             step = max(1, _PIECE_BYTES * len(rows) // max(1, rows.numel() * rows.element_size()))
-            for piece in rows.detach().split(step) if rows.numel() else ():
-                flat = piece.resolve_conj().resolve_neg().cpu().contiguous().view(-1).view(torch.uint8)
-                _write_all(file, memoryview(flat.numpy()))
+            with Bar(num_bytes - len(header), f"writing {path.name}", "B") as bar:
+                for piece in rows.detach().split(step) if rows.numel() else ():
+                    flat = piece.resolve_conj().resolve_neg().cpu().contiguous().view(-1).view(torch.uint8)
+                    _write_all(file, memoryview(flat.numpy()))
+                    bar.update(flat.numel())
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, path)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.gather import STORED
+from pyg_direct.progress import Bar
 
 # Numbers narrowed at a time, so that what lies between is small beside the table.
 _CHUNK = 1 << 24
@@ -47,13 +48,15 @@ def narrow_rows(rows: Tensor, store_dtype: torch.dtype) -> tuple[Tensor, Tensor 
     scaled = store_dtype == torch.float8_e4m3fn
     exponents = torch.empty(len(rows), dtype=torch.uint8, device=rows.device) if scaled else None
     step = max(1, _CHUNK * len(rows) // max(1, rows.numel()))
-    for begin in range(0, len(rows) if rows.numel() else 0, step):
-        piece = rows[begin : begin + step]
-        if exponents is None:
-            _check_range(piece, store_dtype)
-            stored[begin : begin + step] = piece
-        else:
-            stored[begin : begin + step], exponents[begin : begin + step] = _scale_rows(piece)
+    with Bar(len(rows), f"narrowing rows to {str(store_dtype).removeprefix('torch.')}", "rows") as bar:
+        for begin in range(0, len(rows) if rows.numel() else 0, step):
+            piece = rows[begin : begin + step]
+            if exponents is None:
+                _check_range(piece, store_dtype)
+                stored[begin : begin + step] = piece
+            else:
+                stored[begin : begin + step], exponents[begin : begin + step] = _scale_rows(piece)
+            bar.update(len(piece))
     return stored, exponents
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_direct.progress import show_wait
 from pyg_direct.runtime.memory import Block, allocate_or_fall_back, move
 
 
@@ -74,7 +75,8 @@ def place_array(source: Tensor, placement: str, device: torch.device, what: str)
     if placement == "cpu":
         return source.cpu(), source, None
     if placement == "cuda":
-        return source.to(device), source, None
+        with show_wait(f"copying {what} to GPU memory"):
+            return source.to(device), source, None
     if source.is_cuda:
         block = allocate_or_fall_back(source.numel() * source.element_size(), placement, device)
         on_cpu = block.view_on_cpu(source.dtype, source.shape)

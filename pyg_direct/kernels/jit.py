@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,12 +24,16 @@ from pyg_direct.kernels.cache import COMPILER, cache_folder, hold, read_or_make,
 from pyg_direct.kernels.declaration import Declaration, GpuCode
 from pyg_direct.kernels.shipped import find_shipped
 from pyg_direct.kernels.target import PTX_VERSIONS, nearest_target, stamp_version
+from pyg_direct.progress import show_wait
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") == "1"
 # The simulator starts one Python thread per CUDA thread.
 THREADS = 8 if SIMULATED else 256
 
 _LOCK = threading.RLock()
+_LOGGER = logging.getLogger(__name__)
+# What takes less was read from the disk.
+_LOGGED_SECONDS = 0.5
 _FUNCTIONS: list[Callable[..., Any]] = []
 # Scalar steps, and what made them known to a compiler so far.
 _BODIES: dict[Callable[..., Any], set[Callable[..., Any]]] = {}
@@ -174,7 +180,7 @@ class CpuKernel:
             if parallel not in self._compiled:
                 self._compiled[parallel] = self._compile(parallel, folder)
             # Without room on the disk, the loop is compiled but not kept.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), _compiling(self._fn.__name__):
                 compiled = self._compiled[parallel]
                 compiled.compile(tuple(map(compiled.typeof_pyval, args)))
 
@@ -193,6 +199,17 @@ class CpuKernel:
 def cpu_kernel(fn: Callable[..., Any]) -> CpuKernel:
     """Declare a CPU loop over arrays (`prange` runs it on all of Numba's threads)."""
     return CpuKernel(fn)
+
+
+@contextlib.contextmanager
+def _compiling(name: str) -> Iterator[None]:
+    """Tell of a compilation that takes long; it is rather read from the disk."""
+    begin = time.perf_counter()
+    with show_wait("compiling kernels, once for this machine", f": {name}"):
+        yield
+    seconds = time.perf_counter() - begin
+    if seconds > _LOGGED_SECONDS:
+        _LOGGER.info("compiled %s in %.1f s", name, seconds)
 
 
 def _choose_threading_layer() -> None:
@@ -252,8 +269,9 @@ class GpuKernel(Declaration):
         name = self.file_name(target, choice)
         ptx = find_shipped(name)
         if ptx is None:
-            ptx = read_or_make(cache_folder("gpu") / name,
-                               lambda: stamp_version(self.compile_ptx(target, choice), target))  # fmt: skip
+            with _compiling(self.fn.__name__):
+                ptx = read_or_make(cache_folder("gpu") / name,
+                                   lambda: stamp_version(self.compile_ptx(target, choice), target))  # fmt: skip
         return GpuCode(ptx)
 
     def compile_ptx(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> str:

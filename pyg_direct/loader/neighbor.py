@@ -74,7 +74,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             smallest on, so that a quarter of the free memory, and at least 8 GiB or half of it, is left to the model;
             host memory for the rest, `unified` or `pinned`, whichever a short measurement, kept on disk, found
             faster. Labels, masks and other short rows go to GPU memory in any case. The first epoch says what was
-            chosen in one line of the logger `pyg_direct`, at level INFO.
+            chosen in one line of the logger `pyg_direct.notice`, at level INFO.
         topology_placement: Where the topology lives, if not where `placement` says; or `peer`, for neighbors shared out
             over the GPUs of a group's processes that NVLink joins, all of which iterate.
         topology_cache: With the topology on the host: GPU memory for its hottest rows, see `CSRTopo.place`.

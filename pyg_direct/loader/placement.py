@@ -84,15 +84,22 @@ def _in_words(num_bytes: int) -> str:
 
 
 def announce(line: str) -> None:
-    """Log a line at level INFO of the logger `pyg_direct`, once; seen on stderr unless logging is set up otherwise."""
+    """Log a line at level INFO of the logger `pyg_direct.notice`, once; seen on stderr unless logging is set up
+    otherwise. All else that the package logs is quiet then.
+    """
     if line in _SAID:
         return
     _SAID.add(line)
-    logger = logging.getLogger("pyg_direct")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-    if not logger.hasHandlers():
+    tree, logger = logging.getLogger("pyg_direct"), logging.getLogger("pyg_direct.notice")
+    if logger.level in (logging.NOTSET, logging.INFO):
+        logger.setLevel(logging.INFO if tree.level == logging.NOTSET else logging.NOTSET)
+    if not any(_has_handlers(one) for one in (logger, tree, logging.getLogger())):
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        handler.setFormatter(logging.Formatter("pyg_direct: %(message)s"))
         logger.addHandler(handler)
     logger.info(line)
+
+
+def _has_handlers(logger: logging.Logger) -> bool:
+    """Whether somebody listens."""
+    return not all(isinstance(handler, logging.NullHandler) for handler in logger.handlers)

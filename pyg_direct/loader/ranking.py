@@ -14,6 +14,7 @@ from pyg_direct.features.expected import expected_reads
 from pyg_direct.features.hotness import RANKINGS, Listing, Ranked, count_reads
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.loader.pyg import Ranking
+from pyg_direct.progress import Bar
 from pyg_direct.sampling.key import batch_key
 
 # Epochs of this number and above are sampled for counting alone.
@@ -43,14 +44,18 @@ def rank_rows(loader: Any, placed: PlacedTopology, plan: Any) -> Listing:
     if loader.hotness == "expected":
         scores = expected_reads(placed.indptr, placed.indices, nodes, loader.num_neighbors, loader.batch_size or 1)
     else:
-        scores = count_reads(_sample(loader, nodes, plan), placed.num_nodes)
+        with Bar(_count_batches(loader, nodes), "ranking rows by a run of sampling", "batches") as bar:
+            scores = count_reads(_sample(loader, nodes, plan, bar), placed.num_nodes)
     return Ranked(*listing, scores)
 
 
-def _sample(loader: Any, nodes: Tensor, plan: Any) -> Iterator[Tensor]:
+def _count_batches(loader: Any, nodes: Tensor) -> int:
+    return max(1, round(loader.presample * len(nodes) / (loader.batch_size or 1)))
+
+
+def _sample(loader: Any, nodes: Tensor, plan: Any, bar: Bar) -> Iterator[Tensor]:
     """Nodes of the batches of `presample` epochs, other ones than those that are trained with."""
-    batch_size = loader.batch_size or 1
-    left = max(1, round(loader.presample * len(nodes) / batch_size))
+    batch_size, left = loader.batch_size or 1, _count_batches(loader, nodes)
     for epoch in itertools.count(_FIRST_EPOCH):
         order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(loader.seed % 2**63 + epoch % 2**20))
         for number, part in enumerate(nodes[order].split(batch_size)):
@@ -58,3 +63,4 @@ def _sample(loader: Any, nodes: Tensor, plan: Any) -> Iterator[Tensor]:
                 return
             left -= 1
             yield plan.sample(part, batch_key(loader.seed, epoch, number)).n_id
+            bar.update(1)

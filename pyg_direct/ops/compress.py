@@ -11,6 +11,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.kernels import compress as kernels
 from pyg_direct.ops.check import INDEX_DTYPES
 from pyg_direct.ops.launch import cpu_chunks, run_cpu
+from pyg_direct.progress import show_wait
 
 
 class Compressed(NamedTuple):
@@ -53,7 +54,12 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None 
     edge_dtype = torch.int32 if rows.numel() < 2**31 else torch.int64
     if rows.is_cuda:
         return _compress_on_gpu(rows, columns, num_nodes, node_dtype, edge_dtype)
-    rows, columns = rows.contiguous(), columns.contiguous()
+    with show_wait("sorting edges by row"):
+        return _compress_on_cpu(rows.contiguous(), columns.contiguous(), num_nodes, node_dtype, edge_dtype)
+
+
+def _compress_on_cpu(rows: Tensor, columns: Tensor, num_nodes: int, node_dtype: torch.dtype,
+                     edge_dtype: torch.dtype) -> Compressed:  # fmt: skip
     # Chunks re-read the edge list; twice as many as threads keep each one's cursors nearer to the cache.
     chunks = 2 * cpu_chunks()
     indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
@@ -74,10 +80,11 @@ def order_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """
     chunks = 2 * cpu_chunks()
     indptr = torch.zeros(num_rows + 1, dtype=torch.int64)
-    run_cpu(kernels.count_rows_cpu, rows, chunks, indptr[1:])
-    torch.cumsum(indptr[1:], 0, out=indptr[1:])
     order = torch.empty(rows.numel(), dtype=torch.int32 if rows.numel() < 2**31 else torch.int64)
-    run_cpu(kernels.order_edges_cpu, rows, chunks, indptr[:-1].clone(), order)
+    with show_wait("sorting edges by row"):
+        run_cpu(kernels.count_rows_cpu, rows, chunks, indptr[1:])
+        torch.cumsum(indptr[1:], 0, out=indptr[1:])
+        run_cpu(kernels.order_edges_cpu, rows, chunks, indptr[:-1].clone(), order)
     return indptr, order
 
 

@@ -29,6 +29,7 @@ from pyg_direct.errors import (
     MemoryLimitError,
     PlacementWarning,
 )
+from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.advice import advise
 from pyg_direct.runtime.device import abilities, bind_thread, resolve_device
 from pyg_direct.runtime.driver import call, load_driver, tolerate_captures
@@ -42,7 +43,6 @@ _FILL_BYTES = 256 << 20
 # Smaller tensors may share pages with others of the allocator, so theirs are not given back early.
 _RELEASE_BYTES = 64 << 20
 _DONTNEED = 4
-_BAR_BYTES = 4 << 30
 
 
 _BLOCKS: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
@@ -224,7 +224,8 @@ def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: b
             except torch.OutOfMemoryError as error:
                 raise MemoryLimitError(f"num_bytes must fit free GPU memory, got {num_bytes}: {error}") from error
         elif num_bytes > 0:
-            _allocate_on_host(block, shared)
+            with show_wait(f"allocating {placement} memory"):
+                _allocate_on_host(block, shared)
             _BLOCKS[block.address] = block
     return block
 
@@ -302,7 +303,7 @@ def find_block(tensor: Tensor) -> Block | None:
 
 
 def fill(target: Tensor, source: Tensor, *, what: str = "rows", release: bool = False) -> None:
-    """Copy `source` into `target` chunk by chunk, on all cores; shows a bar when it moves more than 4 GiB.
+    """Copy `source` into `target` chunk by chunk, on all cores; shows a bar when it takes long.
 
     Args:
         target: Tensor over the destination; same shape and dtype as `source`.
@@ -320,10 +321,8 @@ def fill(target: Tensor, source: Tensor, *, what: str = "rows", release: bool = 
     if source.dim() == 0 or total <= _FILL_BYTES:
         target.copy_(source)
         return
-    from tqdm import tqdm
-
     rows = max(1, _FILL_BYTES * len(source) // total)
-    with tqdm(total=total, unit="B", unit_scale=True, desc=f"placing {what}", disable=total < _BAR_BYTES) as bar:
+    with Bar(total, f"placing {what}", "B") as bar:
         begin = 0
         try:
             while begin < len(source):

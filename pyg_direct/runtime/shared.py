@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, MemoryLimitError
+from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import bind_thread
 from pyg_direct.runtime.driver import call
 from pyg_direct.runtime.memory import Block, fill
@@ -143,7 +144,8 @@ def pin(memory: SharedMemory, device: torch.device) -> Block:
     if memory.num_bytes > 0:
         with torch.cuda.device(device):
             bind_thread(device.index)
-            call("cuMemHostRegister", memory.bytes.data_ptr(), memory.num_bytes, _PORTABLE | _MAPPED)
+            with show_wait("locking shared memory"):
+                call("cuMemHostRegister", memory.bytes.data_ptr(), memory.num_bytes, _PORTABLE | _MAPPED)
         block._address = memory.bytes.data_ptr()
         _PINNED[block._address] = block
     return block

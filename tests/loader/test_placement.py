@@ -82,11 +82,14 @@ def test_the_line_says_what_is_where():
 
 @pytest.fixture
 def fresh_logger(monkeypatch):
-    logger = logging.getLogger("pyg_direct")
     monkeypatch.setattr(placement, "_SAID", set())
-    before = logger.level, logger.handlers[:]
-    yield logger
-    logger.level, logger.handlers[:] = before
+    loggers = [logging.getLogger("pyg_direct"), logging.getLogger("pyg_direct.notice")]
+    before = [(logger.level, logger.handlers[:]) for logger in loggers]
+    loggers[1].handlers.clear()
+    yield loggers[0]
+    for logger, (level, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 def test_a_line_is_said_once(fresh_logger, caplog):
@@ -108,6 +111,25 @@ def test_without_any_logging_it_is_seen_on_stderr(fresh_logger, capsys, monkeypa
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
 
     announce("here")
+
+    assert capsys.readouterr().err == "pyg_direct: here\n"
+
+
+def test_a_level_that_is_set_later_counts(fresh_logger, caplog):
+    announce("here")
+    fresh_logger.setLevel(logging.WARNING)
+
+    announce("there")
+
+    assert caplog.messages == ["here"]
+
+
+def test_all_else_is_quiet(fresh_logger, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    announce("here")
+
+    logging.getLogger("pyg_direct.features").info("something")
+    logging.getLogger("pyg_direct.features").warning("something else")
 
     assert capsys.readouterr().err == "pyg_direct: here\n"
 

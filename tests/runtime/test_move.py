@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pyg_direct import progress
 from pyg_direct.errors import ArgumentError, PlacementWarning
 from pyg_direct.runtime import memory
 from pyg_direct.runtime.memory import fill, find_block, move
@@ -30,12 +31,11 @@ def test_fill_copies_everything(small_chunks, shape):
 
 
 def test_long_fills_show_a_bar(small_chunks, monkeypatch, capfd):
-    monkeypatch.setattr(memory, "_BAR_BYTES", 1000)
-
+    fill(torch.empty(500), torch.zeros(500), what="features")
+    short = capfd.readouterr().err
+    monkeypatch.setattr(progress, "PATIENCE", -1)
     fill(torch.empty(500), torch.zeros(500), what="features")
     long = capfd.readouterr().err
-    fill(torch.empty(100), torch.zeros(100), what="features")
-    short = capfd.readouterr().err
 
     assert "placing features: 100%" in long
     assert short == ""
