@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from pyg_direct.bench.limits import device_copy_rate, pinned_copy_rate
 from pyg_direct.bench.row import Row
-from pyg_direct.bench.timing import time_on_gpu
+from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.link import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.ops.gather import gather_rows
@@ -39,6 +40,23 @@ def measure_hot_rows(widths: Sequence[int] = WIDTHS, table_bytes: int = 8 << 30)
         for metric, seconds in (("rows, one way", ours), ("torch.index_select", torch_own)):
             yield Row.of(f"gather/hot/{width} B", metric, "TB/s", [len(ids) * width / 1e12 / s for s in seconds], limit,
                          "half of a device copy", curve="hot rows", at=width, at_name=_ROW_BYTES)  # fmt: skip
+
+
+def measure_cpu_rows(widths: Sequence[int] = (128, 512), table_bytes: int = 1 << 28, out_bytes: int = 1 << 25
+                     ) -> Iterator[Row]:  # fmt: skip
+    """Random fp32 rows of a table in ordinary memory, by the CPU; `widths` in bytes."""
+    for width in widths:
+        table = torch.empty(table_bytes // width, width // 4).normal_()
+        num_ids = out_bytes // width
+        ids = torch.randint(len(table), (num_ids,))
+        out, source = torch.empty(num_ids, table.shape[1]), table[:num_ids].clone()
+        assert torch.equal(gather_rows(table, ids, out=out), table[ids])
+        ours = time_on_clock(partial(gather_rows, table, ids, out=out))
+        torch_own = time_on_clock(partial(torch.index_select, table, 0, ids, out=out))
+        limit = out_bytes / 1e9 / median(time_on_clock(partial(out.copy_, source)))
+        for metric, seconds in (("rows, one way", ours), ("torch.index_select", torch_own)):
+            yield Row.of(f"gather/cpu/{width} B", metric, "GB/s", [out_bytes / 1e9 / s for s in seconds], limit,
+                         "a copy of as many bytes")  # fmt: skip
 
 
 def fill_host_table(num_bytes: int, placement: str) -> tuple[Block, Tensor]:

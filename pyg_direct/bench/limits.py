@@ -29,11 +29,11 @@ def device_copy_rate() -> float:
 
 
 @functools.cache
-def pinned_copy_rate() -> float:
+def pinned_copy_rate(num_bytes: int = _BYTES // 2, repeats: int = 20) -> float:
     """Bytes a second of a copy from page-locked host memory to the GPU."""
-    source = torch.empty(_BYTES // 2, dtype=torch.uint8, pin_memory=True)
+    source = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     target = torch.empty_like(source, device="cuda")
-    return _BYTES / 2 / _median(time_on_gpu(lambda: target.copy_(source, non_blocking=True)))
+    return num_bytes / _median(time_on_gpu(lambda: target.copy_(source, non_blocking=True), repeats))
 
 
 @functools.cache

@@ -31,6 +31,28 @@ def draw_rows(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw rows of one unit, from top to bottom, into a PNG."""
     plt = _start_drawing()
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rows) + 1.4), constrained_layout=True)
+    _draw_bars(axes, rows)
+    axes.set_title(f"{title}\n{_origin(rows[-1])}", fontsize=9)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_panels(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+    """Draw rows of any units into one PNG, a panel for each unit worth a picture."""
+    plt = _start_drawing()
+    panels = {unit: [r for r in rows if r["unit"] == unit] for unit in UNITS}
+    panels = {unit: found for unit, found in panels.items() if found}
+    heights = [0.42 * len(found) + 1.0 for found in panels.values()]
+    figure, places = plt.subplots(len(panels), figsize=(9, sum(heights) + 0.5), constrained_layout=True, squeeze=False,
+                                  gridspec_kw={"height_ratios": heights})  # fmt: skip
+    for axes, found in zip(places[:, 0], panels.values(), strict=True):
+        _draw_bars(axes, found)
+    figure.suptitle(f"{title}\n{_origin(rows[-1])}", fontsize=9)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _draw_bars(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
     places = range(len(rows), 0, -1)
     errors = [[r["p50"] - r["p20"] for r in rows], [r["p80"] - r["p50"] for r in rows]]
     ours = ["#9aa5b1" if _is_of_others(r) else "#2b6cb0" for r in rows]
@@ -41,11 +63,8 @@ def draw_rows(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
         axes.annotate(f" {row['p50']:.3g}", (row["p80"], place), va="center", fontsize=8)
     axes.set_yticks(list(places), [f"{r['case']}: {r['metric']}" for r in rows], fontsize=8)
     limits = ", ".join(dict.fromkeys(r["limit_name"] for r in rows if r["limit_name"]))
-    axes.set_xlabel(rows[0]["unit"] + (f"   (red, same run: {limits})" if limits else ""))
-    axes.set_title(f"{title}\n{_origin(rows[-1])}", fontsize=9)
+    axes.set_xlabel(rows[0]["unit"] + (f"   (red, same run: {limits})" if limits else ""), fontsize=8)
     axes.margins(x=0.12)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:

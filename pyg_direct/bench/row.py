@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -97,11 +98,16 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
+def to_json(row: Row, machine: Machine) -> dict[str, Any]:
+    """A row as files hold it."""
+    return {**asdict(row), "ratio": row.ratio, **asdict(machine)}
+
+
 def save_rows(path: Path, rows: Iterable[Row], machine: Machine) -> None:
     """Merge rows into a JSON file: a row replaces the one of equal case, metric and GPU."""
     known = {} if not path.exists() else {_key(r): r for r in json.loads(path.read_text())}
     for row in rows:
-        entry = {**asdict(row), "ratio": row.ratio, **asdict(machine)}
+        entry = to_json(row, machine)
         known[_key(entry)] = entry
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(list(known.values()), indent=1) + "\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -123,13 +123,14 @@ def measure_launch() -> Iterator[Row]:
         yield Row.of(f"launch/{what}", "time", "us", [t / 200 * 1e6 for t in times])
 
 
-def measure_cpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) -> Iterator[Row]:
-    """Edges a second of the CPU plan on one and two threads."""
+def measure_cpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str, all_threads: Sequence[int] = (1, 2)
+                         ) -> Iterator[Row]:  # fmt: skip
+    """Edges a second of the CPU plan on each of these numbers of threads."""
     placed = CSRTopo(edge_index, num_nodes=num_nodes).place("cpu", "cpu")
     batches = [torch.randint(num_nodes, (1024,)) for _ in range(12)]
     before = set_cpu_threads(1)
     try:
-        for threads in (1, 2):
+        for threads in all_threads:
             set_cpu_threads(threads)
             plan = open_plan(placed, Recipe(FANOUTS))
             counts = [plan.sample(seeds, number).edge_counts[-1] for number, seeds in enumerate(batches)]

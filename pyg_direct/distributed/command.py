@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -10,7 +11,7 @@ import numpy as np
 import typer
 
 from pyg_direct.distributed.partition import partition_graph
-from pyg_direct.errors import PygDirectError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, PygDirectError
 
 
 def partition(
@@ -29,8 +30,12 @@ def partition(
     memory: Annotated[str, typer.Option(help="Memory for the pieces that are worked on at a time.")] = "1G",
     seed: Annotated[int, typer.Option(help="Seed of METIS.")] = 0,
     progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:  # fmt: skip
-    """Write a graph in parts, for training on several machines; a run that was ended goes on where it was."""
+    """Write a graph in parts, for training on several machines; a run that was ended goes on where it was.
+
+    Exit codes: 0 written, 1 it could not be written, 2 bad usage.
+    """
     try:
         typed = any("=" in value for value in edges)
         manifest = partition_graph(
@@ -40,11 +45,19 @@ def partition(
             node_rows=_nest(node_rows, typed, str), edge_rows=_nest(edge_rows, typed, _relation),
             node_time=_read(node_time, typed, str), edge_time=_read(edge_time, typed, _relation),
             edge_weight=_read(edge_weight, typed, _relation), memory=memory, seed=seed, progress=progress)  # fmt: skip
-    except PygDirectError as error:
+    except (ArgumentError, ArgumentTypeError, FileNotFoundError) as error:
         raise typer.BadParameter(str(error)) from error
+    except (PygDirectError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    num_nodes = sum(entry.num_nodes for entry in manifest.nodes)
     num_edges = sum(entry.num_edges for entry in manifest.edges)
-    typer.echo(f"{out}: {sum(entry.num_nodes for entry in manifest.nodes)} nodes and {num_edges} edges in "
-               f"{num_parts} parts, {manifest.num_cut / max(1, num_edges):.1%} of the edges between parts")  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps({"folder": str(out), "num_parts": num_parts, "num_nodes": num_nodes,
+                               "num_edges": num_edges, "num_cut": int(manifest.num_cut)}, indent=1))  # fmt: skip
+    else:
+        typer.echo(f"{out}: {num_nodes} nodes and {num_edges} edges in {num_parts} parts, "
+                   f"{manifest.num_cut / max(1, num_edges):.1%} of the edges between parts")  # fmt: skip
 
 
 def _relation(name: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import math
 import mmap
 import os
 import struct
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +26,6 @@ SAFETENSORS = {"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": t
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npz")
 _MOST_HEADER = 100 << 20
 _LENGTH = struct.Struct("<Q")
-# A table may be larger than memory, of which the system would else set as much aside for what could be written to it.
-_PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
-_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class Layout(NamedTuple):
@@ -119,9 +117,9 @@ class RowFile:
             return torch.empty(shape, dtype=dtype)
         # From the page that holds the first row.
         ahead = offset % mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(file.fileno(), ahead + self.layout.num_bytes, _PRIVATE, _READ_WRITE, offset=offset - ahead)
+        mapped = _map_privately(file, ahead + self.layout.num_bytes, offset - ahead)
         # Rows lie all over the file: what the system would read beside them is not wanted.
-        mapped.madvise(mmap.MADV_RANDOM)
+        _advise(mapped, "MADV_RANDOM")
         self._mapped = mapped
         # What is written to such rows stays in this process.
         flat = torch.frombuffer(mapped, dtype=torch.uint8)[ahead:]
@@ -130,7 +128,7 @@ class RowFile:
     def stream(self) -> Tensor:
         """The rows, which are about to be read from the first to the last, once."""
         self.check()
-        self._mapped.madvise(mmap.MADV_SEQUENTIAL)
+        _advise(self._mapped, "MADV_SEQUENTIAL")
         return self.rows
 
     def read_ahead(self, first: int, last: int) -> None:
@@ -138,11 +136,11 @@ class RowFile:
         row_bytes, page = self.layout.num_bytes // len(self.rows), mmap.PAGESIZE
         ahead = self.layout.offset % mmap.ALLOCATIONGRANULARITY
         begin, end = (ahead + first * row_bytes) // page * page, ahead + (last + 1) * row_bytes
-        self._mapped.madvise(mmap.MADV_WILLNEED, begin, end - begin)
+        _advise(self._mapped, "MADV_WILLNEED", begin, end - begin)
 
     def forget(self) -> None:
         """Give up the pages that this process holds of the file; they are read again when needed."""
-        self._mapped.madvise(mmap.MADV_DONTNEED)
+        _advise(self._mapped, "MADV_DONTNEED")
 
     def check(self) -> None:
         """Refuse to read on in a file that has changed: size, time of change and identity.
@@ -160,6 +158,21 @@ class RowFile:
             before, now = self._stamp, stamp
             raise FileError(f"{self.path} changed while it was read: {before[0]} bytes of time {before[1]} became "
                             f"{now[0]} bytes of time {now[1]}; open it again")  # fmt: skip
+
+
+def _map_privately(file: BinaryIO, num_bytes: int, offset: int) -> mmap.mmap:
+    """Bytes of a file, of which writes reach this process alone."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY, offset=offset)
+    # It may be larger than memory, of which Linux would else set as much aside for what could be written to it.
+    flags = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0)
+    return mmap.mmap(file.fileno(), num_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
+
+
+def _advise(mapped: mmap.mmap, advice: str, *where: int) -> None:
+    """Tell the system how a mapping is read, if it is one that listens."""
+    if hasattr(mapped, "madvise") and hasattr(mmap, advice):
+        mapped.madvise(getattr(mmap, advice), *where)
 
 
 def _stamp(found: os.stat_result) -> tuple[int, int, int]:

@@ -24,7 +24,7 @@ from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
 # Share of the free GPU memory up to which offsets and edge ids of a topology on the host still go to the GPU.
-_SMALL_SHARE = 0.125
+SMALL_SHARE = 0.125
 
 
 class CSRTopo:
@@ -281,7 +281,7 @@ class CSRTopo:
             return placement
         if placement == "peer":
             return "cuda"
-        return "cuda" if array.numel() * array.element_size() <= _SMALL_SHARE * free_bytes(device.index) else placement
+        return "cuda" if array.numel() * array.element_size() <= SMALL_SHARE * free_bytes(device.index) else placement
 
     def __getstate__(self) -> dict[str, Any]:
         return sendable_state(self)

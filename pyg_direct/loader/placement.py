@@ -72,11 +72,12 @@ def describe(parts: Iterable[Placed]) -> str:
     for part in parts:
         where = f"on {part.where}" if ":" in part.where else part.where
         hot = f" ({100 * part.hot_share:.0f} % hot in GPU memory)" if part.hot_share > 0 else ""
-        words.append(f"{part.name} {_in_words(part.num_bytes)} {where}{hot}")
+        words.append(f"{part.name} {in_words(part.num_bytes)} {where}{hot}")
     return ", ".join(words)
 
 
-def _in_words(num_bytes: int) -> str:
+def in_words(num_bytes: int) -> str:
+    """Bytes in the largest unit that gives at least 1, such as `9.5 GB`."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"

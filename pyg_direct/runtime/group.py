@@ -30,7 +30,8 @@ def identify_host() -> str:
     """A word that the processes that can share memory with this one have in common."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     space = Path("/proc/self/ns/pid")
-    return f"{platform.node()} {boot.read_text().strip() if boot.exists() else ''} {os.readlink(space)}"
+    started = boot.read_text().strip() if boot.exists() else ""
+    return f"{platform.node()} {started} {os.readlink(space) if space.is_symlink() else ''}"
 
 
 def gather(value: Any) -> list[Any]:

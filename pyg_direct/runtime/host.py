@@ -1,8 +1,9 @@
-"""How much memory this host has, and how much of it is free."""
+"""How much memory this host has and how much of it is free, and how many cores; on any operating system."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 from pathlib import Path
@@ -24,7 +25,7 @@ def available_bytes() -> int:
 
     Where the limit is more than the machine has yet, the machine grows up to it.
     """
-    free, limit = _read_meminfo("MemAvailable"), _limit_bytes()
+    free, limit = _read_available(), _limit_bytes()
     if limit is not None:
         with contextlib.suppress(OSError, ValueError):
             left = limit - _used_bytes()
@@ -32,9 +33,34 @@ def available_bytes() -> int:
     return max(0, free)
 
 
+def count_cores() -> int:
+    """Cores that this process may use: those it is bound to, and no more than the container's share of time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # `max` where there is no limit.
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = map(int, (_GROUP / "cpu.max").read_text().split())
+        cores = min(cores, max(1, math.ceil(quota / period)))
+    return cores
+
+
+def page_lock_limit() -> int | None:
+    """Bytes that the system lets this process lock (`ulimit -l`); None for no limit, or none that it tells.
+
+    CUDA's page-locked memory does not count, that of network cards does.
+    """
+    try:
+        import resource
+    except ImportError:
+        return None
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
 def _known_bytes() -> int:
     """What the machine has now."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import psutil
+
+    return int(psutil.virtual_memory().total)
 
 
 def _present_bytes() -> int:
@@ -45,9 +71,13 @@ def _present_bytes() -> int:
     return 0
 
 
-def _read_meminfo(name: str) -> int:
+def _read_available() -> int:
+    if not _MEMINFO.exists():
+        import psutil
+
+        return int(psutil.virtual_memory().available)
     lines = _MEMINFO.read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
 def _limit_bytes() -> int | None:

@@ -29,18 +29,21 @@ _MARGIN = 1.1
 
 @functools.cache
 def choose_host_memory(index: int) -> str:
-    """`unified` or `pinned`, whichever GPU `index` reads rows of faster at random.
+    """`unified` or `pinned`, whichever GPU `index` reads rows of faster at random; see `host_memory_rates`."""
+    return decide(host_memory_rates(index)) if abilities(index).managed_without_migration else "pinned"
+
+
+def host_memory_rates(index: int) -> dict[str, float]:
+    """Bytes a second that GPU `index` reads at random, by kind of host memory; 0 for one that cannot be had.
 
     Takes at most 0.2 s on a machine that is not known yet; the rates are kept in `host_memory.json` in the package's
     cache folder, by GPU model, driver and host.
     """
-    if not abilities(index).managed_without_migration:
-        return "pinned"
     model, driver = torch.cuda.get_device_name(index), abilities(index).driver_version
     key = f"{model} | driver {driver} | {platform.node()}"
     rates: dict[str, float] = recall("host_memory", key, lambda: {name: _measure(name, index) for name in CANDIDATES},
                                      _are_rates)  # fmt: skip
-    return decide(rates)
+    return rates
 
 
 def _are_rates(value: Any) -> bool:

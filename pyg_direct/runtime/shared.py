@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import tempfile
 import weakref
 from collections.abc import Sequence
 from multiprocessing import reduction
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, MemoryLimitError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import bind_thread
 from pyg_direct.runtime.driver import call
@@ -62,7 +63,7 @@ class SharedMemory:
             raise ArgumentError(f"num_bytes must be at least 0, got {num_bytes}")
         self.num_bytes = num_bytes
         is_new = descriptor is None
-        descriptor = os.memfd_create("pyg_direct", os.MFD_CLOEXEC) if descriptor is None else descriptor
+        descriptor = _open_nameless() if descriptor is None else descriptor
         try:
             if is_new:
                 os.ftruncate(descriptor, max(num_bytes, 1))
@@ -87,7 +88,17 @@ class SharedMemory:
         return self.bytes[: count * dtype.itemsize].view(dtype).view(tuple(shape))
 
     def __reduce__(self) -> Any:
+        if not hasattr(reduction, "DupFd"):
+            raise ArgumentTypeError("memory of the host can be sent to other processes on Linux and macOS only")
         return _open_sent, (reduction.DupFd(self._map.descriptor), self.num_bytes)
+
+
+def _open_nameless() -> int:
+    """A descriptor of a file that no folder lists: of memory, or where a system has no such thing, of a disk."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("pyg_direct", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _open_sent(descriptor: Any, num_bytes: int) -> SharedMemory:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from typer.testing import CliRunner
 
-from pyg_direct.__main__ import app
+from pyg_direct.cli.app import app
 from pyg_direct.distributed import buckets, build
 from pyg_direct.distributed.book import Book
 from pyg_direct.distributed.files import Journal

@@ -61,3 +61,11 @@ def test_memory_that_was_lent_away_counts(machine):
     )
 
     assert host.total_bytes() == 128 * GIB
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 8), ("150000 100000", 2), ("50000 100000", 1)])
+def test_a_container_may_have_a_share_of_the_cores(machine, monkeypatch, quota, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    (machine / "cpu.max").write_text(f"{quota}\n")
+
+    assert host.count_cores() == cores

@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from pyg_direct.cli.app import app
 
 PROGRAM = """
 import pathlib, sys
@@ -58,15 +61,15 @@ def test_every_loader_is_told_when_asked(program):
     [(["--placement", "nowhere"], "placement"), (["--device", "tpu"], "device"), (["--speed", "9"], "speed")],
 )
 def test_bad_options_are_told_before_the_program_starts(program, arguments, word):
-    done = run("run", *arguments, program)
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["run", *arguments, str(program)])
 
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert word in done.stderr
     assert done.stdout == ""
 
 
 def test_a_program_that_is_not_there_is_told(tmp_path):
-    done = run("run", tmp_path / "nothing.py")
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["run", str(tmp_path / "nothing.py")])
 
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "nothing.py" in done.stderr

@@ -1,0 +1,132 @@
+"""What is wrong with a machine, told from facts about it, and what to do about each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+from pyg_direct.cli.plan import Plan
+from pyg_direct.kernels.target import PTX_VERSIONS
+from pyg_direct.loader.placement import in_words
+
+# Reading from one kind of memory must be this much faster to be worth a word.
+_MARGIN = 1.1
+
+
+class Finding(NamedTuple):
+    """Something to know.
+
+    Attributes:
+        level: `fix` for what keeps something from working, `hint` for what costs speed, `note` for the rest.
+        what: What was found.
+        how: What to do about it.
+    """
+
+    level: Literal["fix", "hint", "note"]
+    what: str
+    how: str
+
+
+def find_faults(facts: dict[str, Any]) -> list[Finding]:
+    """Everything to say about the facts of `collect_facts`."""
+    return [*_check_packages(facts), *_check_cuda(facts), *_check_gpus(facts), *_check_host(facts)]
+
+
+def _check_packages(facts: dict[str, Any]) -> Iterator[Finding]:
+    for sentence in facts["outdated"]:
+        yield Finding("fix", sentence, "pip install --upgrade pyg_direct, which installs what it needs")
+    if facts["packages"]["numba"] is None:
+        yield Finding("fix", "numba is missing: nothing can be compiled for the CPU", "pip install numba")
+
+
+def _check_cuda(facts: dict[str, Any]) -> Iterator[Finding]:
+    cuda = facts["cuda"]
+    if cuda["torch_hip"] is not None:
+        yield Finding("fix", f"torch is built for ROCm {cuda['torch_hip']}; only NVIDIA GPUs are supported",
+                      "give device='cpu' to loaders, or install a torch for CUDA or the CPU")  # fmt: skip
+    elif not cuda["has_driver"]:
+        yield Finding("note", "there is no NVIDIA driver: batches are made on the CPU",
+                      "nothing, if there is no GPU; else install its driver")  # fmt: skip
+    elif cuda["torch_cuda"] is None:
+        yield Finding("fix", "there is an NVIDIA driver, but torch is built without CUDA",
+                      "install a torch with CUDA: https://pytorch.org/get-started/locally")  # fmt: skip
+    elif facts["environment"].get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        yield Finding("note", "CUDA_VISIBLE_DEVICES hides all GPUs: batches are made on the CPU",
+                      "unset it to use them")  # fmt: skip
+    else:
+        yield from _check_bindings(cuda)
+
+
+def _check_bindings(cuda: dict[str, Any]) -> Iterator[Finding]:
+    extra = "cu" + str(cuda["torch_cuda"]).partition(".")[0]
+    if cuda["reason"] is not None:
+        yield Finding("fix", f"torch cannot use the GPU: {cuda['reason']}",
+                      f"torch is built for CUDA {cuda['torch_cuda']}, the driver runs up to {cuda['driver_cuda']}: "
+                      "update the driver, or install a torch for an older CUDA")  # fmt: skip
+    elif cuda["bindings_error"] is not None:
+        yield Finding("fix", cuda["bindings_error"], f'pip install "pyg_direct[{extra}]"')
+    if not cuda["ptx_in_wheel"] and cuda["compiler"] is None:
+        yield Finding("fix", "this installation carries no compiled GPU kernels, and there is nothing to compile with",
+                      f'pip install "pyg_direct[{extra}]"')  # fmt: skip
+
+
+def _check_gpus(facts: dict[str, Any]) -> Iterator[Finding]:
+    for gpu in facts["gpus"]:
+        name = f"GPU {gpu['index']} ({gpu['name']})"
+        if tuple(gpu["compute_capability"]) < min(PTX_VERSIONS):
+            least = "{}.{}".format(*min(PTX_VERSIONS))
+            yield Finding("fix", f"{name} has compute capability {{}}.{{}}, and needs {least}".format(
+                *gpu["compute_capability"]), "give device='cpu' to loaders")  # fmt: skip
+        if not gpu["unified_without_migration"]:
+            yield Finding("hint", f"{name} cannot share managed memory with the CPU (concurrentManagedAccess is 0, as "
+                          "under Windows, WSL and on some virtual GPUs): what is on the host is read from page-locked "
+                          "memory", "use Linux without a virtual GPU, or keep more in GPU memory")  # fmt: skip
+        link = gpu["pcie"] or {}
+        width, most = link.get("current_link_width"), link.get("max_link_width")
+        if width and most and width.isdecimal() and most.isdecimal() and 0 < int(width) < int(most):
+            yield Finding("hint", f"{name} uses {width} PCIe lanes of {most}: rows on the host come slower for it",
+                          "seat the GPU in a slot with all lanes")  # fmt: skip
+    pairs = [f"{link['reader']} and {link['owner']}" for link in facts["links"]
+             if link["reader"] < link["owner"] and not link["can_read"]]  # fmt: skip
+    if pairs:
+        yield Finding("note", f"GPUs that do not read each other's memory: {', '.join(pairs)}",
+                      "nothing: each keeps hot rows of its own")  # fmt: skip
+
+
+def _check_host(facts: dict[str, Any]) -> Iterator[Finding]:
+    cpu, cache = facts["cpu"], facts["cache"]
+    threads = cpu["kernel_threads"]
+    if threads is not None and threads < cpu["cores"]:
+        yield Finding("hint", f"CPU kernels use {threads} of {cpu['cores']} cores",
+                      "set NUMBA_NUM_THREADS, or unset it")  # fmt: skip
+    if threads is not None and threads > cpu["cores"]:
+        yield Finding("hint", f"CPU kernels use {threads} threads, but this process may use {cpu['cores']} cores only",
+                      f"set NUMBA_NUM_THREADS={cpu['cores']}")  # fmt: skip
+    # By itself torch takes one thread a core, not one for each of the two that a core shows as.
+    if cpu["torch_threads"] < cpu["cores"] and "OMP_NUM_THREADS" in facts["environment"]:
+        yield Finding("hint", f"torch uses {cpu['torch_threads']} of {cpu['cores']} cores",
+                      "unset OMP_NUM_THREADS, or call torch.set_num_threads")  # fmt: skip
+    if facts["environment"].get("NUMBA_ENABLE_CUDASIM") == "1":
+        yield Finding("hint", "NUMBA_ENABLE_CUDASIM=1: GPU kernels run in a simulator, for tests", "unset it")
+    if not cache["writable"]:
+        yield Finding("fix", f"{cache['folder']} cannot be written: every process compiles anew",
+                      "set PYG_DIRECT_CACHE to a folder that can")  # fmt: skip
+
+
+def judge_rates(rates: dict[str, Any], chosen: str) -> Iterator[Finding]:
+    """What measured rates say against the kind of host memory that `auto` takes."""
+    unified, pinned = rates["unified_random"] or 0.0, rates["pinned_random"] or 0.0
+    other = "pinned" if chosen == "unified" else "unified"
+    better = max(unified, 1.0) / max(pinned, 1.0) if other == "unified" else max(pinned, 1.0) / max(unified, 1.0)
+    if min(unified, pinned) > 0 and better > _MARGIN:
+        yield Finding("hint", f"{other} memory is read {better:.1f} times as fast as {chosen} memory, which "
+                      "placement='auto' takes", f"give placement='{other}' to loaders; or measure anew after "
+                      "`pyg-direct cache clear --only facts`, if the machine has changed")  # fmt: skip
+
+
+def judge_plan(plan: Plan, available: int) -> Iterator[Finding]:
+    """What a planned placement asks of a host with so many bytes of free memory."""
+    if plan.host_bytes > available:
+        yield Finding("fix", f"the graph takes {in_words(plan.host_bytes)} of host memory, of which "
+                      f"{in_words(available)} are free", "keep features in a file (Feature.from_file), store them as "
+                      "bfloat16 (store_dtype), or partition the graph (pyg-direct partition)")  # fmt: skip

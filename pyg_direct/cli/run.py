@@ -1,0 +1,37 @@
+"""`pyg-direct run script.py args...`: a program written for PyG, with its loaders replaced."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from pyg_direct.errors import PygDirectError
+from pyg_direct.noedit.install import install
+
+
+def run(
+    script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The program.")],
+    arguments: Annotated[Optional[list[str]], typer.Argument(help="Its arguments.")] = None,  # noqa: UP045
+    device: Annotated[Optional[str], typer.Option(help="Where batches are: cpu, cuda, cuda:1, data.")] = None,  # noqa: UP045
+    placement: Annotated[str, typer.Option(help="Where the graph lives: auto, cuda, unified, pinned, cpu.")] = "auto",
+    feature_cache: Annotated[Optional[str], typer.Option(help="GPU memory for hot rows: 2G or 20%.")] = None,  # noqa: UP045
+    accelerate: Annotated[bool, typer.Option(help="Let PyG's convolutions aggregate through our operators.")] = True,
+    verbose: Annotated[bool, typer.Option(help="Say which loaders are made.")] = False,
+) -> None:
+    """Run a program written for PyG, unedited, with PyG's loaders replaced and its models accelerated.
+
+    Options go before the program. Exit code: the program's; 2 for options that cannot be taken.
+    """
+    try:
+        install(device=device, placement=placement, feature_cache=feature_cache, accelerate=accelerate,
+                verbose=verbose)  # fmt: skip
+    except PygDirectError as error:
+        raise typer.BadParameter(str(error)) from error
+    # As `python script.py` has it.
+    sys.argv = [str(script), *(arguments or [])]
+    sys.path[0] = str(script.resolve().parent)
+    runpy.run_path(str(script), run_name="__main__")

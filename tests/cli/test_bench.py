@@ -1,0 +1,82 @@
+"""`pyg-direct bench` measures at the size of the machine, and leaves one file and one picture."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from pyg_direct.bench.gather import measure_cpu_rows
+from pyg_direct.cli import bench as bench_module
+from pyg_direct.cli.app import app
+from pyg_direct.cli.bench import Size, choose_size
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("host", "gpu", "quick", "scale"),
+    [(64, None, True, 0.01), (64, None, False, 0.1), (1, None, False, 0.04), (0.01, None, False, 0.01),
+     (500, 140, False, 1.0), (500, 140, True, 0.1), (500, 12, False, 0.5), (6, 140, False, 0.25)],
+)  # fmt: skip
+def test_the_graph_fits_the_machine(host, gpu, quick, scale):
+    size = choose_size(8, int(host * GIB), None if gpu is None else gpu * GIB, quick=quick)
+
+    assert size.scale == scale
+    assert size.table_bytes <= min(host, gpu or host) * GIB or gpu is None
+    assert bool(size.workers) is not quick
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """One part that measures, and one that fails."""
+
+    def fail(graph, name):
+        raise RuntimeError("no such thing")
+
+    made = {"rows": lambda graph, name: measure_cpu_rows((64,), 1 << 16, 1 << 12), "more": fail}
+    for name in ("_list_cpu_parts", "_list_gpu_parts"):
+        monkeypatch.setattr(bench_module, name, lambda size: made)
+    return made
+
+
+def invoke(folder, *arguments):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "--scale", "0.001", "--out", folder, *arguments])
+
+
+def test_rows_are_kept_and_drawn_and_what_failed_is_told(parts, tmp_path):
+    done = invoke(str(tmp_path / "out"), "--json")
+
+    told = json.loads(done.stdout)
+    assert done.exit_code == 1
+    assert told["failed"] == ["more: no such thing"]
+    assert [row["metric"] for row in told["rows"]] == ["rows, one way", "torch.index_select"]
+    assert all(0 < row["p20"] <= row["p50"] <= row["p80"] and row["limit"] > 0 for row in told["rows"])
+    assert told["rows"][0]["commit"].startswith("of version ")
+    files = {path.suffix: path for path in (tmp_path / "out").iterdir()}
+    assert json.loads(files[".json"].read_text()) == told["rows"]
+    assert files[".png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_there_is_no_picture(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_module, "find_spec", lambda name: None)
+    del parts["more"]
+
+    done = invoke(str(tmp_path))
+
+    assert done.exit_code == 0
+    assert "picture: none; pip install matplotlib" in done.stdout
+    assert "torch.index_select" in done.stdout
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_the_loader_is_measured_beside_its_step(tmp_path):
+    size = Size(0.001, 8, 6, 1 << 16, ())
+    del (parts := bench_module._list_cpu_parts(size))["sampling"]
+    graph = bench_module.synthetic_graph("products", scale=size.scale)
+
+    rows = [row for measure in parts.values() for row in measure(graph, "products")]
+
+    assert {row.metric for row in rows} >= {"rows, one way", "Data to first batch", "step, loader and compute"}
+    assert all(row.p50 > 0 for row in rows)

@@ -1,0 +1,86 @@
+"""`pyg-direct cache` shows what is kept, and clears that alone."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from pyg_direct.cli import cache as cache_module
+from pyg_direct.cli.app import app
+from pyg_direct.kernels.cache import cache_folder
+
+OLD = "0123456789abcdef"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A cache with kernels of this version, old ones, facts, and what is none of it."""
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
+    cache_folder.cache_clear()
+    current = cache_folder("cpu").parent
+    for folder, size in ((current / "gpu", 10), (tmp_path / OLD / "cpu", 1000)):
+        folder.mkdir(parents=True)
+        (folder / "kernel.ptx").write_bytes(bytes(size))
+    (tmp_path / "rates.json").write_text('{"GPU": 3}')
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "thesis.txt").write_text("mine")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "fedcba9876543210").symlink_to(tmp_path / "data")
+    yield tmp_path
+    cache_folder.cache_clear()
+
+
+def invoke(*arguments):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["cache", *arguments])
+
+
+def test_what_is_kept_is_shown(root):
+    done = invoke("--json")
+
+    told = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert told["folder"] == str(root)
+    found = {entry["name"]: (entry["kind"], entry["files"], entry["bytes"], entry["facts"])
+             for entry in told["entries"]}  # fmt: skip
+    current = cache_folder("cpu").parent.name
+    assert found == {OLD: ("old", 1, 1000, None), current: ("kernels", 1, 10, None),
+                     "rates.json": ("facts", 1, 10, {"GPU": 3}), "broken.json": ("facts", 1, 1, None)}  # fmt: skip
+    table = invoke().stdout
+    assert all(name in table for name in found)
+
+
+@pytest.mark.parametrize("only", [None, "kernels", "old", "facts"])
+def test_what_is_meant_is_cleared_and_nothing_else(root, only):
+    current = cache_folder("cpu").parent.name
+    names = {"kernels": {current}, "old": {OLD}, "facts": {"rates.json", "broken.json"}}
+    gone = set().union(*names.values()) if only is None else names[only]
+    before = {path.name for path in root.iterdir()}
+
+    done = invoke("clear", *([] if only is None else ["--only", only]))
+
+    assert done.exit_code == 0
+    assert {path.name for path in root.iterdir()} == before - gone
+    assert (root / "thesis.txt").read_text() == "mine"
+
+
+def test_what_cannot_be_deleted_is_told(root, monkeypatch):
+    def refuse(path):
+        raise PermissionError("no right")
+
+    monkeypatch.setattr(cache_module.shutil, "rmtree", refuse)
+
+    done = invoke("clear", "--only", "old", "--json")
+
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["failed"] == [f"{root / OLD}: no right"]
+
+
+def test_a_folder_that_is_not_there_holds_nothing(root, monkeypatch):
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(root / "none"))
+
+    assert json.loads(invoke("--json").stdout)["entries"] == []
+    assert not (root / "none").exists()
+
+
+def test_an_unknown_action_is_bad_usage():
+    assert invoke("burn").exit_code == 2
