@@ -1,13 +1,33 @@
 """Run by a Python that has the wheel installed, from the checkout: the wheel holds what belongs to it, and all of it.
 
 PTX of every specialisation of every GPU kernel is found for all architectures, current with the sources, without a
-compiler.
+compiler. Its commands run, too.
 """
 
 import importlib
+import json
+import os
 import pkgutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+# Commands start now and are read at the end, since each imports torch and PyG meanwhile.
+bin_folder, folder = Path(sys.executable).parent, tempfile.TemporaryDirectory()
+script = Path(folder.name, "program.py")
+script.write_text("import sys\nfrom torch_geometric.loader import NeighborLoader\n"
+                  "print(NeighborLoader.__module__, sys.argv[1:])\nsys.exit(5)\n")  # fmt: skip
+kept = {**os.environ, "PYG_DIRECT_CACHE": folder.name}
+commands = {
+    name: subprocess.Popen([*start, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=kept,
+                           cwd=folder.name)
+    for name, start, arguments in (
+        ("doctor", [bin_folder / "pyg-direct"], ["doctor", "--json"]),
+        ("cache", [bin_folder / "pyg-direct"], ["cache", "--json"]),
+        ("run", [sys.executable, "-m", "pyg_direct"], ["run", "--device", "cpu", script, "--some", "7"]),
+    )
+}  # fmt: skip
 
 sys.modules |= dict.fromkeys(["numba", "llvmlite", "cuda"])
 
@@ -44,3 +64,13 @@ num_bytes = sum(entry.file_size for entry in archive.infolist())
 print(f"pyg_direct {pyg_direct.__version__} from {installed}, cuda_src: {', '.join(sorted(found))}")
 print(f"PTX of {len(names)} specialisations of {len(GPU_KERNELS)} kernels, {num_bytes / 1e6:.1f} MB, "
       f"{ARCHIVE.stat().st_size / 1e6:.2f} MB in the wheel; sources {source_digest()[:16]}")  # fmt: skip
+
+outputs = {name: process.communicate(timeout=200) for name, process in commands.items()}
+codes = {name: process.returncode for name, process in commands.items()}
+assert codes == {"doctor": 0, "cache": 0, "run": 5}, outputs
+facts = json.loads(outputs["doctor"][0])
+assert (facts["pyg_direct"], facts["outdated"]) == (pyg_direct.__version__, []), facts
+assert facts["cuda"]["ptx_in_wheel"], facts
+assert json.loads(outputs["cache"][0])["folder"] == folder.name, outputs["cache"]
+assert outputs["run"][0] == "pyg_direct.loader.neighbor ['--some', '7']\n", outputs["run"]
+print(f"doctor, cache and run work: {len(facts['findings'])} findings")

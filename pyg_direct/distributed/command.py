@@ -50,13 +50,13 @@ def partition(
     except (PygDirectError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
-    num_nodes = sum(entry.num_nodes for entry in manifest.nodes)
+    written = sum(entry.num_nodes for entry in manifest.nodes)
     num_edges = sum(entry.num_edges for entry in manifest.edges)
     if as_json:
-        typer.echo(json.dumps({"folder": str(out), "num_parts": num_parts, "num_nodes": num_nodes,
+        typer.echo(json.dumps({"folder": str(out), "num_parts": num_parts, "num_nodes": written,
                                "num_edges": num_edges, "num_cut": int(manifest.num_cut)}, indent=1))  # fmt: skip
     else:
-        typer.echo(f"{out}: {num_nodes} nodes and {num_edges} edges in {num_parts} parts, "
+        typer.echo(f"{out}: {written} nodes and {num_edges} edges in {num_parts} parts, "
                    f"{manifest.num_cut / max(1, num_edges):.1%} of the edges between parts")  # fmt: skip
 
 

@@ -70,13 +70,12 @@ def test_without_matplotlib_there_is_no_picture(parts, tmp_path, monkeypatch):
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
-def test_the_loader_is_measured_beside_its_step(tmp_path):
+def test_the_loader_is_measured_beside_its_step():
     size = Size(0.001, 8, 6, 1 << 16, ())
-    del (parts := bench_module._list_cpu_parts(size))["sampling"]
     graph = bench_module.synthetic_graph("products", scale=size.scale)
+    placement = "cuda" if torch.cuda.is_available() else "cpu"
 
-    rows = [row for measure in parts.values() for row in measure(graph, "products")]
+    rows = list(bench_module._measure_training(size, graph, "products", placement))
 
-    assert {row.metric for row in rows} >= {"rows, one way", "Data to first batch", "step, loader and compute"}
+    assert {row.metric for row in rows} >= {"Data to first batch", "step, loader and compute", "step, loader alone"}
     assert all(row.p50 > 0 for row in rows)
