@@ -42,6 +42,17 @@ def test_version_is_the_one_of_the_changelog():
     assert pyg_direct.__version__ == headings[0]
 
 
+def test_every_extra_is_told_in_the_readme():
+    text = (CHANGELOG.parent / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2]
+    extras = re.findall(r"^(\w+) = \[", text.partition("\n[")[0], re.M)
+
+    rows = (CHANGELOG.parent / "README.md").read_text().partition("| extra | for |")[2].partition("\n\n")[0]
+
+    named = [row.split("|")[1] for row in rows.splitlines() if row.startswith("| `")]
+    told = re.findall(r"`(\w+)`", " ".join(named))
+    assert sorted(told) == sorted(extras)
+
+
 def run_python(program, *arguments):
     """Standard output of a fresh interpreter."""
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300)
