@@ -12,8 +12,8 @@ from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeS
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.graph import read_parts
 from pyg_direct.loader.node import NodeLoader
+from pyg_direct.loader.output import to_general_output
 from pyg_direct.loader.own import OwnSampler
-from pyg_direct.loader.sampler import to_output
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.sampling.hgt import MOST_NEIGHBORS, HgtPlan
 from pyg_direct.sampling.key import resolve_seed
@@ -78,7 +78,7 @@ class HGTSampler(OwnSampler):
         """
         assert self._plan is not None
         key = self._next_key() if key is None else key
-        out = to_output(self._plan.sample({index.input_type: index.node}, key), is_hetero=True)
+        out = to_general_output(self._plan.sample({index.input_type: index.node}, key), is_hetero=True)
         out.metadata = (index.input_id, index.time)
         return out
 

@@ -16,9 +16,10 @@ from pyg_direct.features.store import check_store_dtype
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import settle_workers
 from pyg_direct.loader.general import Drawn, GeneralLoader, Output
+from pyg_direct.loader.links import PendingLinks
 from pyg_direct.loader.node import check_times
 from pyg_direct.loader.own import OwnSampler
-from pyg_direct.loader.sampler import NeighborSampler, PendingLinks
+from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.ops.check import check_ids
 from pyg_direct.sampling.key import batch_key
 from pyg_direct.sampling.negative import check_weight

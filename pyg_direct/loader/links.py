@@ -13,9 +13,12 @@ from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, Negat
 from pyg_direct.errors import ArgumentError, LoaderWarning
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.graph import Parts
+from pyg_direct.loader.output import to_output
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.upload import upload
 from pyg_direct.sampling.negative import TRIES, EdgeSet, Nodes, draw_negatives
+from pyg_direct.sampling.plan import Pending
+from pyg_direct.sampling.sample import Sample
 
 
 class _Ends(NamedTuple):
@@ -243,3 +246,31 @@ def _reverse(edge_type: EdgeType, edge_types: list[EdgeType]) -> EdgeType:
     if source == target or len(back) != 1:
         return edge_type if source == target else (target, name, source)
     return back[0]
+
+
+class PendingLinks:
+    """A sample around links, on its way.
+
+    Args:
+        links: The links.
+        sample: What is sampled around their ends.
+        disjoint: Whether each end has a tree of its own.
+        with_reverse: None to keep the links among the edges; else they are taken out, and their reverse edges if True.
+    """
+
+    def __init__(self, links: Links, sample: Pending | Sample | SamplerOutput | HeteroSamplerOutput, disjoint: bool,
+                 with_reverse: bool | None) -> None:  # fmt: skip
+        self._links, self._sample, self._disjoint, self._with_reverse = links, sample, disjoint, with_reverse
+
+    def finish(self) -> SamplerOutput | HeteroSamplerOutput:
+        """PyG's output, once the sizes of the sample are known."""
+        sample = self._sample
+        if isinstance(sample, (Pending, Sample)):
+            drawn = sample.finish()
+            self._links.place(drawn.n_id[: drawn.node_counts[0]])
+            out: SamplerOutput | HeteroSamplerOutput = to_output(drawn)
+        else:
+            out = sample
+        if self._with_reverse is not None:
+            self._links.exclude(out, self._with_reverse)
+        return self._links.finish(out, self._disjoint)

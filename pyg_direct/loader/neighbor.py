@@ -22,9 +22,10 @@ from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, settle_sharing, settle_workers
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.order import largest_fanout, note_order
+from pyg_direct.loader.output import from_output, to_output
 from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.placement import announce, describe
-from pyg_direct.loader.plain import NodeSampler, check_choices, from_output, is_plain, read_input_nodes, to_output
+from pyg_direct.loader.plain import NodeSampler, check_choices, is_plain, read_input_nodes
 from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
 from pyg_direct.loader.ranking import check_ranking, rank_rows
 from pyg_direct.loader.sampler import NeighborSampler

@@ -1,4 +1,4 @@
-"""Which loaders sample a `Data` uniformly, and such samples in PyG's form."""
+"""Which loaders sample a `Data` uniformly, and from which seeds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput, NumNeighbors, SamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.loader.output import to_output
 from pyg_direct.sampling.options import GeneralRecipe
-from pyg_direct.sampling.sample import Sample
 
 
 def is_plain(data: Any, num_neighbors: Any, neighbor_sampler: Any, time_attr: str | None, weight_attr: str | None,
@@ -58,22 +58,6 @@ class NodeSampler:
         sample = self._loader._sample_now(seeds)
         input_id = torch.arange(seeds.numel()) if index.input_id is None else index.input_id
         return to_output(sample, input_id)
-
-
-def to_output(sample: Sample, input_id: Tensor) -> SamplerOutput:
-    """A sample in PyG's form."""
-    return SamplerOutput(node=sample.n_id, row=sample.edge_index[0], col=sample.edge_index[1], edge=sample.e_id,
-                         num_sampled_nodes=sample.num_sampled_nodes, num_sampled_edges=sample.num_sampled_edges,
-                         metadata=(input_id, None))  # fmt: skip
-
-
-def from_output(out: SamplerOutput) -> Sample:
-    """A sample from PyG's form, as a user's transform may have left it."""
-    node_counts = list(torch.tensor(out.num_sampled_nodes or [0]).cumsum(0).tolist())
-    edge_counts = [0, *torch.tensor(out.num_sampled_edges or [], dtype=torch.int64).cumsum(0).tolist()]
-    edge_index = torch.stack([out.row, out.col])
-    e_id = torch.empty(0, dtype=torch.int64, device=out.node.device) if out.edge is None else out.edge
-    return Sample(out.node, edge_index, e_id, node_counts, edge_counts)
 
 
 def read_input_nodes(input_nodes: Any) -> Tensor | None:

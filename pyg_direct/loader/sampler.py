@@ -19,11 +19,12 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.graph.relation import LINKS, NODES, EdgeType
+from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.graph import Parts, read_parts
-from pyg_direct.loader.links import Links, NegativeSource
+from pyg_direct.loader.links import Links, NegativeSource, PendingLinks
 from pyg_direct.loader.order import largest_fanout
+from pyg_direct.loader.output import to_general_output, to_output
 from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.pyg import read_topology
 from pyg_direct.ops.check import check_fanouts, check_ids
@@ -33,9 +34,8 @@ from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.options import GeneralRecipe
-from pyg_direct.sampling.plan import GpuPlan, Pending
-from pyg_direct.sampling.sample import Recipe, Sample, check_hops
-from pyg_direct.sampling.subgraph import GeneralSample
+from pyg_direct.sampling.plan import GpuPlan
+from pyg_direct.sampling.sample import Recipe, check_hops
 from pyg_direct.typing import Device
 
 DIRECTIONS = ("forward", "backward")
@@ -267,9 +267,9 @@ class NeighborSampler(OwnSampler):
             if self.device.type == "cpu":
                 seeds = seeds.cpu()
             sample = plan.sample(seeds, key)
-            return _to_plain_output(sample)
+            return to_output(sample)
         times = seed_time if self.is_temporal else None
-        return to_output(plan.sample(seed, key, seed_time=times), self.is_hetero)
+        return to_general_output(plan.sample(seed, key, seed_time=times), self.is_hetero)
 
     def _fanouts(self) -> Any:
         """Fanouts per hop, or per relation in the order of the graph."""
@@ -355,50 +355,3 @@ class NeighborSampler(OwnSampler):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, device={self.device})"
-
-
-class PendingLinks:
-    """A sample around links, on its way.
-
-    Args:
-        links: The links.
-        sample: What is sampled around their ends.
-        disjoint: Whether each end has a tree of its own.
-        with_reverse: None to keep the links among the edges; else they are taken out, and their reverse edges if True.
-    """
-
-    def __init__(self, links: Links, sample: Pending | Sample | SamplerOutput | HeteroSamplerOutput, disjoint: bool,
-                 with_reverse: bool | None) -> None:  # fmt: skip
-        self._links, self._sample, self._disjoint, self._with_reverse = links, sample, disjoint, with_reverse
-
-    def finish(self) -> SamplerOutput | HeteroSamplerOutput:
-        """PyG's output, once the sizes of the sample are known."""
-        sample = self._sample
-        if isinstance(sample, (Pending, Sample)):
-            drawn = sample.finish()
-            self._links.place(drawn.n_id[: drawn.node_counts[0]])
-            out: SamplerOutput | HeteroSamplerOutput = _to_plain_output(drawn)
-        else:
-            out = sample
-        if self._with_reverse is not None:
-            self._links.exclude(out, self._with_reverse)
-        return self._links.finish(out, self._disjoint)
-
-
-def _to_plain_output(sample: Sample) -> SamplerOutput:
-    row, col = sample.edge_index
-    return SamplerOutput(sample.n_id, row, col, sample.e_id, num_sampled_nodes=sample.num_sampled_nodes,
-                         num_sampled_edges=sample.num_sampled_edges)  # fmt: skip
-
-
-def to_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
-    """A sample in PyG's form."""
-    if is_hetero:
-        return HeteroSamplerOutput(sample.node, sample.row, sample.col, sample.edge, sample.batch,
-                                   sample.num_sampled_nodes, sample.num_sampled_edges)  # fmt: skip
-    nodes, edges = sample.num_sampled_nodes, sample.num_sampled_edges
-    return SamplerOutput(
-        sample.node[NODES], sample.row[LINKS], sample.col[LINKS], sample.edge[LINKS],
-        None if sample.batch is None else sample.batch[NODES], None if nodes is None else nodes[NODES],
-        None if edges is None else edges[LINKS],
-    )  # fmt: skip

@@ -111,35 +111,16 @@ def test_calls_in_between_disturb_no_epoch(real_device, epochs):
     assert_equal_epochs(batches, epochs[0])
 
 
+@pytest.mark.parametrize("where", ["transform", "transform_sampler_output"])
 @pytest.mark.parametrize("prefetch", PREFETCH)
-def test_an_error_of_a_transform_is_raised_for_its_batch(real_device, epochs, prefetch):
-    def fail_at_the_third(batch):
+def test_an_error_of_a_transform_is_raised_for_its_batch(real_device, epochs, prefetch, where):
+    def fail_at_the_third(given):
         if next(calls) == 2:
             raise KeyError("third")
-        return batch
+        return given
 
     calls = itertools.count()
-    loader = make_loader(real_device, transform=fail_at_the_third, prefetch=prefetch)
-    iterator = iter(loader)
-
-    got = [next(iterator), next(iterator)]
-    with pytest.raises(KeyError, match="third"):
-        next(iterator)
-
-    assert list(iterator) == []
-    assert_equal_epochs(got, epochs[0][:2])
-    assert_equal_epochs(loader, epochs[1])
-
-
-@pytest.mark.parametrize("prefetch", PREFETCH)
-def test_an_error_before_the_fetch_comes_after_the_batches_before(real_device, epochs, prefetch):
-    def fail_at_the_third(out):
-        if next(calls) == 2:
-            raise KeyError("third")
-        return out
-
-    calls = itertools.count()
-    loader = make_loader(real_device, transform_sampler_output=fail_at_the_third, prefetch=prefetch)
+    loader = make_loader(real_device, prefetch=prefetch, **{where: fail_at_the_third})
     iterator = iter(loader)
 
     got = [next(iterator), next(iterator)]

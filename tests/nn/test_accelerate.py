@@ -1,97 +1,24 @@
 """Accelerated convolutions: PyG's results and gradients, through our operator where they can, else without it."""
 
 import copy
-import io
 
 import pytest
 import torch
 from torch_geometric.nn import (
     GATConv,
-    GATv2Conv,
     GCNConv,
-    GINConv,
     GINEConv,
     GraphConv,
     GraphSAGE,
     MessagePassing,
-    SAGEConv,  # fmt: skip
+    SAGEConv,
 )
 from torch_geometric.utils import trim_to_layer
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.nn import attention, gcn, propagate
-from pyg_direct.nn.sorted import register_sorted
 from pyg_direct.ops.launch import runs_on_gpu
-
-NODES, EDGES = [4, 9, 12], [16, 30]
-WIDTH, OUT = 8, 10
-
-
-def mlp(width=WIDTH):
-    return torch.nn.Linear(width, OUT)
-
-
-CONVOLUTIONS = {
-    "sage": lambda: SAGEConv(WIDTH, OUT),
-    "sage max": lambda: SAGEConv(WIDTH, OUT, aggr="max"),
-    "sage normalised": lambda: SAGEConv(WIDTH, OUT, aggr="min", normalize=True, project=True),
-    "sage narrow": lambda: SAGEConv(1, OUT),
-    "sage of 3": lambda: SAGEConv(3, OUT, aggr="sum"),
-    "graph": lambda: GraphConv(WIDTH, OUT),
-    "graph mean": lambda: GraphConv(WIDTH, OUT, aggr="mean"),
-    "gcn": lambda: GCNConv(WIDTH, OUT),
-    "gcn without loops": lambda: GCNConv(WIDTH, OUT, add_self_loops=False),
-    "gcn not normalised": lambda: GCNConv(WIDTH, OUT, normalize=False),
-    "gcn improved": lambda: GCNConv(WIDTH, OUT, improved=True),
-    "gcn to narrow rows": lambda: GCNConv(12, 8, bias=False),
-    "gin": lambda: GINConv(mlp(), train_eps=True),
-    "gine": lambda: GINEConv(mlp(), edge_dim=3),
-    "gat": lambda: GATConv(WIDTH, OUT, heads=3),
-    "gat without loops": lambda: GATConv(WIDTH, 4, heads=2, concat=False, add_self_loops=False),
-    "gat of one head": lambda: GATConv(WIDTH, OUT, residual=True),
-    "gat of one narrow head": lambda: GATConv(WIDTH, 2),
-    "gatv2": lambda: GATv2Conv(WIDTH, OUT, heads=2),
-    "gatv2 of shared weights": lambda: GATv2Conv(WIDTH, OUT, share_weights=True, add_self_loops=False),
-}
-
-
-class Batch:
-    """A batch of two hops: targets without edges, parallel edges, a hub that has half of the edges of its hop."""
-
-    def __init__(self, device="cpu", loops=True):
-        generator = torch.Generator().manual_seed(1)
-
-        def draw(low, high, count):
-            return torch.randint(low, high, (count,), generator=generator)
-
-        first, second = draw(0, NODES[0], EDGES[0]), draw(NODES[0], sum(NODES[:2]), EDGES[1])
-        second[: EDGES[1] // 2] = 7
-        source = torch.cat([draw(0, sum(NODES[:2]), EDGES[0]), draw(0, sum(NODES), EDGES[1])])
-        target = torch.cat([first.sort().values, second.sort().values])
-        if not loops:
-            source = torch.where(source == target, (source + 1) % NODES[0], source)
-            assert not (source == target).any()
-        self.edge_index = torch.stack([source, target]).to(device)
-        register_sorted(self.edge_index, NODES, EDGES)
-        self.num_nodes = sum(NODES)
-        self.edge_attr = torch.rand(sum(EDGES), 3, generator=generator).to(device)
-        self.edge_weight = torch.rand(sum(EDGES), generator=generator).to(device)
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """Reduces our operator was asked for by convolutions."""
-    made = []
-
-    def count(*args, **kwargs):
-        made.append(kwargs.get("reduce", "sum"))
-        return aggregate(*args, **kwargs)
-
-    aggregate = propagate.aggregate
-    for module in (propagate, gcn, attention):
-        monkeypatch.setattr(module, "aggregate", count)
-    return made
+from tests.nn.convolutions import CONVOLUTIONS, EDGES, NODES, OUT, WIDTH, Batch, assert_near, run
 
 
 def width_of(conv):
@@ -100,19 +27,6 @@ def width_of(conv):
 
 def extras_of(conv, batch):
     return {"edge_attr": batch.edge_attr} if isinstance(conv, GINEConv) else {}
-
-
-def run(conv, x, *args, grad=None, **kwargs):
-    """(result, gradients of x and of the parameters)."""
-    x = x.clone().requires_grad_()
-    out = conv(x, *args, **kwargs)
-    grads = torch.autograd.grad(out, [x, *conv.parameters()], torch.ones_like(out) if grad is None else grad)
-    return [out, *grads]
-
-
-def assert_near(got, expected, rtol=1e-4, atol=1e-5):
-    for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
 
 
 # PyG asks for torch_scatter where a GPU takes maxima.
@@ -316,87 +230,3 @@ def test_undo_brings_back_the_bits_of_pyg(name, calls):
 
     assert all(torch.equal(a, b) for a, b in zip(got, own, strict=True))
     assert (set(conv.__dict__), calls) == (attributes, [])
-
-
-@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
-def test_models_are_saved_and_copied_as_before(name, calls):
-    batch, conv = Batch(loops=False), CONVOLUTIONS[name]()
-    x, keys = torch.randn(batch.num_nodes, WIDTH), list(conv.state_dict())
-    accelerate(conv)
-    expected = conv(x, batch.edge_index)
-    file = io.BytesIO()
-
-    torch.save(conv, file)
-    file.seek(0)
-    loaded, copied = torch.load(file, weights_only=False), copy.deepcopy(conv)
-    calls.clear()
-    with torch.no_grad():
-        copied.get_parameter(keys[0]).add_(1)
-
-    assert list(conv.state_dict()) == keys
-    assert_near([loaded(x, batch.edge_index)], [expected])
-    assert calls == []
-    assert not torch.allclose(copied(x, batch.edge_index), expected)
-    assert_near([conv(x, batch.edge_index)], [expected])
-    assert len(calls) >= 2
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["sage", "gcn"])
-def test_models_are_scripted_as_before(name, calls):
-    batch, conv = Batch(), CONVOLUTIONS[name]()
-    x = torch.randn(batch.num_nodes, WIDTH)
-    expected = conv(x, batch.edge_index)
-    accelerate(conv)
-
-    scripted = torch.jit.script(conv)
-
-    assert_near([scripted(x, batch.edge_index)], [expected])
-    assert calls == []
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["sage", "gcn"])
-def test_compiled_models_take_the_code_of_pyg(name, calls):
-    batch, conv = Batch(), CONVOLUTIONS[name]()
-    x = torch.randn(batch.num_nodes, WIDTH)
-    expected = run(conv, x, batch.edge_index)
-    accelerate(conv)
-
-    got = run(torch.compile(conv, backend="aot_eager"), x, batch.edge_index)
-
-    assert_near(got, expected)
-    assert calls == []
-
-
-def test_transformed_functions_take_the_code_of_pyg(calls):
-    batch, conv = Batch(), SAGEConv(WIDTH, OUT)
-    x, parameters = torch.randn(batch.num_nodes, WIDTH), dict(conv.named_parameters())
-
-    def compute(values):
-        return torch.func.functional_call(conv, values, (x, batch.edge_index)).square().sum()
-
-    expected = torch.func.grad(compute)(parameters)
-    accelerate(conv)
-    got = torch.func.grad(compute)(parameters)
-
-    assert all(torch.equal(got[name], expected[name]) for name in parameters)
-    assert calls == []
-
-
-def test_explained_models_take_the_code_of_pyg_until_accelerated_again(calls):
-    batch, conv = Batch(), SAGEConv(WIDTH, OUT)
-    x = torch.randn(batch.num_nodes, WIDTH)
-    accelerate(conv)
-
-    conv.explain = True
-    conv._edge_mask, conv._apply_sigmoid = torch.zeros(sum(EDGES)), False
-    masked = conv(x, batch.edge_index)
-    conv.explain = None
-
-    assert_near([masked], [conv.lin_l(torch.zeros_like(x)) + conv.lin_r(x)])
-    assert calls == []
-    assert accelerate(conv).convolutions == {"": "SAGEConv"}
-    conv(x, batch.edge_index)
-    assert calls == ["mean"]

@@ -7,7 +7,8 @@ from torch_geometric.nn import FastRGCNConv, HeteroConv, HGTConv, RGCNConv, SAGE
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.nn import relational, transformer
 from tests.hetero_data import make_hetero
-from tests.nn.test_trimmed import Batch, assert_near
+from tests.nn.convolutions import assert_near
+from tests.nn.test_trimmed import Batch
 
 WIDTH, OUT, RELATIONS = 8, 12, 4
 KINDS = {"mean": {}, "sum": {"aggr": "sum"}, "max": {"aggr": "max"}, "bases": {"num_bases": 2},

@@ -10,6 +10,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 from pyg_direct import accelerate
 from pyg_direct.nn import trimmed
 from pyg_direct.nn.sorted import register_sorted
+from tests.nn.convolutions import assert_near
 
 NODES, EDGES, WIDTH, CLASSES = [4, 7, 9, 11], [16, 30, 40], 8, 5
 MODELS = {
@@ -45,11 +46,6 @@ def run(model, batch, **kwargs):
     x = batch.x.clone().requires_grad_()
     out = model(x, batch.edge_index, num_sampled_nodes_per_hop=NODES, num_sampled_edges_per_hop=EDGES, **kwargs)
     return [out, *torch.autograd.grad(out[: NODES[0]].square().sum(), [x, *model.parameters()])]
-
-
-def assert_near(got, expected):
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture

@@ -1,0 +1,95 @@
+"""Accelerated models are saved, copied, scripted, compiled, transformed and explained as before."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch_geometric.nn import SAGEConv
+
+from pyg_direct import accelerate
+from tests.nn.convolutions import CONVOLUTIONS, EDGES, OUT, WIDTH, Batch, assert_near, run
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_models_are_saved_and_copied_as_before(name, calls):
+    batch, conv = Batch(loops=False), CONVOLUTIONS[name]()
+    x, keys = torch.randn(batch.num_nodes, WIDTH), list(conv.state_dict())
+    accelerate(conv)
+    expected = conv(x, batch.edge_index)
+    file = io.BytesIO()
+
+    torch.save(conv, file)
+    file.seek(0)
+    loaded, copied = torch.load(file, weights_only=False), copy.deepcopy(conv)
+    calls.clear()
+    with torch.no_grad():
+        copied.get_parameter(keys[0]).add_(1)
+
+    assert list(conv.state_dict()) == keys
+    assert_near([loaded(x, batch.edge_index)], [expected])
+    assert calls == []
+    assert not torch.allclose(copied(x, batch.edge_index), expected)
+    assert_near([conv(x, batch.edge_index)], [expected])
+    assert len(calls) >= 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["sage", "gcn"])
+def test_models_are_scripted_as_before(name, calls):
+    batch, conv = Batch(), CONVOLUTIONS[name]()
+    x = torch.randn(batch.num_nodes, WIDTH)
+    expected = conv(x, batch.edge_index)
+    accelerate(conv)
+
+    scripted = torch.jit.script(conv)
+
+    assert_near([scripted(x, batch.edge_index)], [expected])
+    assert calls == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["sage", "gcn"])
+def test_compiled_models_take_the_code_of_pyg(name, calls):
+    batch, conv = Batch(), CONVOLUTIONS[name]()
+    x = torch.randn(batch.num_nodes, WIDTH)
+    expected = run(conv, x, batch.edge_index)
+    accelerate(conv)
+
+    got = run(torch.compile(conv, backend="aot_eager"), x, batch.edge_index)
+
+    assert_near(got, expected)
+    assert calls == []
+
+
+def test_transformed_functions_take_the_code_of_pyg(calls):
+    batch, conv = Batch(), SAGEConv(WIDTH, OUT)
+    x, parameters = torch.randn(batch.num_nodes, WIDTH), dict(conv.named_parameters())
+
+    def compute(values):
+        return torch.func.functional_call(conv, values, (x, batch.edge_index)).square().sum()
+
+    expected = torch.func.grad(compute)(parameters)
+    accelerate(conv)
+    got = torch.func.grad(compute)(parameters)
+
+    assert all(torch.equal(got[name], expected[name]) for name in parameters)
+    assert calls == []
+
+
+def test_explained_models_take_the_code_of_pyg_until_accelerated_again(calls):
+    batch, conv = Batch(), SAGEConv(WIDTH, OUT)
+    x = torch.randn(batch.num_nodes, WIDTH)
+    accelerate(conv)
+
+    conv.explain = True
+    conv._edge_mask, conv._apply_sigmoid = torch.zeros(sum(EDGES)), False
+    masked = conv(x, batch.edge_index)
+    conv.explain = None
+
+    assert_near([masked], [conv.lin_l(torch.zeros_like(x)) + conv.lin_r(x)])
+    assert calls == []
+    assert accelerate(conv).convolutions == {"": "SAGEConv"}
+    conv(x, batch.edge_index)
+    assert calls == ["mean"]
