@@ -87,8 +87,11 @@ def show_wait(what: str, detail: str = "") -> Iterator[None]:
 def _tell(what: str, begin: float, done: threading.Event) -> None:
     if done.wait(max(0.0, begin + PATIENCE - time.monotonic())):
         return
-    from tqdm import tqdm
-
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        # Kernels are compiled for a wheel where nothing else is installed.
+        return
     with tqdm(total=0, desc=what, bar_format="{desc}: {elapsed}", leave=False) as bar:
         bar.start_t -= time.monotonic() - begin
         while True:

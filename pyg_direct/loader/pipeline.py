@@ -227,11 +227,26 @@ def hold_for(batch: Any, stream: Any) -> None:
 
 
 def parts_of(value: Any) -> tuple[Any, ...]:
-    """The tensors that a sparse one is made of; anything else alone."""
+    """The tensors that a sparse one or a `TensorFrame` is made of; anything else alone."""
     if isinstance(value, Tensor) and value.layout == torch.sparse_csr:
         return value.crow_indices(), value.col_indices(), value.values()
     if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
         # Its own accessors refuse one whose entries are not merged yet.
         return value._indices(), value._values()
+    if hasattr(value, "feat_dict"):
+        return tuple(parts_of_frame(value))
     # `torch_sparse.SparseTensor`
     return value.coo() if hasattr(value, "coo") and hasattr(value, "storage") else (value,)
+
+
+def parts_of_frame(frame: Any) -> Iterator[Any]:
+    """The tensors of a `TensorFrame`: columns of one kind lie in a tensor, in values with offsets, or in a dict."""
+    columns = [*frame.feat_dict.values(), frame.y]
+    while columns:
+        column = columns.pop()
+        if isinstance(column, dict):
+            columns += column.values()
+        elif hasattr(column, "offset"):
+            yield from (column.values, column.offset)
+        else:
+            yield column
