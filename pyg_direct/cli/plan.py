@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pyg_direct.graph.topology import SMALL_SHARE
+from pyg_direct.graph.placed import SMALL_SHARE
 from pyg_direct.loader.placement import Placed, Rows, choose_places
 from pyg_direct.runtime.device import budget_of
 

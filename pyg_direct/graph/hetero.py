@@ -12,16 +12,22 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.graph.placed import place_array, restore_state, sendable_state
+from pyg_direct.graph.placed import (
+    check_placement,
+    choose_placement,
+    place_array,
+    prefer_gpu,
+    restore_state,
+    sendable_state,
+)
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType, Relation, name_part, read_relation
 from pyg_direct.ops.general import Rows, sum_weights
-from pyg_direct.runtime.device import free_bytes, resolve_device
+from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.memory import Block
 from pyg_direct.typing import Device
 
 # Ids of a type start at a multiple of this, so that no word or group of a bitmap holds two types.
 ALIGNMENT = 1024
-_GPU_SHARE = 0.5
 # Edges up to which each holds the time of its neighbor, in 8 bytes.
 _MOST_COPIED_TIMES = 1 << 28
 
@@ -196,8 +202,10 @@ class HeteroTopo:
         """The arrays where a device reads them; placed once for each device and placement.
 
         Args:
-            placement: `auto` (GPU memory where they fit half of what is free, else unified memory), `cuda`,
-                `unified`, `pinned` or `cpu`.
+            placement: `auto` (GPU memory where they fit and leave a quarter of what is free, at least 8 GiB or half of
+                it; else host memory, `unified` or `pinned`, whichever is faster), `cuda`, `unified`, `pinned` or
+                `cpu`. With the neighbors on the host, other arrays still go to GPU memory where each takes at most an
+                eighth of what is free.
             device: The device that samples.
 
         Raises:
@@ -205,10 +213,8 @@ class HeteroTopo:
         """
         target = resolve_device(device)
         if placement == "auto":
-            fits = target.type == "cuda" and self.num_bytes <= _GPU_SHARE * free_bytes(target.index)
-            placement = "cpu" if target.type == "cpu" else "cuda" if fits else "unified"
-        if placement not in ("cuda", "unified", "pinned", "cpu") or (placement == "cpu") != (target.type == "cpu"):
-            raise ArgumentError(f"placement must be one that {target} can read, got {placement!r}")
+            placement = "cuda" if ("cuda", target) in self._placed else choose_placement(self.num_bytes, target)
+        check_placement(placement, target)
         with self._lock:
             if (placement, target) not in self._placed:
                 self._placed[placement, target] = self._place(placement, target)
@@ -217,7 +223,7 @@ class HeteroTopo:
     def _place(self, placement: str, device: torch.device) -> PlacedHetero:
         placed, blocks = {}, []
         for name, array in self._arrays().items():
-            where = placement if array.numel() or placement == "cpu" else "cuda"
+            where = placement if name == "indices" and array.numel() else prefer_gpu(array, placement, device)
             placed[name], kept, block = place_array(array, where, device, name)
             setattr(self, name, kept)
             blocks += [] if block is None else [block]

@@ -9,8 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_direct.errors import ArgumentError
 from pyg_direct.progress import show_wait
+from pyg_direct.runtime.device import budget_of, free_bytes
 from pyg_direct.runtime.memory import Block, allocate_or_fall_back, move
+from pyg_direct.runtime.probe import choose_host_memory
+
+PLACEMENTS = ("cuda", "unified", "pinned", "cpu")
+# Arrays beside the neighbors up to this share of the free GPU memory go there, even where the neighbors do not.
+SMALL_SHARE = 0.125
 
 
 @dataclass(eq=False)
@@ -65,6 +72,30 @@ class PlacedTopology:
         """Refuse use in a forked child of the process that placed the arrays."""
         for block in self.blocks:
             block.check_process()
+
+
+def choose_placement(num_bytes: int, device: torch.device) -> str:
+    """Where `auto` puts a topology: `cpu`; `cuda` when it fits and leaves a quarter of the free memory, at least 8 GiB
+    or half of it; else host memory, `unified` or `pinned`, whichever the GPU reads faster.
+    """
+    if device.type == "cpu":
+        return "cpu"
+    return "cuda" if num_bytes <= budget_of(free_bytes(device.index)) else choose_host_memory(device.index)
+
+
+def check_placement(placement: str, device: torch.device, known: tuple[str, ...] = PLACEMENTS) -> None:
+    """Raise unless `device` can read what is in `placement`."""
+    if placement not in known or (placement == "cpu") != (device.type == "cpu"):
+        raise ArgumentError(f"placement must be one that {device} can read, got {placement!r}")
+
+
+def prefer_gpu(array: Tensor, placement: str, device: torch.device) -> str:
+    """Where an array beside the neighbors goes: to GPU memory where it is small."""
+    if placement in ("cpu", "cuda"):
+        return placement
+    if placement == "peer":
+        return "cuda"
+    return "cuda" if array.numel() * array.element_size() <= SMALL_SHARE * free_bytes(device.index) else placement
 
 
 def place_array(source: Tensor, placement: str, device: torch.device, what: str) -> tuple[Tensor, Tensor, Block | None]:

@@ -13,18 +13,24 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, PlacementWarning
 from pyg_direct.graph.cache import cache_rows
 from pyg_direct.graph.peers import spread_over_peers
-from pyg_direct.graph.placed import PlacedTopology, interleave, place_array, restore_state, sendable_state
+from pyg_direct.graph.placed import (
+    PLACEMENTS,
+    PlacedTopology,
+    check_placement,
+    choose_placement,
+    interleave,
+    place_array,
+    prefer_gpu,
+    restore_state,
+    sendable_state,
+)
 from pyg_direct.graph.pyg import Rows, read_array, read_edges
 from pyg_direct.ops.check import check_topology
 from pyg_direct.ops.compress import compress
-from pyg_direct.runtime.device import budget_of, free_bytes, resolve_device
-from pyg_direct.runtime.probe import choose_host_memory
+from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.shared import SharedMemory, share
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
-
-# Share of the free GPU memory up to which offsets and edge ids of a topology on the host still go to the GPU.
-SMALL_SHARE = 0.125
 
 
 class CSRTopo:
@@ -172,12 +178,9 @@ class CSRTopo:
         memory, at least 8 GiB or half of it; else host memory, `unified` or `pinned`, whichever the GPU reads faster.
         """
         target = resolve_device(device)
-        if target.type == "cpu":
-            return "cpu"
-        if self._indices.is_cuda or ("cuda", target, None) in self._placed:
+        if target.type == "cuda" and (self._indices.is_cuda or ("cuda", target, None) in self._placed):
             return "cuda"
-        fits = self.num_bytes <= budget_of(free_bytes(target.index))
-        return "cuda" if fits else choose_host_memory(target.index)
+        return choose_placement(self.num_bytes, target)
 
     def place(self, placement: str = "auto", device: Device = None, *, topology_cache: int | str | None = None
               ) -> PlacedTopology:  # fmt: skip
@@ -199,10 +202,7 @@ class CSRTopo:
         target = resolve_device(device)
         if placement == "auto":
             placement = self.choose_placement(target)
-        if placement not in ("cuda", "peer", "unified", "pinned", "cpu") or (placement == "cpu") != (
-            target.type == "cpu"
-        ):
-            raise ArgumentError(f"placement must be one that {target} can read, got {placement!r}")
+        check_placement(placement, target, (*PLACEMENTS, "peer"))
         if topology_cache != "auto":
             parse_size(0 if topology_cache is None else topology_cache, 0, "topology_cache")
         with self._lock:
@@ -227,7 +227,7 @@ class CSRTopo:
 
     def _place(self, placement: str, device: torch.device) -> PlacedTopology:
         indptr, self._indptr, block_0 = place_array(
-            self._indptr, self._prefer_gpu(self._indptr, placement, device), device, "offsets")  # fmt: skip
+            self._indptr, prefer_gpu(self._indptr, placement, device), device, "offsets")  # fmt: skip
         if placement == "peer":
             return self._place_on_peers(indptr, device)
         if self._can_interleave(placement, device):
@@ -239,7 +239,7 @@ class CSRTopo:
             edge_ids = torch.empty(0, dtype=edge_dtype, device=device)
         else:
             edge_ids, self._eid, block_2 = place_array(
-                self._eid, self._prefer_gpu(self._eid, placement, device), device, "edge ids")  # fmt: skip
+                self._eid, prefer_gpu(self._eid, placement, device), device, "edge ids")  # fmt: skip
             blocks += [] if block_2 is None else [block_2]
         obtained = blocks[0].placement if blocks else placement
         if obtained == "cpu" and device.type == "cuda":
@@ -275,13 +275,6 @@ class CSRTopo:
         if self._eid.device == device:
             self._eid = edge_ids
         return PlacedTopology(indptr, indices, edge_ids, "cuda", pairs=pairs)
-
-    def _prefer_gpu(self, array: Tensor, placement: str, device: torch.device) -> str:
-        if placement in ("cpu", "cuda"):
-            return placement
-        if placement == "peer":
-            return "cuda"
-        return "cuda" if array.numel() * array.element_size() <= SMALL_SHARE * free_bytes(device.index) else placement
 
     def __getstate__(self) -> dict[str, Any]:
         return sendable_state(self)

@@ -239,15 +239,19 @@ def make_batch(stages: Stages, number: int, seeds: Seeds) -> Any:
 
 
 def settle_workers(kwargs: dict[str, Any], device: torch.device, *, may_start: bool = True,
-                   stacklevel: int = 3) -> dict[str, Any]:  # fmt: skip
+                   num_seeds: int | None = None, stacklevel: int = 3) -> dict[str, Any]:  # fmt: skip
     """Arguments for DataLoader; options of workers are taken out, with one word about it, unless workers are meant.
 
     Args:
         kwargs: The caller's.
         device: The device of the loader.
         may_start: Whether workers can do what is asked.
+        num_seeds: How many seeds there are to shuffle, where that is known.
         stacklevel: Of the warning.
     """
+    if num_seeds == 0:
+        # torch refuses to shuffle nothing.
+        kwargs = {k: v for k, v in kwargs.items() if k != "shuffle"}
     context = kwargs.get("multiprocessing_context")
     method = context if isinstance(context, str) or context is None else context.get_start_method()
     if kwargs.get("num_workers", 0) > 0 and method is not None and may_start:

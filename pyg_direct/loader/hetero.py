@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -12,16 +12,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput
-from torch_geometric.typing import SparseTensor, TensorFrame
+from torch_geometric.typing import SparseTensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hotness import Listing
-from pyg_direct.features.rowfile import as_tensor
 from pyg_direct.graph.hetero import HeteroTopo
-from pyg_direct.loader.pyg import PlacedRows, has_rows
-
-# Slices an attribute for the rows of a type that a batch takes.
-Slicer = Callable[[Any, Tensor], Any]
+from pyg_direct.loader.pyg import PlacedRows, Slicer, choose_slicer
 
 
 class TypeRanking:
@@ -84,18 +80,11 @@ class HeteroAttributes(PlacedRows):
                 )
             if not (store.is_node_attr(key) if place == "node" else store.is_edge_attr(key)):
                 continue
-            if isinstance(value, TensorFrame):
-                self._others[kind, key] = lambda value, ids: value[ids.to(value.device)].to(self._device)
-            elif not isinstance(value, (Tensor, np.ndarray)):
-                self._others[kind, key] = lambda value, ids: [value[i] for i in ids.tolist()]
+            slicer = choose_slicer(f"data[{kind!r}].{key}", value, data.__cat_dim__(key, value, store), self._device)
+            if slicer is None:
+                placed.append(key)
             else:
-                dim = data.__cat_dim__(key, value, store)
-                if has_rows(f"data[{kind!r}].{key}", value) and dim in (0, -value.ndim):
-                    placed.append(key)
-                    continue
-                self._others[kind, key] = lambda value, ids, dim=dim: (
-                    as_tensor(value).index_select(dim, ids.to(as_tensor(value).device)).to(self._device)
-                )  # type: ignore[misc]
+                self._others[kind, key] = slicer
         return placed
 
     def build(self, data: HeteroData, out: HeteroSamplerOutput, *, checked: bool = True) -> HeteroData:

@@ -18,7 +18,7 @@ from pyg_direct.loader.epochs import settle_workers
 from pyg_direct.loader.general import Drawn, GeneralLoader, Output
 from pyg_direct.loader.links import PendingLinks
 from pyg_direct.loader.node import check_times
-from pyg_direct.loader.own import OwnSampler
+from pyg_direct.loader.own import OwnSampler, device_for
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.ops.check import check_ids
 from pyg_direct.sampling.key import batch_key
@@ -58,8 +58,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                  placement: str = "auto", feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
-        if device is None and isinstance(link_sampler, OwnSampler):
-            device = link_sampler.device
+        device = device_for(device, link_sampler)
         self._settle(device, placement, None, feature_cache, 1, seed, prefetch, ranks, uneven)
         self._open_links(data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
@@ -86,10 +85,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
             # PyG asks for the least of them.
             edge_label = None
         check_times("edge_label_time", edge_label_time, count)
-        kwargs = settle_workers(kwargs, self.device, may_start=False, stacklevel=4)
-        if count == 0:
-            # torch refuses to shuffle nothing.
-            kwargs.pop("shuffle", None)
+        kwargs = settle_workers(kwargs, self.device, may_start=False, num_seeds=count, stacklevel=4)
         PygLinkLoader.__init__(self, data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                                neg_sampling_ratio, transform, transform_sampler_output, False, custom_cls, input_id,
                                **kwargs)  # fmt: skip
@@ -198,8 +194,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
             is_set = ["'edge_label_time' is not set", "'time_attr' is not set"][time_attr is None]
             raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")
-        if device is None and isinstance(neighbor_sampler, OwnSampler):
-            device = neighbor_sampler.device
+        device = device_for(device, neighbor_sampler)
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch, ranks, uneven)
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(

@@ -23,7 +23,7 @@ from pyg_direct.loader.epochs import ALONE, settle_sharing, settle_workers
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.order import largest_fanout, note_order
 from pyg_direct.loader.output import from_output, to_output
-from pyg_direct.loader.own import OwnSampler
+from pyg_direct.loader.own import device_for
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.plain import NodeSampler, check_choices, is_plain, read_input_nodes
 from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
@@ -160,8 +160,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ArgumentError("input_time needs time_attr, the name of the times it is compared with, got None")
-        if device is None and isinstance(neighbor_sampler, OwnSampler):
-            device = neighbor_sampler.device
+        device = device_for(device, neighbor_sampler)
         self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven)
         self.sharing = settle_sharing(cache_policy, cold_policy)
         check_ranking(hotness, presample)
@@ -206,12 +205,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             if num_seeds != data.num_nodes:
                 raise ArgumentError(f"input_nodes must have shape [{data.num_nodes}] as a mask, got [{num_seeds}]")
             num_seeds = int(input_nodes.sum())
-        if num_seeds == 0:
-            # torch refuses to shuffle nothing.
-            kwargs.pop("shuffle", None)
+        kwargs = settle_workers(kwargs, self.device, num_seeds=num_seeds, stacklevel=4)
         # Not PyG's own constructor, which makes its sampler; its class is what PyG's models ask loaders for.
         PygNodeLoader.__init__(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
-                               False, None, input_id, **settle_workers(kwargs, self.device, stacklevel=4))  # fmt: skip
+                               False, None, input_id, **kwargs)  # fmt: skip
         self.input_data.node = check_ids("input_nodes", self.input_data.node, int(data.num_nodes)).long().cpu()
         self._plan: Any = None
         self._plan_topology: Any = None

@@ -14,7 +14,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
 from pyg_direct.loader.epochs import settle_workers
 from pyg_direct.loader.general import GeneralLoader, Output
-from pyg_direct.loader.own import OwnSampler
+from pyg_direct.loader.own import OwnSampler, device_for
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.ops.check import check_ids
 from pyg_direct.typing import Device
@@ -47,8 +47,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
                  placement: str = "auto", feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
-        if device is None and isinstance(node_sampler, OwnSampler):
-            device = node_sampler.device
+        device = device_for(device, node_sampler)
         self._settle(device, placement, None, feature_cache, 1, seed, prefetch, ranks, uneven)
         self._open_general(data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
                            custom_cls, input_id, store_dtype, kwargs)  # fmt: skip
@@ -61,10 +60,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         self.store_dtype, self._sampler = store_dtype, node_sampler
         input_nodes, num_seeds = _read_seeds(data, input_nodes)
         check_times("input_time", input_time, num_seeds)
-        kwargs = settle_workers(kwargs, self.device, may_start=False, stacklevel=4)
-        if num_seeds == 0:
-            # torch refuses to shuffle nothing.
-            kwargs.pop("shuffle", None)
+        kwargs = settle_workers(kwargs, self.device, may_start=False, num_seeds=num_seeds, stacklevel=4)
         PygNodeLoader.__init__(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
                                False, custom_cls, input_id, **kwargs)  # fmt: skip
         size = None

@@ -8,6 +8,7 @@ import torch
 from torch_geometric.sampler import BaseSampler
 
 from pyg_direct.sampling.key import call_key
+from pyg_direct.typing import Device
 
 
 class OwnSampler(BaseSampler):  # type: ignore[misc]
@@ -46,3 +47,8 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
         """The key of the next call outside an epoch."""
         self._num_calls += 1
         return call_key(self.seed, self._num_calls - 1)
+
+
+def device_for(device: Device, sampler: Any) -> Device:
+    """The device asked for; where none is, that of a sampler of ours."""
+    return sampler.device if device is None and isinstance(sampler, OwnSampler) else device

@@ -30,6 +30,9 @@ from pyg_direct.runtime.mode import version_of
 from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.sampling.sample import Sample
 
+# Takes the part of an attribute that belongs to nodes or edges of these ids.
+Slicer = Callable[[Any, Tensor], Any]
+
 _NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id")
 _FEATURES: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], weakref.ref[Feature]]] = {}
 _TOPOLOGIES: dict[tuple[Any, ...], tuple[weakref.ref[Any], weakref.ref[CSRTopo]]] = {}
@@ -261,18 +264,11 @@ class Attributes(PlacedRows):
                 )
             if kind == "other":
                 continue
-            if isinstance(value, TensorFrame):
-                self._others[key] = partial(slice_frame, kind, self._device)
-                continue
-            if not isinstance(value, (Tensor, np.ndarray)):
-                if kind == "node":
-                    self._others[key] = lambda value, sample: [value[i] for i in sample.n_id.tolist()]
-                continue
-            dim = data.__cat_dim__(key, value, store)
-            if has_rows(f"data.{key}", value) and dim in (0, -value.ndim):
+            slicer = choose_slicer(f"data.{key}", value, data.__cat_dim__(key, value, store), self._device)
+            if slicer is None:
                 kinds[key] = kind
             else:
-                self._others[key] = partial(_slice_along, dim, kind, self._device)
+                self._others[key] = partial(_slice_sampled, kind, slicer)
         return kinds
 
     def build(self, data: Data, sample: Sample, input_id: Tensor, *, checked: bool = True,
@@ -339,17 +335,35 @@ def _count_bytes(value: Any) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _slice_along(dim: int, kind: str, device: torch.device, value: Any, sample: Sample) -> Tensor:
-    """Part of an attribute whose nodes or edges do not lie along its first dimension."""
+def choose_slicer(name: str, value: Any, dim: int, device: torch.device) -> Slicer | None:
+    """How batches take an attribute of nodes or edges; None where its rows lie one after another, and are placed.
+
+    Args:
+        name: For messages.
+        value: The attribute.
+        dim: Along which nodes or edges lie.
+        device: The device of batches.
+
+    Raises:
+        ArgumentTypeError: an array that torch does not know, or a sparse layout other than of coordinates.
+    """
+    if isinstance(value, TensorFrame):
+        # No matter of a kernel.
+        return lambda value, ids: value[ids.to(value.device)].to(device)
+    if not isinstance(value, (Tensor, np.ndarray)):
+        return lambda value, ids: [value[i] for i in ids.tolist()]
+    if has_rows(name, value) and dim in (0, -value.ndim):
+        return None
+    return partial(_slice_along, dim, device)
+
+
+def _slice_along(dim: int, device: torch.device, value: Any, ids: Tensor) -> Tensor:
     tensor = as_tensor(value)
-    index = sample.n_id if kind == "node" else sample.e_id
-    return tensor.index_select(dim, index.to(tensor.device)).to(device)
+    return tensor.index_select(dim, ids.to(tensor.device)).to(device)
 
 
-def slice_frame(kind: str, device: torch.device, value: Any, sample: Any) -> Any:
-    """The rows of a `TensorFrame` that a batch takes, which are no matter of a kernel."""
-    index = sample.n_id if kind == "node" else sample.e_id
-    return value[index.to(value.device)].to(device)
+def _slice_sampled(kind: str, slicer: Slicer, value: Any, sample: Sample) -> Any:
+    return slicer(value, sample.n_id if kind == "node" else sample.e_id)
 
 
 def _slice_adjacency(adj_t: Any, sample: Sample) -> Any:

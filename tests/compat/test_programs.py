@@ -27,11 +27,12 @@ def test_a_program_that_fails_is_told(tmp_path):
         run(Program("program.py", "cora", "data", 1.0, "x"), tmp_path, "PyG", seed=0, epochs=1, timeout=100)
 
 
-def test_scores_are_those_of_the_last_epoch():
+def test_scores_are_those_of_the_last_epochs():
     lines = tabulate(RESULTS).splitlines()
 
-    assert "| a.py | PyG | 90.0, 80.0 | 85.00 | 3.000 |" in lines
-    assert "| a.py | pyg_direct | 84.5 | 84.50 | 1.000 |" in lines
+    assert "| a.py | PyG | 90.0, 80.0 | 85.00 | 5.00 | 3.000 |" in lines
+    assert "| a.py | pyg_direct | 84.5 | 84.50 | nan | 1.000 |" in lines
+    assert Run([0.0] * 8 + [0.8, 0.9], []).reached == pytest.approx(85)
 
 
 def test_more_than_a_point_apart_is_told():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.graph import placed
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.topology import CSRTopo
 from tests.hetero_graphs import make_parts, make_topo
@@ -120,6 +121,23 @@ def test_placing_twice_gives_one_copy(device):
 
     assert first is second
     assert {array.device.type for array in first.rows} == {device.type}
+
+
+def test_small_arrays_go_to_the_gpu_and_others_stay_with_the_neighbors(monkeypatch):
+    monkeypatch.setattr(placed, "free_bytes", lambda index: 8000)
+    gpu = torch.device("cuda", 0)
+
+    places = [placed.prefer_gpu(torch.zeros(size, dtype=torch.int64), "unified", gpu) for size in (0, 125, 126)]
+
+    assert places == ["cuda", "cuda", "unified"]
+
+
+@pytest.mark.gpu
+def test_only_neighbors_are_read_from_the_host_where_the_rest_is_small():
+    topo = make_topo(make_parts(times="node", weighted=True)).place("unified", "cuda")
+
+    assert [block.placement for block in topo.blocks] == ["unified"]
+    assert topo.rows.indices.data_ptr() == topo.blocks[0].view_on_gpu(torch.int32, (480,), topo.device).data_ptr()
 
 
 def test_placement_that_a_cpu_cannot_read_is_refused():

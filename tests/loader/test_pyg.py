@@ -120,6 +120,14 @@ def test_a_list_of_a_value_for_each_node_is_sliced(real_device):
     assert batch.names == [f"node {i}" for i in batch.n_id.tolist()]
 
 
+def test_a_list_of_a_value_for_each_edge_is_sliced(real_device):
+    data = make_data(names=[f"edge {i}" for i in range(600)])
+
+    batch = load_one(data, real_device)
+
+    assert batch.names == [f"edge {i}" for i in batch.e_id.tolist()]
+
+
 def test_everything_else_passes_through(real_device):
     data = make_data(name="graph", scale=0.5, table=torch.arange(11), point=torch.tensor(3.0), words=["a", "b"])
 
