@@ -29,7 +29,13 @@ from pyg_direct.bench.gather import (
     measure_stored_rows,
 )
 from pyg_direct.bench.growth import measure_growth, measure_papers
-from pyg_direct.bench.hetero import measure_links, measure_relations, measure_times, measure_types
+from pyg_direct.bench.hetero import (
+    measure_links,
+    measure_relations,
+    measure_times,
+    measure_types,
+    measure_types_on_cpu,
+)
 from pyg_direct.bench.hotness import make_skewed_graph, measure_hit_rates
 from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from pyg_direct.bench.loader import measure_loader, measure_python_time
@@ -129,7 +135,7 @@ def _sample_batch(graph: NodeDataset) -> Data:
 def hetero(scale: float) -> Iterator[Row]:
     """Types, times, weights, separate trees, links and a hundred relations."""
     on_gpu = torch.cuda.is_available()
-    yield from measure_types(scale)
+    yield from measure_types(scale) if on_gpu else measure_types_on_cpu(scale)
     yield from measure_relations(scale)
     yield from measure_times(scale, (8, 16) if on_gpu else (0, 2))
     graph = synthetic_graph("products", scale=scale / 4, topology_only=True, device=resolve_device(None)).to("cpu")

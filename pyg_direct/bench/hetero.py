@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -13,11 +15,12 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.typing import WITH_PYG_LIB
 
-from pyg_direct.bench.contest import OURS
+from pyg_direct.bench.contest import OURS, Contender, hold_contest, rows_of_contest
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.bench.typed import LAST_DAY, make_mag, make_relations, make_tables
 from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.loader.link import LinkNeighborLoader
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.runtime.device import resolve_device
@@ -31,6 +34,34 @@ def measure_types(scale: float, batches: int = 20, sizes: tuple[int, ...] = (102
     """Sampling around papers of a graph like ogbn-mag: uniform, in separate trees, by weight, and by time."""
     device = resolve_device(None)
     data = make_mag(scale, device)
+    for name, topology, recipe in _open_options(data, device):
+        plan = GeneralPlan(topology.place(device=device), recipe)
+        for size in sizes:
+            seeds = [{"paper": torch.randint(data["paper"].num_nodes, (size,))} for _ in range(batches)]
+            yield _rate_row(f"hetero/mag{_scaled(scale)}/{size}", name, plan, seeds)
+
+
+def measure_types_on_cpu(scale: float, size: int = 1024) -> Iterator[Row]:
+    """The same on a thread of a CPU, ours and pyg-lib's."""
+    data = make_mag(scale, "cpu")
+    batches = [torch.randperm(int(data["paper"].num_nodes))[:size] for _ in range(10)] * 5
+    before, torch_before = set_cpu_threads(1), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for name, topology, recipe in _open_options(data, torch.device("cpu")):
+            plan = GeneralPlan(topology.place(device="cpu"), recipe)
+            contenders = [Contender(f"{OURS}, 1 thread", partial(_sample_each, plan), "with e_id")]
+            if WITH_PYG_LIB:
+                contenders.append(Contender("pyg-lib, 1 thread", _open_pyg_lib(topology, recipe), "with e_id"))
+            hold_contest(contenders, batches, alone=False)
+            yield from rows_of_contest(f"hetero/mag{_scaled(scale)}/cpu/{size}/{name}", contenders, "M/s")
+    finally:
+        set_cpu_threads(before)
+        torch.set_num_threads(torch_before)
+
+
+def _open_options(data: HeteroData, device: torch.device) -> Iterator[tuple[str, HeteroTopo, GeneralRecipe]]:
+    """(name, graph, what is sampled) of each way to choose neighbors."""
     num_nodes, edges = dict(data.num_nodes_dict), dict(data.edge_index_dict)
     generator = torch.Generator(device).manual_seed(2)
     weights = {kind: torch.rand(pairs.shape[1], generator=generator, device=device) for kind, pairs in edges.items()}
@@ -44,12 +75,41 @@ def measure_types(scale: float, batches: int = 20, sizes: tuple[int, ...] = (102
         "times, last": ({"node_time": times}, {"temporal_strategy": "last"}),
     }
     for name, (parts, choices) in options.items():
-        topology = HeteroTopo(num_nodes, edges, **parts).place(device=device)
-        plan = GeneralPlan(topology, GeneralRecipe([15, 10, 5], **choices))
-        for size in sizes:
-            seeds = [{"paper": torch.randint(num_nodes["paper"], (size,))} for _ in range(batches)]
-            yield _rate_row(f"hetero/mag{_scaled(scale)}/{size}", name, plan, seeds)
-        del topology, plan
+        yield name, HeteroTopo(num_nodes, edges, **parts), GeneralRecipe([15, 10, 5], **choices)
+
+
+def _sample_each(plan: GeneralPlan, batches: Sequence[Tensor]) -> int:
+    samples = (plan.sample({"paper": seeds}, number) for number, seeds in enumerate(batches))
+    return sum(row.numel() for sample in samples for row in sample.row.values())
+
+
+def _open_pyg_lib(topo: HeteroTopo, recipe: GeneralRecipe) -> Callable[[Sequence[Tensor]], int]:
+    """pyg-lib's sampler over the same rows, which samples batches around papers and counts their edges."""
+    hetero_neighbor_sample = import_module("pyg_lib").sampler.hetero_neighbor_sample
+    indptr, indices, edge_ids, edge_weight = {}, {}, {}, {}
+    for number, kind in enumerate(topo.edge_types):
+        own = slice(*topo.edge_starts[number : number + 2].tolist())
+        rows = slice(int(topo.row_starts[number]), int(topo.row_starts[number + 1]) + 1)
+        indptr[kind] = topo.indptr[rows] - own.start
+        indices[kind] = topo.indices[own].long() - int(topo.type_starts[topo.reached[number]])
+        edge_ids[kind], edge_weight[kind] = topo.edge_ids[own].long(), topo.edge_weight[own]
+    node_time = {kind: topo.node_time[start : start + topo.num_nodes[kind]].clone()
+                 for kind, start in zip(topo.node_types, topo.type_starts.tolist(), strict=False)}  # fmt: skip
+    options = {"node_time_dict": node_time if topo.is_temporal else None, "csc": True,
+               "edge_weight_dict": edge_weight if topo.weighted.any() else None,
+               "disjoint": recipe.disjoint or topo.is_temporal,
+               "temporal_strategy": recipe.temporal_strategy}  # fmt: skip
+    fanouts = {kind: list(recipe.fanouts) for kind in topo.edge_types}
+
+    def run(batches: Sequence[Tensor]) -> int:
+        edges = 0
+        for seeds in batches:
+            found = hetero_neighbor_sample(indptr, indices, {"paper": seeds}, fanouts, **options)[3]
+            # As PyG's loader does for edges that were not sorted.
+            edges += sum(edge_ids[kind][places].numel() for kind, places in found.items())
+        return edges
+
+    return run
 
 
 def measure_relations(scale: float, batches: int = 10, size: int = 1000) -> Iterator[Row]:
