@@ -1,0 +1,114 @@
+"""Runs random cases until there were enough batches or the time is over, and says what was met.
+
+Prints a line for every case that fails, which runs it alone; exits with 1 if there was one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import torch
+
+from tests.fuzz.case import SUBJECTS, Case
+from tests.fuzz.space import Row, Space, Tally
+
+
+def endless_rows(space: Space, random: Random) -> Iterator[tuple[int, Row]]:
+    """(round, row): rows in which every pair meets, then others in which every pair meets, and so on."""
+    turn = 0
+    while True:
+        for row in space.cover(random):
+            yield turn, row
+        turn += 1
+
+
+def run_cases(subjects: list[str], device: str, batches: int, seconds: float, seed: int,
+              say: bool = True) -> tuple[dict[str, Tally], list[str]]:  # fmt: skip
+    """(what was met by subject, lines of failed cases); every pair meets once before the time counts.
+
+    Args:
+        subjects: What to run, in turns: the one that had the fewest seconds is next.
+        device: Where.
+        batches: Ends when so many were compared.
+        seconds: Ends after so long.
+        seed: Of the cases.
+        say: Whether failures are printed.
+    """
+    random, failures, start = Random(seed), [], time.monotonic()
+    tallies = {name: Tally(SUBJECTS[name].space(device)) for name in subjects}
+    rows = {name: endless_rows(tally.space, random) for name, tally in tallies.items()}
+    turns = dict.fromkeys(subjects, 0)
+    while True:
+        is_enough = sum(tally.batches for tally in tallies.values()) >= batches
+        is_late = time.monotonic() - start >= seconds
+        open_subjects = [name for name in subjects if turns[name] == 0]
+        if (is_enough or is_late) and not open_subjects:
+            return tallies, failures
+        name = min(open_subjects if is_enough or is_late else subjects, key=lambda name: tallies[name].seconds)
+        turns[name], row = next(rows[name])
+        if turns[name] and (is_enough or is_late):
+            continue
+        case, begin = Case(name, device, random.getrandbits(32), row), time.monotonic()
+        try:
+            num_batches = case.run()
+        except Exception:
+            failures.append(case.line())
+            if say:
+                traceback.print_exc()
+                print(f"FAILED {case.line()}", flush=True)
+            if len(failures) >= 50:
+                return tallies, failures
+        else:
+            tallies[name].add(row, num_batches, time.monotonic() - begin)
+
+
+def show(tallies: dict[str, Tally]) -> str:
+    """A table, a line for each subject and one for all."""
+    rows = {name: tally.summarise() for name, tally in tallies.items()}
+    names = list(next(iter(rows.values())))
+    total = {name: sum(row[name] for row in rows.values()) for name in names}
+    total["least often"] = min(row["least often"] for row in rows.values())
+    total["seconds"] = round(total["seconds"], 1)
+    lines = [f"| subject | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
+    lines += [f"| {name} | {' | '.join(f'{value:,}' for value in row.values())} |"
+              for name, row in {**rows, "all": total}.items()]  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--batches", type=int, default=10_000, help="batches to compare")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which no case is begun")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--seed", type=int, default=0, help="of the cases")
+    parser.add_argument("--subject", choices=sorted(SUBJECTS), action="append", help="one of them; all if not given")
+    parser.add_argument("--case", help="run this case alone, as a failure prints it")
+    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    args = parser.parse_args()
+    if args.case:
+        print(f"{Case.parse(args.case).run()} batches as expected")
+        return 0
+    torch.set_num_threads(1)
+    start = time.monotonic()
+    tallies, failures = run_cases(args.subject or list(SUBJECTS), args.device, args.batches, args.seconds, args.seed)
+    wall = time.monotonic() - start
+    batches = sum(tally.batches for tally in tallies.values())
+    print(show(tallies))
+    print(f"{batches:,} batches in {wall:.0f} s, {len(failures)} cases failed")
+    if args.out:
+        figures = {name: tally.summarise() for name, tally in tallies.items()}
+        args.out.write_text(json.dumps({"device": args.device, "seed": args.seed, "wall_s": round(wall, 1),
+                                        "batches": batches, "subjects": figures, "failures": failures}, indent=1))  # fmt: skip
+    return 1 if failures or any(tally.num_missing() for tally in tallies.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

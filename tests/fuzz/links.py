@@ -1,0 +1,231 @@
+"""Batches around links of a `Data` or a `HeteroData`, with negatives and without the links themselves."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+import torch
+from torch_geometric.sampler import NegativeSampling
+
+from pyg_direct import LinkLoader, LinkNeighborLoader
+from pyg_direct.sampler import NeighborSampler
+from tests.fuzz.graphs import LINKS, NODES, to_edge_index
+from tests.fuzz.neighbors import (
+    SAMPLING_RULES,
+    check_parts,
+    draw_fanouts,
+    draw_graph,
+    expect_sample,
+    sampling_arguments,
+    sampling_options,
+)
+from tests.fuzz.space import Row, Space
+from tests.fuzz.ways import RANKS, loading_options, read_loading, run_epochs
+from tests.reference.general import Output, Parts
+from tests.reference.negative import draw_negatives
+
+AMOUNTS = {"one": 1, "half": 0.5, "three": 3}
+
+
+def space(device: str) -> Space:
+    """The options of this subject."""
+    options = {
+        **sampling_options(), "via": ("LinkNeighborLoader", "LinkLoader"), "links": ("all", "some", "repeated", "none"),
+        "negatives": ("none", "binary", "triplet"), "amount": tuple(AMOUNTS), "strict": ("no", "yes"),
+        "end_weights": ("none", "source", "both"), "exclude": ("no", "yes", "reverse"), "labels": ("no", "yes"),
+        "ranks": tuple(RANKS), **loading_options(device),
+    }  # fmt: skip
+    rules = (
+        *SAMPLING_RULES,
+        (("negatives", "labels"), lambda mode, labels: mode != "triplet" or labels == "no"),
+        *((("negatives", name), lambda mode, value, without=without: mode != "none" or value == without)
+          for name, without in (("amount", "one"), ("strict", "no"), ("end_weights", "none"))),
+        (("negatives", "amount"), lambda mode, amount: mode != "triplet" or amount != "half"),
+        (("leave",), lambda leave: leave != "call"),
+        (("ranks", "leave"), lambda ranks, leave: ranks == "none" or leave != "resume"),
+    )  # fmt: skip
+    return Space(options, rules)
+
+
+def unite_seeds(kinds: list[str], lists: list[list[int]], own: list[list[int]], disjoint: bool
+                ) -> tuple[dict[str, list[int]], dict[str, list[int]], list[list[int]]]:  # fmt: skip
+    """(seeds by type, the link that each belongs to, places of each end among the seeds of its type)."""
+    ends = list(zip(kinds, lists, own, strict=True))
+    seeds: dict[str, list[int]] = {}
+    owners: dict[str, list[int]] = {}
+    for kind, ids, links in ends:
+        seeds[kind], owners[kind] = seeds.get(kind, []) + ids, owners.get(kind, []) + links
+    if disjoint:
+        starts = dict.fromkeys(kinds, 0)
+        places = []
+        for kind, ids, _ in ends:
+            places.append(list(range(starts[kind], starts[kind] + len(ids))))
+            starts[kind] += len(ids)
+        return seeds, owners, places
+    seeds = {kind: sorted(set(ids)) for kind, ids in seeds.items()}
+    return seeds, owners, [[seeds[kind].index(node) for node in ids] for kind, ids, _ in ends]
+
+
+def find_reverse(edge_type: tuple, edge_types: list[tuple]) -> tuple | None:
+    """The relation of the reverse edges of a link."""
+    source, name, target = edge_type
+    for reverse in (f"rev_{name}", name.removeprefix("rev_")):
+        if (target, reverse, source) in edge_types and (target, reverse, source) != edge_type:
+            return target, reverse, source
+    if source == target:
+        return edge_type
+    back = [kind for kind in edge_types if (kind[0], kind[2]) == (target, source)]
+    return back[0] if len(back) == 1 else None
+
+
+def exclude(out: Output, kind: tuple, pairs: set[tuple[int, int]]) -> None:
+    """Take (source, target) out of the edges of a relation."""
+    ends = zip(out.row[kind], out.col[kind], strict=True)
+    kept = [(out.node[kind[0]][row], out.node[kind[2]][col]) not in pairs for row, col in ends]
+    for part in (out.row, out.col, out.edge):
+        if part[kind] is not None:
+            part[kind] = [value for value, keeps in zip(part[kind], kept, strict=True) if keeps]
+    if out.num_sampled_edges is not None:
+        begin = 0
+        for hop, count in enumerate(out.num_sampled_edges[kind]):
+            out.num_sampled_edges[kind][hop] = sum(kept[begin : begin + count])
+            begin += count
+
+
+def run(row: Row, random: Random, device: str) -> int:
+    """Check the batches of a loader."""
+    graph, data = draw_graph(row, random)
+    num_neighbors, fanouts = draw_fanouts(row, random, graph)
+    options, arguments = read_loading(row, random, device), sampling_arguments(row)
+    options["ranks"], options["uneven"] = RANKS[row["ranks"]]
+    settle_attributes(row, graph, data)
+    relation = random.choice(list(graph.edges))
+    source, _, target = relation
+    links = draw_links(row, random, graph, relation)
+    is_timed = row["time"] != "none"
+    times = [random.randrange(-1, 9) for _ in links] if is_timed else None
+    labels = [random.randrange(4) for _ in links] if row["labels"] == "yes" else None
+    weights = draw_weights(row, random, graph.num_nodes[source], graph.num_nodes[target])
+    sampling = None
+    if row["negatives"] != "none":
+        sampling = NegativeSampling(row["negatives"], AMOUNTS[row["amount"]],
+                                    *(None if weight is None else torch.tensor(weight) for weight in weights))  # fmt: skip
+    given = None if row["links"] == "all" else to_edge_index(links, getattr(torch, row["ids"]))
+    own = {"strict_negatives": row["strict"] == "yes",
+           "exclude_target_edges": {"no": False, "yes": True}.get(row["exclude"], row["exclude"])}  # fmt: skip
+    inputs = {"edge_label_index": given if relation == LINKS else (relation, given), "neg_sampling": sampling,
+              "edge_label": None if labels is None else torch.tensor(labels, dtype=torch.int64),
+              "edge_label_time": None if times is None else torch.tensor(times, dtype=torch.int64)}  # fmt: skip
+
+    def make() -> Any:
+        if row["via"] == "LinkLoader":
+            sampler = NeighborSampler(data, num_neighbors, device=device, placement=row["placement"], **arguments,
+                                      **own)  # fmt: skip
+            return LinkLoader(data, sampler, **inputs, **options)
+        return LinkNeighborLoader(data, num_neighbors, **inputs, **arguments, **own, **options)
+
+    if labels and min(labels) == 0 and row["negatives"] == "binary":
+        # As in PyG: 0 is the label of negatives.
+        labels = [label + 1 for label in labels]
+
+    def check(batch: Any, positions: list[int], key: int) -> None:
+        chosen = [links[position] for position in positions]
+        until = None if times is None else [times[position] for position in positions]
+        out, more = expect(row, graph, relation, chosen, until, weights, fanouts, key)
+        more.setdefault(relation, {})["input_id"] = positions
+        if labels is not None:
+            own_labels = [labels[position] for position in positions]
+            num_negatives = len(more[relation].pop("edge_label")) - len(positions) if sampling is not None else 0
+            more[relation]["edge_label"] = own_labels + [0] * num_negatives
+        if row["exclude"] != "no":
+            exclude(out, relation, set(chosen))
+            back = find_reverse(relation, list(graph.edges))
+            with_reverse = row["exclude"] == "reverse" or row["subgraph"] == "bidirectional"
+            if with_reverse and back is not None:
+                exclude(out, back, {(b, a) for a, b in chosen})
+        check_parts(batch, data, out, more)
+
+    return run_epochs(make, row, random, len(links), options, check)
+
+
+def settle_attributes(row: Row, graph: Parts, data: Any) -> None:
+    """Where chance left all types and relations without times or weights, one has them."""
+    if row["graph"] == "data":
+        return
+    kind, relation = "a", next(iter(graph.edges))
+    if row["time"] == "node" and not graph.node_time:
+        graph.node_time[kind] = [0] * graph.num_nodes[kind]
+        data[kind].time = torch.tensor(graph.node_time[kind])
+    if row["time"] == "edge" and not graph.edge_time:
+        graph.edge_time[relation] = [0] * len(graph.edges[relation])
+        data[relation].when = torch.tensor(graph.edge_time[relation], dtype=torch.int64)
+    if row["weight"] == "yes" and not graph.edge_weight:
+        graph.edge_weight[relation] = [1.0] * len(graph.edges[relation])
+        data[relation].weight = torch.tensor(graph.edge_weight[relation])
+
+
+def draw_links(row: Row, random: Random, graph: Parts, relation: tuple) -> list[tuple[int, int]]:
+    """Edges of a relation, or pairs that may be none."""
+    edges = graph.edges[relation]
+    if row["links"] == "all":
+        return edges
+    if row["links"] == "some":
+        return random.sample(edges, len(edges) // 2)
+    ends = [range(graph.num_nodes[kind]) for kind in (relation[0], relation[2])]
+    return [(random.choice(ends[0]), random.choice(ends[1])) for _ in range(24 if row["links"] == "repeated" else 0)]
+
+
+def draw_weights(row: Row, random: Random, num_sources: int, num_targets: int) -> list[list[float] | None]:
+    """Weights of the ends of negatives."""
+    weights = [[1.0, *(random.choice([0.0, 0.5, 4.0]) for _ in range(size - 1))] for size in (num_sources, num_targets)]
+    kind = row["end_weights"]
+    return [weights[0] if kind != "none" else None, weights[1] if kind == "both" else None]
+
+
+def expect(row: Row, graph: Parts, relation: tuple, links: list[tuple[int, int]], times: list[int] | None,
+           weights: list[Any], fanouts: dict, key: int) -> tuple[Output, dict[Any, dict[str, Any]]]:  # fmt: skip
+    """(what is sampled around links and their negatives, what the loader says of them)."""
+    source, _, target = relation
+    count, mode = len(links), row["negatives"]
+    sources, targets = [s for s, _ in links], [t for _, t in links]
+    num_negatives = 0 if mode == "none" else math.ceil(count * AMOUNTS[row["amount"]])
+    owners = [number % count for number in range(num_negatives)]
+    has_times = row["time"] == "node" and bool({source, target} & graph.node_time.keys())
+    drawn = draw_negatives(
+        num_negatives, key, graph.num_nodes[source], graph.num_nodes[target],
+        sources=[sources[owner] for owner in owners] if mode == "triplet" else None,
+        time=(graph.node_time.get(source), graph.node_time.get(target)) if has_times else None,
+        until=[times[owner] for owner in owners] if has_times and times is not None else None, weight=tuple(weights),
+        edges=set(graph.edges[relation]) if row["strict"] == "yes" else None,
+    )  # fmt: skip
+    own = list(range(count))
+    targets, target_owners = targets + [t for _, t in drawn], own + owners
+    source_owners = own
+    if mode == "binary":
+        sources, source_owners = sources + [s for s, _ in drawn], own + owners
+    disjoint = row["disjoint"] == "yes" or row["time"] != "none"
+    seeds, by_kind, places = unite_seeds([source, target], [sources, targets], [source_owners, target_owners], disjoint)
+    until_of = None if times is None else {kind: [times[owner] for owner in ids] for kind, ids in by_kind.items()}
+    out = expect_sample(row, graph, seeds, fanouts, key, until_of)
+    if out.batch is not None:
+        owner_of_tree = [owner for ids in by_kind.values() for owner in ids]
+        out.batch = {kind: [owner_of_tree[tree] for tree in trees] for kind, trees in out.batch.items()}
+    more: dict[Any, dict[str, Any]] = {}
+    if mode == "triplet":
+        amount = len(targets) // count - 1 if count else 1
+        negatives = [[places[1][count + n * count + link] for n in range(amount)] for link in range(count)]
+        more.setdefault(source, {}).update(src_index=places[0], seed_time=times)
+        more.setdefault(target, {}).update(
+            dst_pos_index=places[1][:count], seed_time=times,
+            dst_neg_index=[own[0] for own in negatives] if amount == 1 else negatives)  # fmt: skip
+        return out, more
+    more[relation] = {"edge_label_index": [places[0], places[1]],
+                      "edge_label_time": None if times is None else [times[owner] for owner in source_owners]}  # fmt: skip
+    if mode == "binary":
+        more[relation]["edge_label"] = torch.tensor([1.0] * count + [0.0] * num_negatives)
+    return out, more
+
+
+__all__ = ["NODES", "run", "space"]

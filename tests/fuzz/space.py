@@ -1,0 +1,107 @@
+"""Options of a subject, the rules between them, and rows of options in which every pair of values meets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations, product
+from random import Random
+
+Row = dict[str, str]
+# ((option, value), (option, value)), in the order of the options.
+Pair = tuple[tuple[str, str], tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Space:
+    """Options with their values, as words; and rules, each with the options that it concerns."""
+
+    options: Mapping[str, tuple[str, ...]]
+    rules: tuple[tuple[tuple[str, ...], Callable[..., bool]], ...] = ()
+
+    def allows(self, row: Row) -> bool:
+        """Whether no rule speaks against the options that are set."""
+        return all(holds(*[row[name] for name in names]) for names, holds in self.rules
+                   if all(name in row for name in names))  # fmt: skip
+
+    @cached_property
+    def _bound_first(self) -> list[str]:
+        """Options, those that rules concern first, so that what contradicts is met early."""
+        bound = {name for names, _ in self.rules for name in names}
+        return sorted(self.options, key=lambda name: name not in bound)
+
+    def complete(self, row: Row, order: Callable[[str, Row], Iterable[str]]) -> Row | None:
+        """A whole row that holds `row`, values tried in their `order`; None where there is none."""
+        if not self.allows(row):
+            return None
+        name = next((name for name in self._bound_first if name not in row), None)
+        if name is None:
+            return row
+        tried = (self.complete({**row, name: value}, order) for value in order(name, row))
+        return next((found for found in tried if found is not None), None)
+
+    def draw(self, random: Random, row: Row | None = None) -> Row | None:
+        """A random row that holds `row`."""
+        return self.complete(row or {}, lambda name, _: random.sample(self.options[name], len(self.options[name])))
+
+    def pairs_of(self, row: Row) -> list[Pair]:
+        """The pairs that meet in a row."""
+        items = [(name, row[name]) for name in self.options if name in row]
+        return list(combinations(items, 2))
+
+    @cached_property
+    def pairs(self) -> frozenset[Pair]:
+        """Every pair that some row holds."""
+        random, found = Random(0), set()
+        for a, b in combinations(self.options, 2):
+            for pair in product([(a, value) for value in self.options[a]], [(b, value) for value in self.options[b]]):
+                if pair not in found:
+                    found.update(self.pairs_of(self.draw(random, dict(pair)) or {}))
+        return frozenset(found)
+
+    def cover(self, random: Random) -> Iterable[Row]:
+        """Rows in which every pair meets, most of them early."""
+        missing = set(self.pairs)
+
+        def best_first(name: str, row: Row) -> list[str]:
+            def gain(value: str) -> tuple[int, float]:
+                new = self.pairs_of({**row, name: value})
+                return sum(pair in missing for pair in new), random.random()
+
+            return sorted(self.options[name], key=gain, reverse=True)
+
+        while missing:
+            row = self.complete(dict(random.choice(sorted(missing))), best_first)
+            assert row is not None
+            missing.difference_update(self.pairs_of(row))
+            yield row
+
+
+@dataclass
+class Tally:
+    """What was run of a subject: cases, batches compared, how often each pair met, seconds."""
+
+    space: Space
+    cases: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+    met: Counter[Pair] = field(default_factory=Counter)
+
+    def add(self, row: Row, batches: int, seconds: float) -> None:
+        """Count a case that ended well."""
+        self.cases, self.batches, self.seconds = self.cases + 1, self.batches + batches, self.seconds + seconds
+        if batches:
+            self.met.update(self.space.pairs_of(row))
+
+    def num_missing(self) -> int:
+        """Pairs that have not met."""
+        return len(self.space.pairs - self.met.keys())
+
+    def summarise(self) -> dict[str, float]:
+        """Figures for a table."""
+        met = [self.met[pair] for pair in self.space.pairs]
+        return {"cases": self.cases, "batches": self.batches, "options": len(self.space.options),
+                "pairs": len(met), "pairs met": sum(count > 0 for count in met), "least often": min(met, default=0),
+                "seconds": round(self.seconds, 1)}  # fmt: skip
