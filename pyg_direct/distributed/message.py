@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pyg_direct.runtime.raw import as_bytes
+
 # Each array begins at a multiple of it, as views of other dtypes need.
 _ALIGNMENT = 8
 
@@ -15,11 +17,10 @@ def pack(arrays: Sequence[Tensor]) -> Tensor:
     """The bytes of contiguous arrays, one after the other, uint8."""
     pieces = []
     for array in arrays:
-        flat = array.contiguous().view(-1)
-        if flat.numel():
-            pieces.append(flat.view(torch.uint8))
+        if array.numel():
+            pieces.append(as_bytes(array.contiguous()))
             if pad := -pieces[-1].numel() % _ALIGNMENT:
-                pieces.append(flat.new_zeros(pad, dtype=torch.uint8))
+                pieces.append(array.new_zeros(pad, dtype=torch.uint8))
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8, device=arrays[0].device)
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from pyg_direct.runtime.raw import as_bytes
+
 aten = torch.ops.aten
 
 
@@ -227,9 +229,7 @@ def run_copy(target: Any, source: Any) -> Any:
 
 
 def _as_words(tensor: Tensor, unit: torch.dtype) -> Tensor:
-    flat = tensor.detach().view(-1)
-    flat = torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
-    return flat.view(torch.uint8).view(unit)
+    return as_bytes(tensor).view(unit)
 
 
 # Compiled programs call it as it is, between their graphs.

@@ -19,6 +19,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError
 from pyg_direct.features.rowfile import SAFETENSORS, as_tensor
 from pyg_direct.progress import Bar
+from pyg_direct.runtime.raw import as_bytes
 
 _NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
 # Written at a time.
@@ -94,8 +95,8 @@ def _write(path: Path, header: bytes, rows: Tensor, num_bytes: int) -> None:
             step = max(1, _PIECE_BYTES * len(rows) // max(1, rows.numel() * rows.element_size()))
             with Bar(num_bytes - len(header), f"writing {path.name}", "B") as bar:
                 for piece in rows.detach().split(step) if rows.numel() else ():
-                    flat = piece.resolve_conj().resolve_neg().cpu().contiguous().view(-1).view(torch.uint8)
-                    _write_all(file, memoryview(flat.numpy()))
+                    flat = as_bytes(piece.resolve_conj().resolve_neg().cpu().contiguous())
+                    _write_all(file, flat.numpy().data)
                     bar.update(flat.numel())
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())

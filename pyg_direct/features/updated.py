@@ -54,7 +54,10 @@ class UpdatedRows:
             raise ArgumentError("rows that several processes share cannot be updated: they are read-only")
         if not isinstance(rows, Tensor):
             raise ArgumentTypeError(f"rows must be a tensor, got {type(rows).__name__}")
-        ids = check_ids("ids", torch.as_tensor(ids), shape[0])
+        if not isinstance(ids, Tensor):
+            # An empty list makes a tensor of floats.
+            ids = torch.as_tensor(ids) if len(ids) else torch.empty(0, dtype=torch.int64)
+        ids = check_ids("ids", ids, shape[0])
         if rows.shape != (ids.numel(), *shape[1:]) or rows.dtype != self._dtype:
             raise ArgumentError(f"rows must be {(ids.numel(), *shape[1:])} of {self._dtype}, got {tuple(rows.shape)} "
                                 f"of {rows.dtype}")  # fmt: skip

@@ -69,10 +69,10 @@ def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: 
     if self.num_bases is not None:
         weight = self.comp @ weight.view(self.num_bases, -1)
     if self.num_blocks is not None:
-        parts = sums.view(num_targets, relations, self.num_blocks, -1)
+        parts = sums.view(num_targets, relations, self.num_blocks, sums.shape[1] // self.num_blocks)
         out = torch.einsum("trbi,rbio->tbo", parts, weight).reshape(num_targets, self.out_channels)
     else:
-        out = sums.view(num_targets, -1) @ weight.reshape(-1, self.out_channels)
+        out = sums.view(num_targets, relations * sums.shape[1]) @ weight.reshape(-1, self.out_channels)
     out = out if self.root is None else out + own @ self.root
     return out if self.bias is None else out + self.bias
 

@@ -6,6 +6,7 @@ CUDA graphs can hold them.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -91,9 +92,10 @@ def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: s
     row = _check(x, indptr, row, reduce, weight, num_targets, num_edges)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    flat = x.reshape(x.shape[0], -1)
+    # Widths are told, as torch cannot infer that of no rows.
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
     if weight is not None:
-        weight = weight.reshape(num_edges, -1)
+        weight = weight.reshape(num_edges, math.prod(weight.shape[1:]))
         if weight.shape[1] == 0 or flat.shape[1] % weight.shape[1] != 0:
             raise ArgumentError(f"weight must have a divisor of {flat.shape[1]} columns, got {weight.shape[1]}")
     degree = -1 if max_degree is None else max_degree
@@ -186,7 +188,9 @@ def _weigh(rows: Tensor, share: Tensor | None) -> Tensor:
     """Rows of edges `[E, F]` times their weights `[E, H]`, in the dtype of the rows."""
     if share is None:
         return rows
-    return (rows.view(*share.shape, -1) * share.unsqueeze(-1)).view_as(rows).to(rows.dtype)
+    heads = share.shape[1]
+    parted = rows.view(rows.shape[0], heads, rows.shape[1] // heads)
+    return (parted * share.unsqueeze(-1)).view_as(rows).to(rows.dtype)
 
 
 def _differentiate(grad: Tensor, x: Tensor | None, weight: Tensor | None, indptr: Tensor, row: Tensor | None,
@@ -200,7 +204,7 @@ def _differentiate(grad: Tensor, x: Tensor | None, weight: Tensor | None, indptr
     if x is not None and weight is not None:
         lifted = _weigh(lifted, _shares(indptr, target, None, ctx.mean, num_edges, grad.dtype))
         rows = x if row is None else x.index_select(0, row)
-        grad_weight = (lifted * rows).view(*weight.shape, -1).sum(-1).to(weight.dtype)
+        grad_weight = (lifted * rows).view(*weight.shape, width // weight.shape[1]).sum(-1).to(weight.dtype)
     return grad_x, grad_weight
 
 

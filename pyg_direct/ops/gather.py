@@ -17,6 +17,7 @@ from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.launch import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.runtime.raw import as_bytes
 
 # Dtypes whose rows can be read as float32.
 STORED = {torch.float16: widen.HALF, torch.bfloat16: widen.BFLOAT, torch.float8_e4m3fn: widen.FLOAT8}
@@ -205,10 +206,7 @@ def rows_in_units(tensor: Tensor, unit: torch.dtype) -> Tensor:
 
 
 def _flat(tensor: Tensor, unit: torch.dtype) -> Tensor:
-    flat = tensor.detach().view(torch.uint8) if tensor.dtype == torch.bool else tensor.detach()
-    flat = flat.reshape(-1)
-    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
-    return flat.view(torch.uint8).view(unit)
+    return as_bytes(tensor.detach().contiguous()).view(unit)
 
 
 def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None, dtype: torch.dtype,

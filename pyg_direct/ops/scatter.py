@@ -10,6 +10,7 @@ from pyg_direct.kernels import scatter as kernels
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.gather import rows_in_units, unread_errors, widest_unit
 from pyg_direct.ops.launch import full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.runtime.raw import as_bytes
 
 _UNITS = (torch.int64, torch.uint32, torch.int16, torch.uint8)
 
@@ -59,5 +60,7 @@ def keep_last(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     kept = order[is_last].sort().values
     if kept.numel() == ids.numel():
         return ids, rows
-    flat = rows.view(len(rows), -1).view(torch.uint8)
-    return ids[kept], flat[kept].view(rows.dtype).view(kept.numel(), *rows.shape[1:])
+    if not rows.numel():
+        return ids[kept], rows[: kept.numel()]
+    flat = as_bytes(rows).view(len(rows), -1)
+    return ids[kept], flat[kept].view(-1).view(rows.dtype).view(kept.numel(), *rows.shape[1:])

@@ -35,6 +35,7 @@ from pyg_direct.runtime.advice import advise
 from pyg_direct.runtime.device import abilities, bind_thread, resolve_device
 from pyg_direct.runtime.driver import call, load_driver, tolerate_captures
 from pyg_direct.runtime.host import total_bytes
+from pyg_direct.runtime.raw import as_bytes
 from pyg_direct.typing import Device
 
 PLACEMENTS = ("cuda", "unified", "pinned", "cpu", "mmap")
@@ -383,7 +384,7 @@ def move(tensor: Tensor, placement: str, device: Device = None, *, what: str = "
     block = allocate_or_fall_back(tensor.numel() * tensor.element_size(), placement, device)
     if block.placement == "cpu":
         # Ordinary memory is what the tensor has already.
-        block._keep = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        block._keep = as_bytes(tensor.detach().contiguous())
         return block
     target = block.view_on_cpu(tensor.dtype, tensor.shape)
     release = _owns_storage(tensor)

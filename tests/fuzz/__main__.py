@@ -10,23 +10,19 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import torch
 
 from tests.fuzz.case import SUBJECTS, Case
-from tests.fuzz.space import Row, Space, Tally
+from tests.fuzz.space import Tally
 
-
-def endless_rows(space: Space, random: Random) -> Iterator[tuple[int, Row]]:
-    """(round, row): rows in which every pair meets, then others in which every pair meets, and so on."""
-    turn = 0
-    while True:
-        for row in space.cover(random):
-            yield turn, row
-        turn += 1
+# Of the time.
+SHARES = {"neighbors": 6, "links": 4, "layers": 3, "features": 2, "aggregates": 1, "partitions": 1}
+MOST_FAILURES = 50
+# Cases of a subject after the end, for pairs that have not met.
+MOST_LATE = 500
 
 
 def run_cases(subjects: list[str], device: str, batches: int, seconds: float, seed: int,
@@ -43,19 +39,16 @@ def run_cases(subjects: list[str], device: str, batches: int, seconds: float, se
     """
     random, failures, start = Random(seed), [], time.monotonic()
     tallies = {name: Tally(SUBJECTS[name].space(device)) for name in subjects}
-    rows = {name: endless_rows(tally.space, random) for name, tally in tallies.items()}
-    turns = dict.fromkeys(subjects, 0)
-    while True:
-        is_enough = sum(tally.batches for tally in tallies.values()) >= batches
-        is_late = time.monotonic() - start >= seconds
-        open_subjects = [name for name in subjects if turns[name] == 0]
-        if (is_enough or is_late) and not open_subjects:
-            return tallies, failures
-        name = min(open_subjects if is_enough or is_late else subjects, key=lambda name: tallies[name].seconds)
-        turns[name], row = next(rows[name])
-        if turns[name] and (is_enough or is_late):
-            continue
-        case, begin = Case(name, device, random.getrandbits(32), row), time.monotonic()
+    late = dict.fromkeys(subjects, 0)
+    rows = {name: tally.endless_rows(random) for name, tally in tallies.items()}
+    while len(failures) < MOST_FAILURES:
+        is_over = sum(tally.batches for tally in tallies.values()) >= batches or time.monotonic() - start >= seconds
+        names = [name for name in subjects if not is_over or (tallies[name].missing and late[name] < MOST_LATE)]
+        if not names:
+            break
+        name = min(names, key=lambda name: tallies[name].seconds / SHARES[name])
+        late[name] += is_over
+        case, begin = Case(name, device, random.getrandbits(32), next(rows[name])), time.monotonic()
         try:
             num_batches = case.run()
         except Exception:
@@ -63,10 +56,9 @@ def run_cases(subjects: list[str], device: str, batches: int, seconds: float, se
             if say:
                 traceback.print_exc()
                 print(f"FAILED {case.line()}", flush=True)
-            if len(failures) >= 50:
-                return tallies, failures
         else:
-            tallies[name].add(row, num_batches, time.monotonic() - begin)
+            tallies[name].add(case.row, num_batches, time.monotonic() - begin)
+    return tallies, failures
 
 
 def show(tallies: dict[str, Tally]) -> str:
@@ -105,9 +97,9 @@ def main() -> int:
     print(f"{batches:,} batches in {wall:.0f} s, {len(failures)} cases failed")
     if args.out:
         figures = {name: tally.summarise() for name, tally in tallies.items()}
-        args.out.write_text(json.dumps({"device": args.device, "seed": args.seed, "wall_s": round(wall, 1),
-                                        "batches": batches, "subjects": figures, "failures": failures}, indent=1))  # fmt: skip
-    return 1 if failures or any(tally.num_missing() for tally in tallies.values()) else 0
+        found = {"device": args.device, "seed": args.seed, "wall_s": round(wall, 1), "batches": batches}
+        args.out.write_text(json.dumps({**found, "subjects": figures, "failures": failures}, indent=1))
+    return 1 if failures or any(tally.missing for tally in tallies.values()) else 0
 
 
 if __name__ == "__main__":

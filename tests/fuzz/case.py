@@ -10,11 +10,12 @@ from random import Random
 import torch
 
 from pyg_direct.errors import LoaderWarning
-from tests.fuzz import links, neighbors
+from tests.fuzz import aggregates, features, layers, links, neighbors, partitions
 from tests.fuzz.space import Row, Space
 from tests.fuzz.ways import threads_of
 
-SUBJECTS = {"neighbors": neighbors, "links": links}
+SUBJECTS = {"neighbors": neighbors, "links": links, "layers": layers, "features": features,
+            "aggregates": aggregates, "partitions": partitions}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch_geometric.sampler import NegativeSampling
 
 from pyg_direct import LinkLoader, LinkNeighborLoader
 from pyg_direct.sampler import NeighborSampler
-from tests.fuzz.graphs import LINKS, NODES, to_edge_index
+from tests.fuzz.graphs import LINKS, to_edge_index
 from tests.fuzz.neighbors import (
     SAMPLING_RULES,
     check_parts,
@@ -32,7 +32,8 @@ AMOUNTS = {"one": 1, "half": 0.5, "three": 3}
 def space(device: str) -> Space:
     """The options of this subject."""
     options = {
-        **sampling_options(), "via": ("LinkNeighborLoader", "LinkLoader"), "links": ("all", "some", "repeated", "none"),
+        **sampling_options(), "via": ("LinkNeighborLoader", "LinkLoader"),
+        "links": ("all", "some", "repeated", "nobody"),
         "negatives": ("none", "binary", "triplet"), "amount": tuple(AMOUNTS), "strict": ("no", "yes"),
         "end_weights": ("none", "source", "both"), "exclude": ("no", "yes", "reverse"), "labels": ("no", "yes"),
         "ranks": tuple(RANKS), **loading_options(device),
@@ -110,8 +111,8 @@ def run(row: Row, random: Random, device: str) -> int:
     weights = draw_weights(row, random, graph.num_nodes[source], graph.num_nodes[target])
     sampling = None
     if row["negatives"] != "none":
-        sampling = NegativeSampling(row["negatives"], AMOUNTS[row["amount"]],
-                                    *(None if weight is None else torch.tensor(weight) for weight in weights))  # fmt: skip
+        tensors = [None if weight is None else torch.tensor(weight) for weight in weights]
+        sampling = NegativeSampling(row["negatives"], AMOUNTS[row["amount"]], *tensors)
     given = None if row["links"] == "all" else to_edge_index(links, getattr(torch, row["ids"]))
     own = {"strict_negatives": row["strict"] == "yes",
            "exclude_target_edges": {"no": False, "yes": True}.get(row["exclude"], row["exclude"])}  # fmt: skip
@@ -221,11 +222,9 @@ def expect(row: Row, graph: Parts, relation: tuple, links: list[tuple[int, int]]
             dst_pos_index=places[1][:count], seed_time=times,
             dst_neg_index=[own[0] for own in negatives] if amount == 1 else negatives)  # fmt: skip
         return out, more
-    more[relation] = {"edge_label_index": [places[0], places[1]],
-                      "edge_label_time": None if times is None else [times[owner] for owner in source_owners]}  # fmt: skip
+    more[relation] = {"edge_label_index": [places[0], places[1]]}
+    if times is not None:
+        more[relation]["edge_label_time"] = [times[owner] for owner in source_owners]
     if mode == "binary":
         more[relation]["edge_label"] = torch.tensor([1.0] * count + [0.0] * num_negatives)
     return out, more
-
-
-__all__ = ["NODES", "run", "space"]

@@ -92,7 +92,7 @@ def draw_fanouts(row: Row, random: Random, graph: Parts) -> tuple[Any, dict[Any,
     hops = 0 if row["fanout"] == "none" and random.random() < 0.5 else int(row["hops"])
     fanouts = [random.choice(values) for _ in range(hops)]
     if row["fanout_by"] == "hop":
-        return fanouts, {kind: fanouts for kind in graph.edges}
+        return fanouts, dict.fromkeys(graph.edges, fanouts)
     by_relation = {kind: [random.choice(values) for _ in range(hops)] for kind in graph.edges}
     return by_relation, by_relation
 
@@ -230,7 +230,11 @@ def run(row: Row, random: Random, device: str) -> int:
         seeds = {kind: [ids[position] for position in positions]}
         own = None if times is None else {kind: [times[position] for position in positions]}
         out = expect_sample(row, graph, seeds, fanouts, key, own)
-        more = {"input_id": [names[position] for position in positions], "batch_size": len(positions), "seed_time": None if own is None else own[kind]}
+        more = {
+            "input_id": [names[position] for position in positions],
+            "batch_size": len(positions),
+            "seed_time": None if own is None else own[kind],
+        }
         if row["via"] == "SubGraphLoader":
             more["mapping"] = list(range(len(positions)))
         check_parts(batch, data, out, {kind: more})

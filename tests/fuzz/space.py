@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, product
@@ -61,9 +61,9 @@ class Space:
                     found.update(self.pairs_of(self.draw(random, dict(pair)) or {}))
         return frozenset(found)
 
-    def cover(self, random: Random) -> Iterable[Row]:
-        """Rows in which every pair meets, most of them early."""
-        missing = set(self.pairs)
+    def cover(self, random: Random, pairs: Iterable[Pair]) -> Iterator[Row]:
+        """Rows in which all these pairs meet, most of them early."""
+        missing = set(pairs)
 
         def best_first(name: str, row: Row) -> list[str]:
             def gain(value: str) -> tuple[int, float]:
@@ -79,6 +79,10 @@ class Space:
             yield row
 
 
+# Values of options that make no batch.
+NOTHING = frozenset({"empty", "nobody"})
+
+
 @dataclass
 class Tally:
     """What was run of a subject: cases, batches compared, how often each pair met, seconds."""
@@ -92,12 +96,18 @@ class Tally:
     def add(self, row: Row, batches: int, seconds: float) -> None:
         """Count a case that ended well."""
         self.cases, self.batches, self.seconds = self.cases + 1, self.batches + batches, self.seconds + seconds
-        if batches:
+        if batches or not NOTHING.isdisjoint(row.values()):
             self.met.update(self.space.pairs_of(row))
 
-    def num_missing(self) -> int:
+    @property
+    def missing(self) -> frozenset[Pair]:
         """Pairs that have not met."""
-        return len(self.space.pairs - self.met.keys())
+        return self.space.pairs - self.met.keys()
+
+    def endless_rows(self, random: Random) -> Iterator[Row]:
+        """Rows in which every pair meets, then those for pairs that met in no batch, then rows for all pairs again."""
+        while True:
+            yield from self.space.cover(random, self.missing or self.space.pairs)
 
     def summarise(self) -> dict[str, float]:
         """Figures for a table."""

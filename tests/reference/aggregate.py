@@ -29,6 +29,18 @@ def spread(weight: np.ndarray, width: int) -> np.ndarray:
     return np.repeat(np.atleast_1d(weight), width // np.size(weight))
 
 
+def weight_gradient(grad: np.ndarray, x: np.ndarray, indptr: Sequence[int], row: Sequence[int], reduce: str,
+                    weight: np.ndarray) -> np.ndarray:  # fmt: skip
+    """Gradient in the weights: of each head, the product of a row and the target's gradient over its columns."""
+    out = np.zeros_like(weight)
+    for t in range(len(grad)):
+        edges = edges_of(indptr, t, len(row))
+        for e in edges:
+            columns = (grad[t] * x[row[e]]).reshape(weight.shape[1], -1)
+            out[e] = columns.sum(1) / (len(edges) if reduce == "mean" else 1)
+    return out
+
+
 def gradient(grad: np.ndarray, x: np.ndarray, indptr: Sequence[int], row: Sequence[int], reduce: str = "sum",
              weight: np.ndarray | None = None) -> np.ndarray:  # fmt: skip
     """Gradient in `x`; that of a maximum or minimum is shared among equals, the zero of torch's start too."""

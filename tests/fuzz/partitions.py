@@ -1,0 +1,161 @@
+"""Partitions on disk: what they hold, what is sampled from them, and that damage is told."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_direct.distributed.manifest import Manifest
+from pyg_direct.distributed.part import GraphPart
+from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.distributed.plan import DistPlan
+from pyg_direct.errors import PartitionError
+from pyg_direct.sampling.options import GeneralRecipe
+from tests.distributed.partitions import collect_rows, list_rows
+from tests.distributed.threads import run_threads
+from tests.fuzz.compare import assert_equal
+from tests.fuzz.graphs import make_rows, make_types, to_edge_index
+from tests.fuzz.neighbors import draw_fanouts, expect_sample, sampling_arguments, sampling_options
+from tests.fuzz.space import Row, Space
+from tests.reference.general import Parts
+
+
+def space(device: str) -> Space:
+    """The options of this subject."""
+    sampling = {name: values for name, values in sampling_options().items() if name not in ("graph", "reverses")}
+    options = {**sampling, "method": ("hash", "range", "streaming", "given"), "parts": ("1", "2", "3"),
+               "direction": ("in", "out"), "ids": ("int64", "int32"), "threads": ("one", "all"),
+               "damage": ("none", "byte", "cut", "lost")}  # fmt: skip
+    rules = (
+        (("time", "window"), lambda time, window: time != "none" or window == "none"),
+        (("time", "direction"), lambda time, direction: time == "none" or direction == "in"),
+    )
+    return Space(options, rules)
+
+
+def run(row: Row, random: Random, device: str) -> int:
+    """Check the files of a partition and batches that its parts sample together; returns the number of batches."""
+    times = "" if row["time"] == "none" else row["time"]
+    graph = make_types(random, times, row["weight"] == "yes")
+    graph.direction = row["direction"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "parts"
+        rows = write(path, row, random, graph)
+        check_files(path, graph, rows)
+        batches = sample_parts(path, row, random, graph, device)
+        if row["damage"] != "none":
+            check_damage(path, row["damage"], random)
+    return batches
+
+
+def write(path: Path, row: Row, random: Random, graph: Parts) -> dict[str, torch.Tensor]:
+    """Partition the graph; returns the rows of nodes."""
+    count = int(row["parts"])
+    method = row["method"]
+    if method == "given":
+        method = {kind: torch.tensor([random.randrange(count) for _ in range(size)])
+                  for kind, size in graph.num_nodes.items()}  # fmt: skip
+    rows = {kind: make_rows(random, size, 3) for kind, size in graph.num_nodes.items()}
+    edges = {kind: to_edge_index(pairs, getattr(torch, row["ids"])) for kind, pairs in graph.edges.items()}
+
+    def tensors(parts: dict, dtype: torch.dtype = torch.int64) -> dict | None:
+        return {kind: torch.tensor(values, dtype=dtype) for kind, values in parts.items()} or None
+
+    partition_graph(path, edges, count, num_nodes=graph.num_nodes, method=method, direction=graph.direction,
+                    node_rows={kind: {"x": values} for kind, values in rows.items()},
+                    node_time=tensors(graph.node_time), edge_time=tensors(graph.edge_time),
+                    edge_weight=tensors(graph.edge_weight, torch.float32))  # fmt: skip
+    return rows
+
+
+def check_files(path: Path, graph: Parts, rows: dict[str, torch.Tensor]) -> None:
+    """Every row of every relation is there once, and every row of nodes lies with its node."""
+    manifest = Manifest.read(path)
+    manifest.check(path, None)
+    kinds = [entry.name for entry in manifest.nodes]
+    assert_equal("types", sorted(kinds), sorted(graph.num_nodes))
+    for number, kind in enumerate(kinds):
+        for part in path.glob("part-*"):
+            ids = torch.from_numpy(np.load(part / f"node-{number}.ids.npy")).long()
+            assert_equal(f"x of {kind}", torch.from_numpy(np.load(part / f"node-{number}.rows-0.npy")), rows[kind][ids])
+    expanded, reached = (2, 0) if graph.direction == "in" else (0, 2)
+    for number, entry in enumerate(manifest.edges):
+        pairs = graph.edges[entry.name]
+        time = graph.edge_time.get(entry.name)
+        if time is None and entry.name[reached] in graph.node_time:
+            time = [graph.node_time[entry.name[reached]][pair[reached // 2]] for pair in pairs]
+        kind = entry.name[expanded]
+        ends = [[pair[end] for pair in pairs] for end in ((0, 1) if graph.direction == "in" else (1, 0))]
+        expected = list_rows(*ends, graph.num_nodes[kind], time)
+        assert_equal(f"rows of {entry.name}", collect_rows(path, graph.num_nodes[kind], number, kinds.index(kind)),
+                     expected)  # fmt: skip
+
+
+def sample_parts(path: Path, row: Row, random: Random, graph: Parts, device: str) -> int:
+    """Batches that all parts sample together are those of the reference."""
+    _, fanouts = draw_fanouts(row, random, graph)
+    arguments = sampling_arguments(row)
+    timed, weighted = bool(graph.node_time or graph.edge_time), bool(graph.edge_weight)
+    names = ("replace", "disjoint", "subgraph_type", "temporal_strategy", "time_comparison", "time_window")
+    manifest = Manifest.read(path)
+    order = {entry.name: fanouts[entry.name] for entry in manifest.edges}
+    recipe = GeneralRecipe(order, **{name: arguments[name] for name in names})
+    count, steps = int(row["parts"]), 4
+    parts = [GraphPart(path, part, device=torch.device(device)) for part in range(count)]
+    for part in parts:
+        part.place(timed=timed, weighted=weighted)
+    requests = []
+    for _ in range(count * steps):
+        kinds = random.sample(sorted(graph.num_nodes), random.randint(1, 2))
+        seeds = {kind: [random.randrange(graph.num_nodes[kind]) for _ in range(random.randint(0, 3))] for kind in kinds}
+        times = {kind: [random.randrange(-1, 9) for _ in ids] for kind, ids in seeds.items()} if timed else None
+        requests.append((seeds, times, random.getrandbits(64)))
+
+    def tensors(values: dict | None) -> dict | None:
+        if values is None:
+            return None
+        return {kind: torch.tensor(ids, dtype=torch.int64, device=device) for kind, ids in values.items()}
+
+    def sample(communicator: object) -> list:
+        rank = communicator.rank
+        plan = DistPlan(parts[rank], recipe, communicator, timed=timed, weighted=weighted)
+        return [plan.sample(tensors(seeds), key, seed_time=tensors(times))
+                for seeds, times, key in requests[rank::count]]  # fmt: skip
+
+    # Relations are numbered, and so draw, in the order of the files.
+    ordered = replace(graph, edges={kind: graph.edges[kind] for kind in order},
+                      num_nodes={entry.name: graph.num_nodes[entry.name] for entry in manifest.nodes})  # fmt: skip
+    for rank, found in enumerate(run_threads(sample, count)):
+        for got, (seeds, times, key) in zip(found, requests[rank::count], strict=True):
+            expected = expect_sample({**row, "graph": "hetero"}, ordered, seeds, fanouts, key, times)
+            for name, value in vars(expected).items():
+                have = getattr(got, name)
+                if isinstance(have, dict):
+                    have = {kind: part.tolist() if isinstance(part, torch.Tensor) else part
+                            for kind, part in have.items()}  # fmt: skip
+                assert_equal(name, have, value)
+    return len(requests)
+
+
+def check_damage(path: Path, damage: str, random: Random) -> None:
+    """A file that is not as it was written is told by name."""
+    files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name != "manifest.json"]
+    file = random.choice([file for file in files if file.stat().st_size > 0])
+    content = bytearray(file.read_bytes())
+    if damage == "byte":
+        content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+        file.write_bytes(content)
+    elif damage == "cut":
+        os.truncate(file, random.randrange(len(content)))
+    else:
+        file.unlink()
+    with pytest.raises(PartitionError, match=re.escape(str(file))):
+        Manifest.read(path).check(path, None)
