@@ -39,6 +39,12 @@ def test_numpy_reads_and_writes_the_same_files(tmp_path, dtype):
     assert torch.equal(bytes_of(torch.from_numpy(ours)), bytes_of(rows))
 
 
+def test_one_item_of_a_wider_table_is_written(tmp_path):
+    path = save_rows(tmp_path / "rows.npy", torch.tensor([[7, 0, 0]])[:, 0])
+
+    assert np.load(path).tolist() == [7]
+
+
 def test_a_write_to_rows_does_not_reach_the_file(tmp_path):
     path = save_rows(tmp_path / "rows.npy", make_rows())
     before = path.read_bytes()

@@ -41,8 +41,17 @@ def test_no_rows_change_nothing(device):
     feature = Feature(device=device, device_cache_size="20%").from_cpu_tensor(torch.zeros(40, 3))
 
     feature.update_(torch.empty(0, dtype=torch.int64), torch.empty(0, 3))
+    feature.update_([], torch.empty(0, 3))
 
     assert feature[[0, 39]].sum() == 0
+
+
+def test_rows_without_columns_may_be_named_twice(device):
+    feature = Feature(device=device).from_cpu_tensor(torch.zeros(40, 0))
+
+    feature.update_([3, 3, 5], torch.zeros(3, 0))
+
+    assert feature[[3, 5]].shape == (2, 0)
 
 
 @CACHES

@@ -20,13 +20,12 @@ from tests.fuzz.space import Tally
 
 # Of the time.
 SHARES = {"neighbors": 6, "links": 4, "layers": 3, "features": 2, "aggregates": 1, "partitions": 1}
-MOST_FAILURES = 50
 # Cases of a subject after the end, for pairs that have not met.
 MOST_LATE = 500
 
 
 def run_cases(subjects: list[str], device: str, batches: int, seconds: float, seed: int,
-              say: bool = True) -> tuple[dict[str, Tally], list[str]]:  # fmt: skip
+              say: bool = True, most_failures: int = 50) -> tuple[dict[str, Tally], list[str]]:  # fmt: skip
     """(what was met by subject, lines of failed cases); every pair meets once before the time counts.
 
     Args:
@@ -36,12 +35,13 @@ def run_cases(subjects: list[str], device: str, batches: int, seconds: float, se
         seconds: Ends after so long.
         seed: Of the cases.
         say: Whether failures are printed.
+        most_failures: Ends with so many.
     """
     random, failures, start = Random(seed), [], time.monotonic()
     tallies = {name: Tally(SUBJECTS[name].space(device)) for name in subjects}
     late = dict.fromkeys(subjects, 0)
     rows = {name: tally.endless_rows(random) for name, tally in tallies.items()}
-    while len(failures) < MOST_FAILURES:
+    while len(failures) < most_failures:
         is_over = sum(tally.batches for tally in tallies.values()) >= batches or time.monotonic() - start >= seconds
         names = [name for name in subjects if not is_over or (tallies[name].missing and late[name] < MOST_LATE)]
         if not names:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from random import Random
 
@@ -125,7 +127,8 @@ def run_in(row: Row, random: Random, device: str, folder: Path) -> int:
 
 def assert_served(feature: Feature, asked: int) -> None:
     """The tiers have served as many rows as were asked for."""
-    served = feature.report().num_read
+    with redirect_stdout(StringIO()):
+        served = feature.report().num_read
     assert served == asked, f"{served} rows served, {asked} asked for"
 
 

@@ -27,7 +27,7 @@ class Space:
                    if all(name in row for name in names))  # fmt: skip
 
     @cached_property
-    def _bound_first(self) -> list[str]:
+    def bound_first(self) -> list[str]:
         """Options, those that rules concern first, so that what contradicts is met early."""
         bound = {name for names, _ in self.rules for name in names}
         return sorted(self.options, key=lambda name: name not in bound)
@@ -36,7 +36,7 @@ class Space:
         """A whole row that holds `row`, values tried in their `order`; None where there is none."""
         if not self.allows(row):
             return None
-        name = next((name for name in self._bound_first if name not in row), None)
+        name = next((name for name in self.bound_first if name not in row), None)
         if name is None:
             return row
         tried = (self.complete({**row, name: value}, order) for value in order(name, row))

@@ -253,6 +253,28 @@ def test_gradients_with_a_graph_are_those_without(device, reduce, row):
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("heads", [(), (1,), (4,)], ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("twice", [False, True])
+def test_no_edges_with_weights_give_zeros(device, reduce, heads, twice):
+    x = make_rows(8, device=device).requires_grad_()
+    weight = torch.ones(0, *heads, device=device, requires_grad=True)
+    indptr, row = torch.zeros(4, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int64, device=device)
+
+    got = aggregate(x, indptr, row, reduce=reduce, weight=weight)
+    grad_x, grad_weight = torch.autograd.grad(got.sum(), [x, weight], create_graph=twice)
+
+    assert got.tolist() == [[0] * 8] * 3
+    assert (bool(grad_x.any()), grad_weight.shape) == (False, weight.shape)
+
+
+def test_no_rows_of_edges_give_zeros(device):
+    got = aggregate(torch.empty(0, 2, 3, device=device), torch.zeros(4, dtype=torch.int64, device=device))
+
+    assert got.shape == (3, 2, 3)
+    assert not got.any()
+
+
 def test_nothing_is_computed_for_inputs_without_gradient(device):
     graph, x = Graph(device), make_rows(8, device=device)
     weight = torch.rand(40, device=device, requires_grad=True)

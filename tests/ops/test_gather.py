@@ -45,6 +45,14 @@ def test_matches_reference(device, row):
     assert (got.dtype, got.device) == (table.dtype, table.device)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64, torch.complex64, torch.bool], ids=str)
+def test_one_item_of_a_wider_table_is_read(device, dtype):
+    # torch calls it contiguous, whatever lies between it and the next.
+    table = torch.tensor([[1, 0, 0]], device=device).to(dtype)[:, 0]
+
+    assert gather_rows(table, torch.tensor([0, 0], device=device)).tolist() == [1, 1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("row", ROWS)
