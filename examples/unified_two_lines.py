@@ -7,7 +7,7 @@ takes its data as `ogbn_products_sage.py` does.
 """
 
 import torch
-from model import LayerSAGE, describe, fit, load_dataset, parse, print_scores
+from model import LayerSAGE, classify_all, describe, fit, load_dataset, parse, print_scores
 
 import pyg_direct
 
@@ -36,9 +36,7 @@ def main() -> None:
     seed_loader = torch.utils.data.DataLoader(dataset.train_idx, batch_size=args.batch_size, shuffle=True)
     fit(model, seed_loader, predict, args.epochs)
 
-    with torch.no_grad():
-        parts = [predict(seeds)[0].argmax(1).cpu() for seeds in torch.arange(dataset.num_nodes).split(1024)]
-    print_scores(torch.cat(parts), dataset, device, hidden)
+    print_scores(classify_all(predict, dataset), dataset, device, hidden)
 
 
 if __name__ == "__main__":

@@ -43,3 +43,10 @@ def test_programs_are_python():
     assert len(blocks) > 5
     for block in blocks:
         compile(block, "README.md", "exec")
+
+
+def test_every_room_is_on_the_map():
+    table = README.split("## The rooms")[1].split("## ")[0]
+
+    rooms = [path.parent.name for path in (ROOT / "pyg_direct").glob("*/__init__.py")]
+    assert [room for room in rooms if not re.search(rf"`(pyg_direct/)?{room}`", table)] == []

@@ -15,6 +15,7 @@ from pyg_direct.features.filed import FiledRows
 from pyg_direct.features.following import FollowingRows
 from pyg_direct.features.hotness import Listing, check_hotness, choose_hottest, score_rows
 from pyg_direct.features.link import blocks_for_rows, find_link_blocks
+from pyg_direct.features.named import NamedRows
 from pyg_direct.features.processes import ProcessRows
 from pyg_direct.features.report import ReportedRows
 from pyg_direct.features.store import check_store_dtype, narrow_rows
@@ -43,7 +44,7 @@ _PIECE = 1 << 18
 _FLAGS: list[Tensor] = []
 
 
-class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows, FollowingRows):
+class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, FollowingRows):
     """Rows by node id, after Quiver's class of that name.
 
     The rows that fit `device_cache_size` and are listed by most other rows of `csr_topo` are copied to GPU memory;
@@ -275,23 +276,6 @@ class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows, FollowingRows):
         # Hot rows take blocks of their own, so that as many as before wait for the link.
         self._max_blocks = math.ceil(blocks / max(misses, _LEAST_MISSES))
 
-    def set_local_order(self, local_order: Tensor) -> None:
-        """Name the rows: from now on the id `local_order[i]` is that of row `i`, as in Quiver.
-
-        Args:
-            local_order: int32 or int64 `[N]`, each of 0 to N - 1 once.
-        """
-        order, num_rows = check_ids("local_order", local_order, self._filled()[0]).cpu().long(), self._filled()[0]
-        seen = torch.zeros(num_rows, dtype=torch.bool)
-        seen[order] = True
-        if len(order) != num_rows or not bool(seen.all()):
-            raise ArgumentError(f"local_order must hold each of 0 to {num_rows - 1} once, got {len(order)} ids, "
-                                f"{int(seen.sum())} of them different")  # fmt: skip
-        # Rows count from 1, so that what is no id, for which a gather gives 0, is none afterwards either.
-        place = torch.empty(num_rows, dtype=torch.int64)
-        place[order] = torch.arange(1, num_rows + 1)
-        self._order = place.to(self.device)
-
     def _clear(self) -> None:
         self._hot = self._cold = self._directory = self._block = None
         self._exponents = self._max_blocks = self._reader = None
@@ -317,8 +301,7 @@ class Feature(FiledRows, ProcessRows, UpdatedRows, ReportedRows, FollowingRows):
         ids = node_idx if isinstance(node_idx, Tensor) else torch.as_tensor(node_idx)
         ids = ids.long() if not isinstance(node_idx, Tensor) and ids.numel() == 0 else ids
         ids = upload(check_ids("node_idx", ids, shape[0]), self.device)
-        if self._order is not None:
-            ids = gather_rows(self._order, ids, errors=self._errors) - 1
+        ids = self._find_rows(ids)
         return self._spilled.read(ids) if self._spilled is not None else self.gather(ids, self._errors)
 
     def gather(self, ids: Tensor, errors: Tensor | None) -> Tensor:
