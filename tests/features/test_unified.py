@@ -240,6 +240,7 @@ def test_an_older_torch_is_told(monkeypatch):
         pyg_direct.enable_unified_device()
 
 
+@pytest.mark.usefixtures("real_device")
 def test_enabling_changes_nothing_else():
     assert (
         run_python("""
