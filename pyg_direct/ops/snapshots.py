@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels import sliced as kernels
-from pyg_direct.kernels.jit import SIMULATED, THREADS, set_cpu_threads
+from pyg_direct.kernels.jit import SIMULATED, THREADS, get_cpu_threads, set_cpu_threads
 from pyg_direct.ops.check import check_same_device
 from pyg_direct.ops.launch import full_grid, run_cpu, run_gpu, runs_on_gpu
 from pyg_direct.ops.sliced import SlicedCSR
@@ -128,7 +128,9 @@ def _factors(matrices: SnapshotMatrices, low: int, x: Tensor) -> _Factors:
     """a, b and d of the snapshots that `x` holds."""
 
     def cut(factor: Tensor | None) -> Tensor | None:
-        return None if factor is None else factor[:, low : low + x.shape[1]].to(x.dtype).contiguous()
+        if factor is None or (factor.shape[1] == x.shape[1] and factor.dtype == x.dtype):
+            return factor
+        return factor[:, low : low + x.shape[1]].to(x.dtype).contiguous()
 
     return cut(matrices.row), cut(matrices.column), cut(matrices.diagonal)
 
@@ -151,7 +153,7 @@ def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: i
     for piece in pieces:
         args = z.flatten(1), *_arrays(piece, None, z)[:-1], low, x.shape[2], out.flatten(1)
         # Threads would take longer to start than all of it takes.
-        is_small = piece.num_edges * x.shape[1] * x.shape[2] < _SMALL
+        is_small = piece.num_edges * x.shape[1] * x.shape[2] < _SMALL and get_cpu_threads() > 1
         before = set_cpu_threads(1) if is_small else 0
         try:
             run_cpu(kernels.sum_slices_cpu, *args)

@@ -11,6 +11,7 @@ from torch_geometric.nn import TopKPooling
 from torch_geometric.nn.inits import glorot
 
 from pyg_direct.dynamic.nn.convolve import convolve
+from pyg_direct.dynamic.nn.recurrence import step_gru
 from pyg_direct.dynamic.operator import GCN
 
 
@@ -65,7 +66,7 @@ class EvolveGCNO(_Evolve):
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
         """Features `[N, in_channels]` convolved with the weights of the next step."""
         weight = self.initial_weight if self.weight is None else self.weight
-        _, self.weight = self.recurrent_layer(weight, weight)
+        self.weight = step_gru(self.recurrent_layer, weight, weight)
         return self._convolve(X, edge_index, edge_weight)
 
 
@@ -93,7 +94,7 @@ class EvolveGCNH(_Evolve):
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
         """Features `[N, in_channels]` convolved with the weights of the next step."""
         weight = self.initial_weight if self.weight is None else self.weight
-        _, self.weight = self.recurrent_layer(self._pool(X).unsqueeze(0), weight)
+        self.weight = step_gru(self.recurrent_layer, self._pool(X).unsqueeze(0), weight)
         return self._convolve(X, edge_index, edge_weight)
 
     def _pool(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from pyg_direct.dynamic.nn.convolve import convolve
+from pyg_direct.dynamic.nn.recurrence import run_lstm
 from pyg_direct.dynamic.operator import GCN
 
 
@@ -38,18 +39,23 @@ class MPNNLSTM(nn.Module):
     def _convolve(self, conv: Any, norm: nn.BatchNorm1d, x: Tensor, edge_index: Any,
                   edge_weight: Tensor | None) -> Tensor:  # fmt: skip
         rows = F.linear(convolve(x, edge_index, edge_weight, GCN()), conv.lin.weight, conv.bias)
-        return F.dropout(norm(rows.relu()), self.dropout, self.training)
+        rows = norm(rows.relu())
+        return F.dropout(rows, self.dropout) if self.training and self.dropout else rows
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
         """`[N, 2 * hidden_size + in_channels + window - 1]` of features `[window * N, in_channels]`."""
-        given = X.view(-1, self.window, self.num_nodes, self.in_channels).transpose(1, 2)
-        given = given.reshape(-1, self.window, self.in_channels)
-        # All of the first graph, and the last feature of each that follows.
-        skipped = torch.cat([given[:, 0, :], given[:, 1:, self.in_channels - 1]], dim=1)
         first = self._convolve(self._convolution_1, self._batch_norm_1, X, edge_index, edge_weight)
         second = self._convolve(self._convolution_2, self._batch_norm_2, first, edge_index, edge_weight)
-        rows = torch.cat([first, second], dim=1).view(-1, self.window, self.num_nodes, 2 * self.hidden_size)
-        rows = rows.transpose(0, 1).reshape(self.window, -1, 2 * self.hidden_size)
-        rows, (state_1, _) = self._recurrent_1(rows)
-        _, (state_2, _) = self._recurrent_2(rows)
-        return torch.cat([state_1[0], state_2[0], skipped], dim=1)
+        rows = self._by_graph(torch.cat([first, second], dim=1))
+        rows, state_1 = run_lstm(self._recurrent_1, rows)
+        _, state_2 = run_lstm(self._recurrent_2, rows)
+        # All of the first graph, and the last feature of each that follows.
+        given = self._by_graph(X)
+        return torch.cat([state_1, state_2, given[0], *given[1:, :, -1:]], dim=1)
+
+    def _by_graph(self, rows: Tensor) -> Tensor:
+        """Rows `[B * window * N, C]` of one or more windows as those of each graph, `[window, B * N, C]`."""
+        if self.window == 1:
+            return rows.unsqueeze(0)
+        apart = rows.view(-1, self.window, self.num_nodes, rows.shape[1]).transpose(0, 1)
+        return apart.reshape(self.window, -1, rows.shape[1])
