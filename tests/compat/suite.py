@@ -53,28 +53,30 @@ class Result(NamedTuple):
         return self.test.partition("::")[0].removeprefix("test/")
 
 
-def run(tests: Path, files: dict[str, str] = FILES, timeout: float = 1500) -> list[Result]:
-    """Run PyG's tests in processes of their own, one for each choice of tests.
+def run(tests: Path, files: dict[str, str] = FILES, timeout: float = 1500,
+        plugin: str = "tests.compat.plugin") -> list[Result]:  # fmt: skip
+    """Run tests in processes of their own, one for each choice of tests.
 
     Raises:
-        FileNotFoundError: `tests` is not a folder with PyG's tests.
+        FileNotFoundError: `tests` is not a folder with these tests.
     """
-    if not (tests / "loader").is_dir():
-        raise FileNotFoundError(f"{tests} must be the folder `test` of a checkout of PyG, with `loader` in it")
+    first = next(iter(files))
+    if not (tests / first).exists():
+        raise FileNotFoundError(f"{tests} must be the folder `test` of a checkout, with `{first}` in it")
     results = []
     for choice in sorted(set(files.values())):
         chosen = [str(tests / file) for file, part in files.items() if part == choice and (tests / file).exists()]
         with tempfile.TemporaryDirectory() as folder:
             written = Path(folder) / "results.jsonl"
             path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-            command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "tests.compat.plugin",
+            command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", plugin,
                        "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir", str(tests.parent), *chosen]  # fmt: skip
             # FULL_TEST: PyG leaves out what takes long without it.
             environment = {**os.environ, "FULL_TEST": "1", "PYTHONPATH": path, "COMPAT_RESULTS": str(written)}
             done = subprocess.run(command + (["-k", choice] if choice else []), cwd=tests.parent, timeout=timeout,
                                   env=environment, capture_output=True, text=True)  # fmt: skip
             if not written.exists():
-                raise RuntimeError(f"PyG's tests did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+                raise RuntimeError(f"the tests did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
             results += [Result(*json.loads(line)) for line in written.read_text().splitlines()]
     return results
 

@@ -4,19 +4,17 @@ PYGT_TESTS names the folder `test` of a checkout of PyTorch Geometric Temporal.
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pyg_direct.dynamic import nn
 from pyg_direct.dynamic.swap import patch, unpatch
+from tests.compat.suite import run
+from tests.compat.temporal import FILES
 
 pytestmark = pytest.mark.temporal
 TESTS = os.environ.get("PYGT_TESTS")
-# Without those that download data.
-FILES = ["recurrent_test.py", "batch_test.py", "heterogeneous_test.py"]
 
 
 def test_names_are_replaced_and_given_back():
@@ -35,11 +33,7 @@ def test_names_are_replaced_and_given_back():
 @pytest.mark.skipif(not TESTS, reason="needs PYGT_TESTS, the folder of PyTorch Geometric Temporal's tests")
 @pytest.mark.slow
 def test_their_own_tests_pass():
-    code = "import sys, pytest; from pyg_direct.dynamic.swap import patch; patch(); sys.exit(pytest.main(sys.argv[1:]))"
-    files = [str(Path(TESTS) / name) for name in FILES]
+    results = run(Path(TESTS).resolve(), FILES, plugin="tests.compat.temporal_plugin")
 
-    done = subprocess.run([sys.executable, "-c", code, "-q", "-p", "no:cacheprovider", "--rootdir", TESTS, *files],
-                          capture_output=True, text=True, timeout=280, check=False,
-                          env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})  # fmt: skip
-
-    assert done.returncode == 0, done.stdout[-3000:]
+    assert [result for result in results if result.outcome != "passed"] == []
+    assert len(results) >= 69
