@@ -21,6 +21,8 @@ from pyg_direct.bench.beside import (
 from pyg_direct.bench.disk import measure_disk_feature, measure_disk_rows
 from pyg_direct.bench.distributed import measure_distributed
 from pyg_direct.bench.dynamic import mean_ratios, measure_dynamic_epochs
+from pyg_direct.bench.dynamic_losses import measure_losses
+from pyg_direct.bench.dynamic_memory import measure_dynamic_memory
 from pyg_direct.bench.gather import (
     measure_cached_rows,
     measure_cold_growth,
@@ -257,17 +259,44 @@ def snapshots(scale: float) -> Iterator[Row]:
 
 def dynamic(scale: float) -> Iterator[Row]:
     """Epochs of dynamic graph networks; files of PYG_DIRECT_DATA, and generated graphs, which are named so."""
-    folder = os.environ.get("PYG_DIRECT_DATA")
-    forms = ("*.json", "snapshots.npz") if folder else ()
-    files = [path for form in forms for path in sorted(Path(folder or ".").glob(f"**/{form}"))]
-    sets = {file.stem: load_temporal(file) for file in files}
+    device = resolve_device(None).type
+    sets = _read_dynamic()
     for nodes in (1_000, 20_000):
         sets[f"generated {nodes}"] = synthetic_dtdg(nodes, int(10 * nodes * scale), 20, 0.1, weighted=True)
+    if device == "cuda":
+        sets |= _read_dynamic("graph.npz")
     rows = []
-    for row in measure_dynamic_epochs(sets, device=resolve_device(None).type):
+    for row in measure_dynamic_epochs(sets, device=device):
         rows.append(row)
         yield row
     yield from mean_ratios(rows)
+
+
+def dynamic_losses(scale: float) -> Iterator[Row]:
+    """How far losses of dynamic graph networks are from PyTorch Geometric Temporal's; files of PYG_DIRECT_DATA."""
+    yield from measure_losses(_read_dynamic(), device=resolve_device(None).type)
+
+
+def dynamic_memory(scale: float) -> Iterator[Row]:
+    """Epochs of dynamic graph networks under caps on GPU memory, of graphs of published sizes where there is a GPU."""
+    if torch.cuda.is_available():
+        sets = _read_dynamic("graph.npz")
+        for name, shape in PRESETS.items():
+            nodes, edges = int(shape.num_nodes * scale), int(shape.num_edges * scale)
+            sets[f"generated, {name}"] = synthetic_dtdg(nodes, edges, 10, shape.change)
+        yield from measure_dynamic_memory(sets, epochs=3)
+    else:
+        yield from measure_dynamic_memory(_read_dynamic(), device="cpu")
+
+
+def _read_dynamic(*names: str) -> dict[str, list[Data]]:
+    """Dynamic graphs of PYG_DIRECT_DATA, or those whose files have these names: papers are slow on a CPU."""
+    folder = os.environ.get("PYG_DIRECT_DATA")
+    if not folder:
+        return {}
+    names = names or ("*.json", "snapshots.npz")
+    files = (file for name in names for file in sorted(Path(folder).glob(f"**/{name}")))
+    return {"papers by year" if file.stem == "graph" else file.stem: load_temporal(file) for file in files}
 
 
 SHORT_CASES: dict[str, Case] = {
@@ -295,4 +324,6 @@ LONG_CASES: dict[str, Case] = {
     "distributed": distributed,
     "snapshots": snapshots,
     "dynamic": dynamic,
+    "dynamic_losses": dynamic_losses,
+    "dynamic_memory": dynamic_memory,
 }

@@ -30,7 +30,7 @@ class _Streamed:
         return self.way.epoch()
 
 
-class _Trained:
+class Trained:
     """`FrameTrainer`."""
 
     def __init__(self, model: Model, signal: Sequence[Data], window: int, device: torch.device,
@@ -69,10 +69,10 @@ def measure_dynamic_epochs(sets: Mapping[str, Sequence[Data]], models: Sequence[
                 torch.manual_seed(0)
                 is_ours = way.startswith("ours")
                 model = Model(kind, nn if is_ours else theirs, num_features, num_nodes, hidden).to(where)
-                make: Any = {"ours, stream": _Streamed, "ours, FrameTrainer": _Trained}.get(way) or WAYS[way]
+                make: Any = {"ours, stream": _Streamed, "ours, FrameTrainer": Trained}.get(way) or WAYS[way]
                 run = make(model, signal, window, where)
                 try:
-                    times[way], losses[way] = _time_epochs(run, epochs, seconds_each)
+                    times[way], losses[way] = time_epochs(run, epochs, seconds_each)
                 except RuntimeError as error:
                     if "graph" not in way.lower():
                         raise
@@ -95,8 +95,8 @@ def measure_dynamic_epochs(sets: Mapping[str, Sequence[Data]], models: Sequence[
                              note="; ".join(trainer.decisions))  # fmt: skip
 
 
-def _time_epochs(run: Any, epochs: int, seconds_each: float) -> tuple[list[float], float]:
-    """Seconds of each epoch after two, and the loss of the second."""
+def time_epochs(run: Any, epochs: int, seconds_each: float) -> tuple[list[float], float]:
+    """Seconds of each epoch after two that prepare, and the loss of the second."""
     begin = time.perf_counter()
     run.epoch()
     loss = run.epoch()

@@ -2,8 +2,8 @@
 
 All train the same model with the same steps: frames of W snapshots, the loss of the last, one step a frame. The names
 are those of the paper: PyGT, -A with transfers ahead of use, -R that also keeps the first aggregation on the GPU, -G
-that also multiplies with cuSPARSE; and PyGT with everything on the GPU, as it is and with edges normalised once and
-each frame captured as a CUDA graph.
+that also multiplies with cuSPARSE; and PyGT with everything on the GPU, as it is, and with edges normalised once and
+the model compiled by `torch.compile` or each frame captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -75,9 +75,13 @@ class Way:
             self.model.cell.reinitialize_weight()
         state, y_hat, y = self.state, torch.empty(0), torch.empty(0)
         for snapshot in self.read(first):
-            y_hat, state = self.model(snapshot.x, snapshot.edge_index, snapshot.edge_attr, state)
+            y_hat, state = self.call(snapshot.x, snapshot.edge_index, snapshot.edge_attr, state)
             y = snapshot.y
         return F.mse_loss(y_hat, y)
+
+    def call(self, *inputs: Any) -> Any:
+        """The model."""
+        return self.model(*inputs)
 
     def read(self, first: int) -> Iterator[Any]:
         """Snapshots of a frame, on the device."""
@@ -236,8 +240,8 @@ class Resident(Way):
         yield from self.moved[first : first + self.window]
 
 
-class Captured(Resident):
-    """The same, edges normalised once, and the passes of every frame one CUDA graph of its own."""
+class Normalised(Resident):
+    """The same, edges normalised once."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -250,6 +254,26 @@ class Captured(Resident):
         if self.model.keeps_state:
             # PyGT makes zeros on the host and copies them, which no graph can hold.
             self.state = torch.zeros(self.signal[0].num_nodes, self.model.linear.in_features, device=self.device)
+
+
+class Compiled(Normalised):
+    """The same, with a model compiled by `torch.compile` for edges of any number."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # Kept apart, since Adam has the parameters of the model itself.
+        self.compiled = torch.compile(self.model, dynamic=True)
+
+    def call(self, *inputs: Any) -> Any:
+        """The compiled model."""
+        return self.compiled(*inputs)
+
+
+class Captured(Normalised):
+    """The same, and the passes of every frame one CUDA graph of its own."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.graphs: list[tuple[Any, Tensor]] = []
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.epochs = 0
@@ -304,5 +328,6 @@ WAYS: dict[str, Callable[..., Way]] = {
     "PyGT-R": Reusing,
     "PyGT-G": Sparse,
     "resident PyGT": Resident,
+    "resident PyGT, torch.compile": Compiled,
     "resident PyGT, CUDA graphs": Captured,
 }

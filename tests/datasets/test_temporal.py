@@ -55,6 +55,20 @@ def test_undirected_edges_are_given_both_ways(tmp_path):
     torch.testing.assert_close(snapshot.y.expm1(), torch.tensor([1.0, 0, 1]))
 
 
+def test_papers_make_a_snapshot_a_year(tmp_path):
+    # Paper 1 of 2001 cites 0 of 2000; 2 of 2003 cites both.
+    np.savez(tmp_path / "g.npz", edge_index=np.array([[1, 2, 2], [0, 0, 1]], dtype=np.int32),
+             node_year=np.array([2000, 2001, 2003], dtype=np.int16))  # fmt: skip
+
+    first, second = load_temporal(tmp_path / "g.npz")
+
+    assert [s.edge_index.tolist() for s in (first, second)] == [[[], []], [[1, 0], [0, 1]]]
+    assert second.x.expm1().round().tolist() == [[2, 0, 1, 1], [2, 1, 0, 0], [0, 0, 0, 0]]
+    torch.testing.assert_close(
+        (first.y.expm1(), second.y.expm1()), (torch.tensor([1.0, 0, 0]), torch.tensor([1.0, 1, 0]))
+    )
+
+
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "a.json").write_text("{}")
 

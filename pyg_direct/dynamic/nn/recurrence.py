@@ -50,8 +50,8 @@ class _FirstStep(torch.autograd.Function):
 def run_lstm(layer: nn.LSTM, rows: Tensor) -> tuple[Tensor, Tensor]:
     """`(states, last state)` of an LSTM of one layer over `[T, N, F]` from a state of zeros."""
     if rows.shape[0] == 1 and not rows.is_cuda:
-        bias = layer.bias_ih_l0 + layer.bias_hh_l0
-        out = _FirstStep.apply(rows[0], layer.weight_ih_l0, layer.weight_hh_l0, bias)
+        of_input, of_state, *biases = _parameters(layer)
+        out = _FirstStep.apply(rows[0], of_input, of_state, biases[0] + biases[1])
         return out.unsqueeze(0), out
     states, (last, _) = layer(rows)
     return states, last[0]
@@ -60,6 +60,10 @@ def run_lstm(layer: nn.LSTM, rows: Tensor) -> tuple[Tensor, Tensor]:
 def step_gru(layer: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
     """The next state, `[1, N, C]`, of a GRU of one layer."""
     if x.is_cuda:
-        return layer(x, state)[1]
-    gates = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
-    return torch.gru_cell(x[0], state[0], *gates).unsqueeze(0)
+        new: Tensor = layer(x, state)[1]
+        return new
+    return torch.gru_cell(x[0], state[0], *_parameters(layer)).unsqueeze(0)
+
+
+def _parameters(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0

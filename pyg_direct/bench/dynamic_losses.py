@@ -1,0 +1,83 @@
+"""Losses of dynamic graph networks beside PyTorch Geometric Temporal's, epoch by epoch, from equal parameters.
+
+Steps amplify rounding: how far apart two runs of that package itself are that begin a few roundings apart is measured
+too, and is the limit of what can be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_direct.bench.dynamic import Trained
+from pyg_direct.bench.dynamic_ways import MODELS, WAYS, Model, Resident
+from pyg_direct.bench.row import Row
+from pyg_direct.dynamic import nn, stream
+
+# Two roundings of fp32.
+_NUDGE = 1 + 2**-22
+
+
+class _Script(Resident):
+    """The loop of that package's examples: the mean loss of all snapshots, and a step an epoch."""
+
+    def epoch(self) -> float:
+        """Train over all snapshots."""
+        if hasattr(self.model.cell, "reinitialize_weight"):
+            self.model.cell.reinitialize_weight()
+        state, costs = None, []
+        for snapshot in self.moved:
+            y_hat, state = self.model(snapshot.x, snapshot.edge_index, snapshot.edge_attr, state)
+            costs.append(F.mse_loss(y_hat, snapshot.y))
+        cost: Tensor = torch.stack(costs).mean()
+        self.optimizer.zero_grad()
+        cost.backward()
+        self.optimizer.step()
+        return float(cost)
+
+
+class _StreamedScript(_Script):
+    """The same over our stream and layers."""
+
+    def __init__(self, model: Model, signal: Sequence[Data], window: int, device: torch.device) -> None:
+        super().__init__(model, signal, window, device)
+        given = stream(list(signal), device)
+        self.moved = [given[t] for t in range(len(given))]
+
+
+def measure_losses(sets: Mapping[str, Sequence[Data]], models: Sequence[str] = MODELS, window: int = 8,
+                   hidden: int = 32, epochs: int = 10, device: str = "cuda") -> Iterator[Row]:  # fmt: skip
+    """Relative distance of the loss of each epoch, in the loop of a script and over frames (a step each)."""
+    from torch_geometric_temporal.nn import recurrent as theirs
+
+    where = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    loops: dict[str, tuple[Any, Any]] = {
+        "script": (_Script, _StreamedScript),
+        "frames": (WAYS["resident PyGT"], Trained),
+    }
+    for name, signal in sets.items():
+        num_nodes, num_features = signal[0].x.shape
+        for kind in models:
+            for loop, (make, make_ours) in loops.items():
+
+                def train(make: Any, layers: Any, factor: float = 1.0, kind: str = kind) -> list[float]:
+                    torch.manual_seed(0)
+                    model = Model(kind, layers, num_features, num_nodes, hidden).to(where)  # noqa: B023
+                    with torch.no_grad():
+                        for parameter in model.parameters():
+                            parameter.mul_(factor)
+                    run = make(model, signal, window, where)  # noqa: B023
+                    return [run.epoch() for _ in range(epochs)]
+
+                expected = train(make, theirs)
+                apart = {"ours": train(make_ours, nn), "PyGT, begun two roundings apart": train(make, theirs, _NUDGE)}
+                for way, got in apart.items():
+                    far = [abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True)]
+                    note = f"first, last and largest of {epochs} epochs; losses {got[-1]:.7g} and {expected[-1]:.7g}"
+                    yield Row(f"dynamic/{name}/{kind}/{loop}", f"{way}, loss apart from PyGT's", "x", far[0], far[-1],
+                              max(far), note=note)  # fmt: skip
