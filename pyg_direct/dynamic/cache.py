@@ -11,6 +11,8 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
+from pyg_direct.dynamic.timeline import Timeline, trace
+
 
 class Budget:
     """Bytes on the device that caches may take; None is without a limit."""
@@ -63,12 +65,12 @@ class RowCache:
         else:
             self._there[key] = rows
 
-    def prefetch(self, key: Hashable) -> None:
+    def prefetch(self, key: Hashable, timeline: Timeline | None = None) -> None:
         """Begin to copy rows that are not on the device, beside what it computes."""
         if key in self._there and key not in self._coming and self.device.type == "cuda":
             if self._stream is None:
                 self._stream = torch.cuda.Stream(self.device)
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._stream), trace(timeline, "copy"):
                 rows = self._there[key].to(self.device, non_blocking=True)
                 self._coming[key] = rows, self._stream.record_event()
 

@@ -32,7 +32,7 @@ class FramePlan(SnapshotPlan):
         super().__init__([real.parts[time] for time in times[:window]], real.device)
         # Structures and rows are the real plan's.
         self.real, self.times, self.window, self.first = real, times, window, 0
-        self.is_recording = False
+        self.is_recording = self._is_moving = False
         self._targets = targets
         self._windows: dict[tuple[Operator, bool], Tensor] = {}
         self._features: Tensor | None = None
@@ -41,7 +41,9 @@ class FramePlan(SnapshotPlan):
 
     def move(self, first: int) -> None:
         """Let the frame begin at snapshot `first`."""
-        step, self.first = first - self.first, first
+        # What an exception left half moved is filled anew.
+        step, self.first = -1 if self._is_moving else first - self.first, first
+        self._is_moving = True
         self.parts = tuple(self.real.parts[time] for time in self.times[first : first + self.window])
         self._once.clear()
         for (operator, weighted), rows in self._windows.items():
@@ -49,6 +51,7 @@ class FramePlan(SnapshotPlan):
         if self._features is not None:
             self._fill(self._features, step, self._features_at)
         self._fill(self.y, step, self._targets.__getitem__)
+        self._is_moving = False
 
     def prefetch(self) -> None:
         """Begin to copy what the next frame has and this one has not."""

@@ -7,17 +7,20 @@ several snapshots at a time, and kept (PiPAD, section 4.3): on the device while 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyg_direct.dynamic.ahead import Ahead
 from pyg_direct.dynamic.cache import Budget, RowCache
 from pyg_direct.dynamic.group import GROUP_SIZES, build_group
 from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.snapshot import Snapshot, order_edges
-from pyg_direct.dynamic.tuner import Option, choose_groups, find_speeds
+from pyg_direct.dynamic.timeline import Timeline, trace
+from pyg_direct.dynamic.tuner import Option, Speeds, choose_groups, find_speeds
 from pyg_direct.errors import ArgumentError, MemoryLimitError
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots
@@ -68,6 +71,10 @@ class SnapshotPlan:
         self._ordered: dict[Hashable, Snapshot] = {}
         self._factors: dict[Hashable, Factors] = {}
         self._matrices: dict[Hashable, SnapshotMatrices] = {}
+        # Matrices that a thread built before they were asked for.
+        self._built: dict[Hashable, SnapshotMatrices] = {}
+        self._ahead = Ahead()
+        self.timeline: Timeline | None = None
         self._rows = RowCache(device, self.budget)
         # The groups that were chosen, by operator, weighting and eight of snapshots; and the choices in words.
         self._groups: dict[Hashable, list[Option]] = {}
@@ -84,50 +91,89 @@ class SnapshotPlan:
         part = self.parts[time]
         weight = part.edge_weight if weighted else None
         key = id(part.edge_index), id(weight)
-        if key not in self._ordered:
-            host = None if weight is None else weight.cpu()
-            self._ordered[key] = order_edges(part.edge_index.cpu(), host, self.num_nodes)
-        return self._ordered[key]
+        with self._ahead.lock:
+            if key not in self._ordered:
+                host = None if weight is None else weight.cpu()
+                self._ordered[key] = order_edges(part.edge_index.cpu(), host, self.num_nodes)
+            return self._ordered[key]
 
     def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:
         """What an operator makes of a snapshot."""
         snapshot = self.order(time, weighted)
         key = operator, id(snapshot)
-        if key not in self._factors:
-            self._factors[key] = operator.factorise(snapshot)
-        return self._factors[key]
+        with self._ahead.lock:
+            if key not in self._factors:
+                self._factors[key] = operator.factorise(snapshot)
+            return self._factors[key]
 
-    def _find_group(self, operator: Operator, time: int, weighted: bool) -> tuple[int, int, str]:
-        """(first, last, form) of the group that a snapshot is aggregated with."""
+    def _find_block(self, time: int) -> tuple[int, int]:
+        """The snapshots among which groups are chosen, or the group where its size is given."""
         size = self.group_size if isinstance(self.group_size, int) else MAX_GROUP
         first = time - time % size
-        low, high = _find_alike(self.parts, time, first, min(first + size, len(self.parts)))
-        x = self.parts[time].x
-        if isinstance(self.group_size, int) or high - low == 1 or x is None:
-            return low, high, self.form
+        return _find_alike(self.parts, time, first, min(first + size, len(self.parts)))
+
+    def _find_group(self, operator: Operator, time: int, weighted: bool) -> Option:
+        """The group that a snapshot is aggregated with."""
+        low, high = self._find_block(time)
         key = operator, weighted, low
         if key not in self._groups:
-            factors = [self.factorise(operator, t, weighted) for t in range(low, high)]
-            channels = x.shape[1:].numel()
-            weights = int(any(f.weight is not None for f in factors))
-            largest = MAX_GROUP
-            if self.budget.limit is not None:
-                # What goes in and comes out lies on the device at once.
-                row_bytes = 8 * self.num_nodes * max(1, channels)
-                largest = max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // row_bytes))
-            chosen = choose_groups([f.keys for f in factors], channels, find_speeds(self.device), low, weights, largest)
+            ready = self._ahead.finish(key)
+            chosen, built = self._choose(operator, low, high, weighted, self._limit(time)) if ready is None else ready
             self._groups[key] = chosen
-            self.decisions += map(str, chosen)
-        return next((o.first, o.last, o.form) for o in self._groups[key] if o.first <= time < o.last)
+            self._built.update(built)
+            if self.group_size == "auto" and high - low > 1:
+                self.decisions += map(str, chosen)
+        return next(option for option in self._groups[key] if option.first <= time < option.last)
+
+    def _limit(self, time: int) -> tuple[Speeds | None, int]:
+        """Speeds of the device, where a choice needs them, and the largest group that memory allows."""
+        low, high = self._find_block(time)
+        x = self.parts[time].x
+        if isinstance(self.group_size, int) or high - low == 1 or x is None:
+            return None, MAX_GROUP
+        largest = MAX_GROUP
+        if self.budget.limit is not None:
+            # What goes in and comes out lies on the device at once.
+            row_bytes = 8 * self.num_nodes * max(1, x.shape[1:].numel())
+            largest = max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // row_bytes))
+        return find_speeds(self.device), largest
+
+    def _choose(self, operator: Operator, low: int, high: int, weighted: bool, limit: tuple[Speeds | None, int],
+                build: bool = False) -> tuple[list[Option], dict[Hashable, SnapshotMatrices]]:  # fmt: skip
+        """The groups of snapshots [low, high), and with `build` the matrices of each, on the host."""
+        speeds, largest = limit
+        factors = [self.factorise(operator, t, weighted) for t in range(low, high)]
+        x = self.parts[low].x
+        if speeds is None or x is None:
+            chosen = [Option(low, high, self.form, 0.0, 0.0)]
+        else:
+            weights = int(any(f.weight is not None for f in factors))
+            channels = x.shape[1:].numel()
+            chosen = choose_groups([f.keys for f in factors], channels, speeds, low, weights, largest)
+        built = {}
+        for option in chosen if build else ():
+            group = factors[option.first - low : option.last - low]
+            built[_matrices_key(option.form, group)] = build_group(group, self.num_nodes, option.form)
+        return chosen, built
+
+    def _begin_following(self, operator: Operator, time: int, weighted: bool) -> None:
+        """Let a thread slice the snapshots from `time` on, if they have not been."""
+        if time >= len(self.parts) or (operator, weighted, time) in self._rows or self.parts[time].edge_index.is_cuda:
+            return
+        low, high = self._find_block(time)
+        key = operator, weighted, low
+        if key not in self._groups:
+            work = partial(self._choose, operator, low, high, weighted, self._limit(time), True)
+            self._ahead.begin(key, work, self.timeline)
 
     def get_matrices(self, operator: Operator, first: int, last: int, weighted: bool = True,
                      form: str | None = None) -> SnapshotMatrices:  # fmt: skip
         """The matrices of snapshots [first, last), on the device; kept."""
         factors = [self.factorise(operator, t, weighted) for t in range(first, last)]
         form = self.form if form is None else form
-        key = form, *(id(f) for f in factors)
+        key = _matrices_key(form, factors)
         if key not in self._matrices:
-            made = build_group(factors, self.num_nodes, form)
+            made = self._built.pop(key, None) or build_group(factors, self.num_nodes, form)
             if self.budget.take(made.num_bytes):
                 made = made.to(self.device)
             self._matrices[key] = made
@@ -145,15 +191,17 @@ class SnapshotPlan:
         """
         key = operator, weighted, time
         if key not in self._rows:
-            first, last, form = self._find_group(operator, time, weighted)
-            out = self._compute(operator, first, last, weighted, form)
-            for t, rows in zip(range(first, last), out, strict=True):
-                self._rows.store((operator, weighted, t), rows)
+            group = self._find_group(operator, time, weighted)
+            self._begin_following(operator, self._find_block(time)[1], weighted)
+            with trace(self.timeline, "aggregate"):
+                out = self._compute(operator, group.first, group.last, weighted, group.form)
+                for t, rows in zip(range(group.first, group.last), out, strict=True):
+                    self._rows.store((operator, weighted, t), rows)
         return self._rows.fetch(key)
 
     def prefetch_features(self, operator: Operator, time: int, weighted: bool = True) -> None:
         """Begin to copy aggregated features that are soon asked for, beside what the device computes."""
-        self._rows.prefetch((operator, weighted, time))
+        self._rows.prefetch((operator, weighted, time), self.timeline)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make()` gives; plans of a frame make it once for all snapshots that share one backward pass."""
@@ -217,6 +265,10 @@ class SnapshotPlan:
             "aggregated_host_bytes": self._rows.host_bytes,
             "moved_bytes": self.moved_bytes + self._rows.moved_bytes,
         }
+
+
+def _matrices_key(form: str, factors: Sequence[Factors]) -> Hashable:
+    return form, *(id(f) for f in factors)
 
 
 def _count_bytes(made: Any) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pyg_direct.dynamic.frame import FramePlan, NotReplayableError
 from pyg_direct.dynamic.stream import SnapshotStream, stream
+from pyg_direct.dynamic.timeline import Timeline, trace
 from pyg_direct.errors import ArgumentError
 from pyg_direct.typing import Device
 
@@ -103,16 +104,29 @@ class FrameTrainer:
         if self.history and self._may_replay and self._graph is None:
             self._record()
         total = torch.zeros((), device=self.plan.device)
+        timeline = self.plan.timeline
         for first in range(self.num_frames):
-            self._frame.move(first)
-            total += self._run_frame()
+            with trace(timeline, "move"):
+                self._frame.move(first)
+            with trace(timeline, "passes"):
+                total += self._run_frame()
             self._frame.prefetch()
-            self.optimizer.step()
+            with trace(timeline, "step"):
+                self.optimizer.step()
         mean = float(total) / self.num_frames
         self.history.append({"loss": mean, "seconds": time.perf_counter() - begin,
                              "moved_bytes": self._count_moved() - moved,
                              "replayed": self._graph is not None})  # fmt: skip
         return mean
+
+    def trace_epoch(self) -> Timeline:
+        """Train over all frames and tell when each stage ran; `draw(path)` of what is returned makes a picture."""
+        self.plan.timeline = timeline = Timeline(self.plan.device)
+        try:
+            self.train_epoch()
+        finally:
+            self.plan.timeline = None
+        return timeline
 
     def fit(self, epochs: int) -> list[float]:
         """Train for some epochs; their mean losses."""

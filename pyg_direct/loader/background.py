@@ -43,9 +43,11 @@ class _Gate:
         self._changed.release()
 
 
-_GATE = _Gate()
+FORK_GATE = _Gate()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_GATE.before_fork, after_in_parent=_GATE.after_fork, after_in_child=_GATE.after_fork)
+    os.register_at_fork(
+        before=FORK_GATE.before_fork, after_in_parent=FORK_GATE.after_fork, after_in_child=FORK_GATE.after_fork
+    )
 
 
 class Background:
@@ -127,6 +129,6 @@ class Background:
 
 
 def _make(make: Callable[[int, Any], Any], num_cores: int, number: int, item: Any) -> tuple[int, Any]:
-    with _GATE:
+    with FORK_GATE:
         set_cpu_threads(num_cores)
         return number, make(number, item)

@@ -61,7 +61,7 @@ def make_trainer(name, signal, **options):
     device = options.get("device", "cpu")
     model = MODELS[name]().to(device)
     step = {} if model.keeps_state else {"step": run_stateless}
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.pop("rate", 0.02))
     return FrameTrainer(model, signal, optimizer, window=WINDOW, **step, **options)
 
 
@@ -143,6 +143,41 @@ def test_frames_are_replayed_where_the_model_allows_it(name, replayed):
 
     assert [epoch["replayed"] for epoch in trainer.history] == [False, replayed, replayed]
     assert "replayed" in trainer.summary()
+
+
+@pytest.mark.parametrize("calls", [1, 4, 9])
+def test_an_epoch_that_was_interrupted_is_resumed(device, monkeypatch, calls):
+    signal = make_signal()
+    # Without steps that count, so that losses tell whether frames hold what they should.
+    expected = make_trainer("TGCN", signal, device=device, rate=0.0).fit(1)
+    trainer = make_trainer("TGCN", signal, device=device, rate=0.0)
+    real, left = trainer.plan.aggregate_features, iter([*range(calls), None])
+
+    def interrupted(*args):
+        if next(left, 0) is None:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(trainer.plan, "aggregate_features", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(3)
+
+    # What was aggregated before is kept.
+    kept = trainer.plan.describe()["aggregated_bytes"]
+    assert kept > 0
+    assert trainer.fit(2)[-1] == pytest.approx(expected[0], rel=1e-5)
+    assert trainer.plan.describe()["aggregated_bytes"] >= kept
+
+
+def test_stages_of_an_epoch_are_traced(device):
+    trainer = make_trainer("TGCN", make_signal(), device=device)
+
+    lanes = [lane for lane, _, _ in trainer.trace_epoch().spans()]
+
+    assert [lanes.count(lane) for lane in ("passes", "step", "move")] == [trainer.num_frames] * 3
+    assert lanes.count("aggregate") >= 1
+    assert "aggregate" not in [lane for lane, _, _ in trainer.trace_epoch().spans()]
+    assert trainer.plan.timeline is None
 
 
 def test_summary_tells_sizes_and_epochs():

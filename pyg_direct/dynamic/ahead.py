@@ -1,0 +1,51 @@
+"""Work of the host on snapshots that are soon asked for, on a thread beside training (PiPAD, section 4.5)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from pyg_direct.dynamic.timeline import Timeline, trace
+from pyg_direct.kernels.jit import set_cpu_threads
+from pyg_direct.loader.background import FORK_GATE
+
+
+class Ahead:
+    """Results by key, begun on a thread before they are asked for.
+
+    An exception is raised where its result is asked for. A process with a single core gets no thread.
+
+    Attributes:
+        lock: Guards what the thread and its callers both add to.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._coming: dict[Hashable, Future[Any]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __reduce__(self) -> Any:
+        # Copies begin with nothing.
+        return Ahead, ()
+
+    def begin(self, key: Hashable, work: Callable[[], Any], timeline: Timeline | None = None) -> None:
+        """Let the thread do work, unless it has done so or is about to."""
+        if key in self._coming or len(os.sched_getaffinity(0)) < 2:
+            return
+        if self._pool is None:
+            # One thread, with loops of one thread: the other cores train.
+            self._pool = ThreadPoolExecutor(1, "pyg_direct-snapshots", initializer=lambda: set_cpu_threads(1))
+        self._coming[key] = self._pool.submit(_run, work, timeline)
+
+    def finish(self, key: Hashable) -> Any:
+        """The result of work that was begun, once; None where none was."""
+        future = self._coming.pop(key, None)
+        return None if future is None else future.result()
+
+
+def _run(work: Callable[[], Any], timeline: Timeline | None) -> Any:
+    with FORK_GATE, trace(timeline, "slice", on_host=True):
+        return work()

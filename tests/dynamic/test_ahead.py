@@ -1,0 +1,74 @@
+"""Snapshots are sliced on a thread before they are asked for; what comes out is the same."""
+
+import os
+import threading
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_direct.dynamic import plan, stream
+from pyg_direct.dynamic.ahead import Ahead
+from pyg_direct.dynamic.nn import TGCN
+from pyg_direct.errors import IdError
+from tests.snapshots import make_snapshots
+
+NODES, CHANNELS = 12, 3
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+
+
+def make_list(count=8):
+    return [Data(x=torch.randn(NODES, CHANNELS), edge_index=torch.from_numpy(edges))
+            for edges, _ in make_snapshots(NODES, 40, count)]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2, "auto"])
+def test_following_groups_are_sliced_on_a_thread(monkeypatch, size):
+    threads = []
+    real = plan.build_group
+    monkeypatch.setattr(plan, "build_group", lambda *a: threads.append(threading.current_thread().name) or real(*a))
+    snapshots, layer = make_list(20), TGCN(CHANNELS, 4)
+
+    for given, plain in zip(stream(snapshots, "cpu", group_size=size), snapshots, strict=True):
+        got = layer(given.x, given.edge_index)
+
+        torch.testing.assert_close(got, layer(plain.x, plain.edge_index), rtol=1e-4, atol=1e-5)
+    # All but the first block of snapshots, each group once.
+    apart = [name.startswith("pyg_direct-snapshots") for name in threads]
+    assert sum(apart) == {1: 19, 2: 9}.get(size, len(apart) - apart.index(True))
+    assert len(threads) == {1: 20, 2: 10}.get(size, len(threads))
+
+
+def test_bad_edges_are_told_at_the_turn_of_their_snapshot():
+    snapshots, layer = make_list(4), TGCN(CHANNELS, 4)
+    snapshots[2].edge_index[0, 0] = NODES
+    given = stream(snapshots, "cpu", group_size=1)
+
+    for t in (0, 1):
+        layer(given[t].x, given[t].edge_index)
+
+    for _ in range(2):
+        with pytest.raises(IdError, match=f"got {NODES}"):
+            layer(given[2].x, given[2].edge_index)
+
+
+def test_work_is_begun_once_and_finished_once():
+    ahead, calls = Ahead(), []
+
+    for _ in range(2):
+        ahead.begin("a", lambda: calls.append(1) or 5)
+
+    assert (ahead.finish("a"), ahead.finish("a"), ahead.finish("b"), calls) == (5, None, None, [1])
+
+
+def test_a_single_core_gets_no_thread(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    ahead = Ahead()
+
+    ahead.begin("a", lambda: 5)
+
+    assert ahead.finish("a") is None
