@@ -286,7 +286,7 @@ def test_workers_are_absorbed_with_one_word():
         ({"input_nodes": ("paper", [40])}, ArgumentError, r"input_nodes must lie in \[0, 40\), got 40"),
         ({"input_nodes": ("paper", torch.ones(39).bool())}, ArgumentError, r"shape \[40\] as a mask, got \[39\]"),
         ({"num_neighbors": {("paper", "cites", "paper"): [1]}}, ArgumentError, "num_neighbors: Missing number"),
-        ({"num_neighbors": {("paper", "eats", "paper"): [1]}}, ArgumentError, "num_neighbors: Not all edge types"),
+        ({"num_neighbors": {("paper", "eats", "paper"): [1]}}, ArgumentError, "num_neighbors: (Not all|Missing)"),
         ({"num_neighbors": NumNeighbors({("paper", "cites", "paper"): [1]}, [1, 2])}, ArgumentError, "num_neighbors:"),
         ({"num_neighbors": [1.5]}, ArgumentTypeError, "num_neighbors must hold integers"),
         ({"time_attr": "when"}, ArgumentError, "time_attr must name an attribute of nodes or edges, got 'when'"),
