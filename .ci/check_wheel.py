@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 # Commands start now and are read at the end, since each imports torch and PyG meanwhile.
-bin_folder, folder = Path(sys.executable).parent, tempfile.TemporaryDirectory()
+bin_folder, folder = Path(sys.executable).absolute().parent, tempfile.TemporaryDirectory()
 script = Path(folder.name, "program.py")
 script.write_text("import sys\nfrom torch_geometric.loader import NeighborLoader\n"
                   "print(NeighborLoader.__module__, sys.argv[1:])\nsys.exit(5)\n")  # fmt: skip
@@ -25,7 +25,7 @@ commands = {
     for name, start, arguments in (
         ("doctor", [bin_folder / "pyg-direct"], ["doctor", "--json"]),
         ("cache", [bin_folder / "pyg-direct"], ["cache", "--json"]),
-        ("run", [sys.executable, "-m", "pyg_direct"], ["run", "--device", "cpu", script, "--some", "7"]),
+        ("run", [bin_folder / "python", "-m", "pyg_direct"], ["run", "--device", "cpu", script, "--some", "7"]),
     )
 }  # fmt: skip
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple, Optional
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import pyg_direct
@@ -25,6 +24,7 @@ from pyg_direct.datasets import NodeDataset, synthetic_graph
 from pyg_direct.disk import write_whole
 from pyg_direct.errors import PygDirectError
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.progress import Bar
 from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.host import available_bytes, count_cores
 
@@ -110,14 +110,13 @@ def _measure(size: Size, on_gpu: bool) -> tuple[list[Row], list[str]]:
     """The rows, and a sentence for each part that could not be measured."""
     rows: list[Row] = []
     failed: list[str] = []
-    columns = SpinnerColumn(), TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-        parts = (_list_gpu_parts if on_gpu else _list_cpu_parts)(size)
-        task = progress.add_task("making a graph", total=len(parts) + 1)
-        name = f"products x {size.scale:g}"
+    parts = (_list_gpu_parts if on_gpu else _list_cpu_parts)(size)
+    name = f"products x {size.scale:g}"
+    with Bar(len(parts) + 1, "measuring", "part") as bar:
         graph = synthetic_graph("products", scale=size.scale, device="cuda" if on_gpu else "cpu").to("cpu")
         for what, measure in parts.items():
-            progress.update(task, description=what, advance=1)
+            bar.update(1)
+            typer.echo(f"measuring {what}", err=True)
             try:
                 with warnings.catch_warnings():
                     # Of PyG's loader, about packages that it would like to have.
@@ -127,7 +126,7 @@ def _measure(size: Size, on_gpu: bool) -> tuple[list[Row], list[str]]:
                 failed.append(f"{what}: {str(error) or type(error).__name__}")
                 if isinstance(error, KeyboardInterrupt):
                     break
-        progress.update(task, description="done", advance=1)
+        bar.update(1)
     return rows, failed
 
 

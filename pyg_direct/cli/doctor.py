@@ -15,6 +15,7 @@ from pyg_direct.cli.machine import OPTIONAL, collect_facts, measure_host_memory
 from pyg_direct.cli.plan import Graph, plan_placement
 from pyg_direct.errors import PygDirectError
 from pyg_direct.loader.placement import describe, in_words
+from pyg_direct.progress import show_wait
 from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.runtime.size import parse_size
 
@@ -78,8 +79,8 @@ def _look_at_link(facts: dict[str, Any], measure: bool) -> list[Finding]:
         facts["host_memory"] = choose_host_memory(index)
         if not measure:
             return []
-        with Console(stderr=True).status("measuring host memory") as status:
-            rates = measure_host_memory(index, lambda text: status.update(f"measuring host memory: {text}"))
+        with show_wait("measuring host memory"):
+            rates = measure_host_memory(index)
     except (PygDirectError, RuntimeError) as error:
         return [Finding("fix", f"GPU {index} could not be measured: {error}", "see whether other programs can use it")]
     facts["measured"] = [rates]

@@ -8,7 +8,6 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from importlib import metadata
 from itertools import permutations
 from pathlib import Path
@@ -22,6 +21,7 @@ from pyg_direct.disk import cache_root
 from pyg_direct.errors import PygDirectError
 from pyg_direct.kernels.jit import get_cpu_threads
 from pyg_direct.kernels.shipped import _open_archive
+from pyg_direct.ops.gather import gather_rows
 from pyg_direct.runtime.device import abilities, free_bytes
 from pyg_direct.runtime.driver import call, load_driver
 from pyg_direct.runtime.host import available_bytes, count_cores, page_lock_limit, total_bytes
@@ -186,23 +186,23 @@ def _read_text(path: Path) -> str | None:
         return None
 
 
-def measure_host_memory(index: int, say: Callable[[str], None] = lambda text: None) -> Facts:
+def measure_host_memory(index: int) -> Facts:
     """Bytes a second that a GPU gets from the host, within ten seconds: copied, and read in place at random and in
     ascending order from both kinds of host memory. A kind that cannot be had, or time that has run out, leaves None.
-
-    Args:
-        index: The GPU.
-        say: Told what is measured next.
     """
     from pyg_direct.bench.gather import fill_host_table, time_cold_rows
     from pyg_direct.bench.limits import pinned_copy_rate
 
+    with torch.cuda.device(index):
+        # Loads the kernel, or compiles it.
+        rows = torch.zeros(2, _ROW_BYTES // 4, dtype=torch.int32, device="cuda")
+        gather_rows(rows, torch.arange(2, device="cuda"))
+        torch.cuda.synchronize()
     begin = time.perf_counter()
     table_bytes = min(_TABLE_BYTES, available_bytes() // 4, torch.cuda.mem_get_info(index)[0])
     table_bytes -= table_bytes % _ROW_BYTES
     rates: Facts = {"gpu": index, "table_bytes": table_bytes, "row_bytes": _ROW_BYTES, "copy": None}
     with torch.cuda.device(index):
-        say("copying page-locked memory")
         with contextlib.suppress(torch.OutOfMemoryError, RuntimeError):
             rates["copy"] = pinned_copy_rate(_COPY_BYTES, 4)
         for placement in ("unified", "pinned"):
@@ -210,7 +210,6 @@ def measure_host_memory(index: int, say: Callable[[str], None] = lambda text: No
                 rates[f"{placement}_{order}"] = None
             if table_bytes < _LEAST_TABLE or time.perf_counter() - begin > 0.6 * _MOST_SECONDS:
                 continue
-            say(f"reading rows of {placement} memory")
             with contextlib.suppress(PygDirectError, torch.OutOfMemoryError):
                 block, table = fill_host_table(table_bytes, placement)
                 for order in ("random", "ascending"):

@@ -73,7 +73,7 @@ def test_tables_tell_every_part(monkeypatch, gpu_machine):
              "unified_ascending": 49e9, "pinned_random": 20e9, "pinned_ascending": None, "seconds": 4.2}  # fmt: skip
     monkeypatch.setattr(doctor_module, "collect_facts", lambda: gpu_machine)
     monkeypatch.setattr(doctor_module, "choose_host_memory", lambda index: "unified")
-    monkeypatch.setattr(doctor_module, "measure_host_memory", lambda index, say: rates)
+    monkeypatch.setattr(doctor_module, "measure_host_memory", lambda index: rates)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
     done = invoke("--nodes", str(PAPERS.num_nodes), "--edges", str(PAPERS.num_edges), "--features", "128")

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from typer.testing import CliRunner
 
 from pyg_direct.cli.app import app
-from pyg_direct.distributed import buckets, build
+from pyg_direct.distributed import buckets, build, command
 from pyg_direct.distributed.book import Book
 from pyg_direct.distributed.files import Journal
 from pyg_direct.distributed.manifest import Manifest
@@ -363,5 +363,29 @@ def test_command_with_types(tmp_path, edges):
 def test_command_says_what_is_wrong(tmp_path):
     result = CliRunner().invoke(app, ["partition", str(tmp_path), "--edges", "none.npy", "--num-parts", "2"])
 
-    assert result.exit_code != 0
+    assert result.exit_code == 2
     assert "must not exist" in result.output
+
+
+def test_the_command_prints_json(tmp_path, edges):
+    np.save(tmp_path / "edges.npy", edges)
+
+    result = CliRunner().invoke(app, ["partition", str(tmp_path / "p"), "--edges", str(tmp_path / "edges.npy"),
+                                      "--num-parts", "2", "--json", "--no-progress"])  # fmt: skip
+
+    told = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert (told["num_parts"], told["num_edges"]) == (2, EDGES)
+    assert told["num_cut"] == Manifest.read(tmp_path / "p").num_cut
+
+
+def test_a_partition_that_cannot_be_written_is_a_failure(tmp_path, edges, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PartitionError("the disk is full")
+
+    monkeypatch.setattr(command, "partition_graph", refuse)
+
+    result = CliRunner().invoke(app, ["partition", str(tmp_path / "p"), "--edges", "edges.npy", "--num-parts", "2"])
+
+    assert result.exit_code == 1
+    assert "the disk is full" in result.output
