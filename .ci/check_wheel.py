@@ -16,8 +16,14 @@ from pathlib import Path
 # Commands start now and are read at the end, since each imports torch and PyG meanwhile.
 bin_folder, folder = Path(sys.executable).absolute().parent, tempfile.TemporaryDirectory()
 script = Path(folder.name, "program.py")
-script.write_text("import sys\nfrom torch_geometric.loader import NeighborLoader\n"
-                  "print(NeighborLoader.__module__, sys.argv[1:])\nsys.exit(5)\n")  # fmt: skip
+script.write_text("""
+import sys, torch
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
+data = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]]))
+print(type(NeighborLoader(data, [2])).__module__, sys.argv[1:])
+sys.exit(5)
+""")
 kept = {**os.environ, "PYG_DIRECT_CACHE": folder.name}
 commands = {
     name: subprocess.Popen([*start, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=kept,
