@@ -1,8 +1,10 @@
-"""Several processes on one machine, as `torch.multiprocessing.spawn` starts them, in a group over gloo."""
+"""Several processes on one machine, in a group over gloo."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import socket
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,24 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+# Processes are forked from one that has imported it all, but never started CUDA, nor a thread.
+PRELOADED = ["pyg_direct.distributed", "pyg_direct"]
+
+
+def start_method() -> str:
+    """How processes are started: CUDA does not survive a fork, whoever started it."""
+    if torch.cuda.is_available():
+        return "spawn"
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    return "forkserver"
+
+
+def free_port() -> int:
+    """A port of the loopback that nothing listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
 
 def run_ranks(fn: Callable[..., Any], count: int, *args: Any) -> list[Any]:
     """What `fn(rank, *args)` returns in each of `count` processes of one group, by rank.
@@ -18,12 +38,13 @@ def run_ranks(fn: Callable[..., Any], count: int, *args: Any) -> list[Any]:
     An error in one of them ends the others and is raised here with its traceback.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_run, args=(fn, count, folder, args), nprocs=count)
+        own = (fn, count, folder, args, dict(os.environ))
+        mp.start_processes(_run, args=own, nprocs=count, start_method=start_method())
         return [torch.load(f"{folder}/{rank}", weights_only=False) for rank in range(count)]
 
 
-def _run(rank: int, fn: Callable[..., Any], count: int, folder: str, args: tuple[Any, ...]) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def _run(rank: int, fn: Callable[..., Any], count: int, folder: str, args: tuple[Any, ...], environment: Any) -> None:
+    os.environ.update(environment, GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=count)
     torch.save(fn(rank, *args), f"{folder}/{rank}")

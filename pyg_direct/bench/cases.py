@@ -18,7 +18,9 @@ from pyg_direct.bench.beside import (
     measure_samplers_on_gpu,
     measure_tables,
 )
+from pyg_direct.bench.clients import measure_clients
 from pyg_direct.bench.disk import measure_disk_feature, measure_disk_rows
+from pyg_direct.bench.dist_accuracy import measure_dist_accuracy
 from pyg_direct.bench.distributed import measure_distributed
 from pyg_direct.bench.dynamic import mean_ratios, measure_dynamic_epochs
 from pyg_direct.bench.dynamic_losses import measure_losses
@@ -241,12 +243,20 @@ def multi_gpu(scale: float) -> Iterator[Row]:
 
 
 def distributed(scale: float) -> Iterator[Row]:
-    """Loading a graph in parts from 1, 2 and 4 processes of this host, and a model of more hosts."""
+    """Loading a graph in parts from 1, 2 and 4 processes of this host, a model of more hosts, and clients of servers.
+
+    Where PYG_DIRECT_DATA names a folder, its graph is trained in both modes.
+    """
     num_gpus = torch.cuda.device_count()
     graph = synthetic_graph("products", scale=scale, device="cuda" if num_gpus else "cpu").to("cpu")
     if num_gpus > 1:
         yield from measure_distributed(graph, _name(scale), "cuda", [n for n in (1, 2, 4) if n <= num_gpus])
-    yield from measure_distributed(graph, _name(scale), "cpu", [1, 2, 4])
+    counts = [n for n in (1, 2, 4) if n <= max(2, os.cpu_count() or 1)]
+    yield from measure_distributed(graph, _name(scale), "cpu", counts)
+    yield from measure_clients(graph, _name(scale))
+    folder = os.environ.get("PYG_DIRECT_DATA")
+    if folder:
+        yield from measure_dist_accuracy(load_folder(folder))
 
 
 def snapshots(scale: float) -> Iterator[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import tempfile
@@ -13,12 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch_geometric.data import Data
 
 from pyg_direct.bench.row import Row
-from pyg_direct.bench.scaling import model_scaling
+from pyg_direct.bench.scaling import HOSTS, model_scaling
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
+from pyg_direct.distributed.assign import assign_by_metis
 from pyg_direct.distributed.communicator import Communicator
+from pyg_direct.loader.neighbor import NeighborLoader
 
 FANOUTS, BATCH = [15, 10, 5], 512
 _BATCHES, _EXCHANGES = 12, 20
@@ -36,23 +40,23 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
     """
     assert graph.x is not None
     found: dict[int, dict[str, Any]] = {}
+    # A core each as far as there are, also for one process alone.
+    cores = os.cpu_count() or 1
+    threads = max(1, cores // max(counts))
     with tempfile.TemporaryDirectory() as folder:
         for count in counts:
             path = Path(folder) / str(count)
             partition_graph(path, graph.edge_index, count, num_nodes=graph.num_nodes, node_rows={"x": graph.x})
-            found[count] = run_processes(_measure, count, device, str(path), graph.num_nodes)
+            found[count] = run_processes(_measure, count, device, str(path), graph.num_nodes, threads=threads)
     for count, result in found.items():
         case = f"distributed/{name}/{device}/{count}"
         yield Row.of(case, "edges of all processes", "M/s", [v / 1e6 for v in result["edges"]],
-                     note=f"{BATCH} seeds a batch, {FANOUTS}, batches without training")  # fmt: skip
+                     note=f"{BATCH} seeds a batch, {FANOUTS}, without training, {threads} threads each")  # fmt: skip
         yield Row.of(case, "rows of all processes", "M/s", [v / 1e6 for v in result["rows"]])
         if count == 1:
             continue
-        yield (
-            Row.of(case, "speed beside one process", "x", [_median(result["edges"]) / _median(found[1]["edges"])])
-            if 1 in found
-            else Row.of(case, "edges", "M/s", [_median(result["edges"]) / 1e6])
-        )
+        if 1 in found:
+            yield Row.of(case, "speed beside one process", "x", [_median(result["edges"]) / _median(found[1]["edges"])])
         yield Row.of(case, "row bytes sent a batch", "KB", [result["row_bytes"] / 1e3], result["least_bytes"] / 1e3,
                      "distinct rows of other parts")  # fmt: skip
         yield Row.of(case, "ids and edges sent a batch", "KB", [result["other_bytes"] / 1e3])
@@ -63,24 +67,46 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         yield Row.of(case, "exchange of nothing", "us", [1e6 * t for t in result["empty"]])
         yield Row.of(case, "exchange of 4 MiB with each", "GB/s", [v / 1e9 for v in result["bandwidth"]])
     if 1 in found and len(found) > 1:
-        yield from model_scaling(found, f"distributed/{name}/{device}", shares_cores=device == "cpu")
+        yield from model_scaling(
+            found, f"distributed/{name}/{device}", cut=measure_cut(graph, [n for n in HOSTS if n > 1]),
+            crowding=lambda count: max(1.0, count * threads / cores) if device == "cpu" else 1.0)  # fmt: skip
+
+
+def measure_cut(graph: NodeDataset, hosts: list[int]) -> dict[int, float]:
+    """Share of the nodes of batches that are of other parts, for parts by METIS and seeds of the own part.
+
+    For the numbers of hosts of which each has seeds for a batch.
+    """
+    if importlib.util.find_spec("pymetis") is None:
+        return {}
+    data, found = Data(edge_index=graph.edge_index, num_nodes=graph.num_nodes), {}
+    ends = graph.edge_index.numpy()
+    for count in (n for n in hosts if graph.num_nodes // n >= BATCH):
+        parts = torch.from_numpy(assign_by_metis(lambda: iter([(ends[0], ends[1])]), graph.num_nodes, count))
+        shares = []
+        for part in sorted({0, count // 2, count - 1}):
+            own = (parts == part).nonzero().view(-1)
+            batch = next(iter(NeighborLoader(data, FANOUTS, own, batch_size=BATCH, shuffle=True, seed=1, device="cpu")))
+            shares.append(float((parts[batch.n_id] != part).float().mean()))
+        found[count] = sum(shares) / len(shares)
+    return found
 
 
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def run_processes(work: Any, count: int, device: str, *args: Any) -> dict[str, Any]:
-    """What rank 0 of `count` processes of one group measures."""
+def run_processes(work: Any, count: int, device: str, *args: Any, threads: int | None = None) -> dict[str, Any]:
+    """What rank 0 of `count` processes of one group measures, which have an equal share of the cores by default."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_enter, args=(work, count, device, folder, args), nprocs=count)  # type: ignore[attr-defined]
+        share = threads or max(1, (os.cpu_count() or 1) // count)
+        mp.spawn(_enter, args=(work, count, device, folder, share, args), nprocs=count)  # type: ignore[attr-defined]
         result: dict[str, Any] = json.loads((Path(folder) / "result").read_text())
         return result
 
 
-def _enter(rank: int, work: Any, count: int, device: str, folder: str, args: tuple[Any, ...]) -> None:
+def _enter(rank: int, work: Any, count: int, device: str, folder: str, share: int, args: tuple[Any, ...]) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    share = max(1, (os.cpu_count() or 1) // count)
     torch.set_num_threads(share)
     # Numba has not started yet.
     os.environ["NUMBA_NUM_THREADS"] = str(share)
@@ -101,7 +127,7 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
         result["edges"], result["rows"] = ([rate[name] for rate in rates] for name in ("edges", "rows"))
         result |= {key: rates[-1][key] for key in ("row_bytes", "least_bytes", "other_bytes")}
         seconds = [rate["seconds"] for rate in rates]
-        result["seconds"] = _median(seconds)
+        result["seconds"], result["spread"] = _median(seconds), rates[-1]["spread"]
         if count > 1:
             result["hidden"] = _measure_hidden(graph, num_nodes)
             result |= _measure_exchange(graph.communicator)
@@ -121,16 +147,20 @@ def _run_epoch(graph: DistGraph, num_nodes: int, epoch: int) -> dict[str, float]
     """Rates over all processes, and bytes that this one sent, a batch."""
     loader = _make_loader(graph, num_nodes, 2, epoch)
     sent, remote = graph.communicator.sent.copy(), graph.rows.num_remote
-    edges = rows = batches = 0
+    sizes, rows = [], 0
     _synchronize(graph)
     begin = time.perf_counter()
     for batch in loader:
-        edges, rows, batches = edges + batch.edge_index.shape[1], rows + batch.n_id.numel(), batches + 1
+        sizes.append(batch.edge_index.shape[1])
+        rows += batch.n_id.numel()
     _synchronize(graph)
     seconds = time.perf_counter() - begin
+    edges, batches = sum(sizes), len(sizes)
+    spread = float(torch.tensor(sizes, dtype=torch.float64).std()) * batches / edges
     size, new = graph.communicator.size, graph.communicator.sent - sent
     row_bytes = sum(feature.shape[1:].numel() * feature.dtype.itemsize for feature in graph.rows.describe().values())
-    return {"seconds": seconds / batches, "edges": size * edges / seconds, "rows": size * rows / seconds,
+    return {"seconds": seconds / batches, "spread": spread,
+            "edges": size * edges / seconds, "rows": size * rows / seconds,
             "row_bytes": new["rows"] / batches, "least_bytes": (graph.rows.num_remote - remote) * row_bytes / batches,
             "other_bytes": sum(n for what, n in new.items() if what != "rows") / batches}  # fmt: skip
 

@@ -1,14 +1,17 @@
 """How loading in parts grows to hosts that are not here: a model from rates measured on one host.
 
-A batch takes the time of its own work, which is that of one process, and of its exchanges. An exchange is a header and
-a body, each of which takes a message to every other host, one after the other, and the bytes over one link. The model
-states what it assumes of the network and is compared with what was measured with several processes on this host, whose
-link is what `measure_distributed` found.
+A batch takes the time of its own work, which is that of one process, and of its exchanges. Hosts go in step: the work
+is that of the largest of their batches, whose sizes are taken for normally distributed. An exchange is a header and a
+body, each of which takes a message to every other host, one after the other, and the bytes over one link, for which
+hosts do not compete. Bytes are those measured with two processes, times the share of nodes that are of other hosts:
+(P - 1) / P by a hash, and what real batches around the nodes of one part meet where METIS cut the graph. The model is
+compared with what was measured with several processes on this host, over the link that `measure_distributed` found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,11 +42,13 @@ class Load:
         own_seconds: Of one process that holds the whole graph.
         bytes_if_remote: That would be sent for it if all its nodes were of others.
         edges: That it has.
+        spread: Standard deviation of these over their mean, from batch to batch.
     """
 
     own_seconds: float
     bytes_if_remote: float
     edges: float
+    spread: float = 0.0
 
 
 def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandwidth: float) -> float:
@@ -58,27 +63,31 @@ def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandw
     """
     if hosts == 1:
         return load.own_seconds
-    return load.own_seconds + _MESSAGES * (hosts - 1) * message + remote * load.bytes_if_remote / bandwidth
+    # Of so many normally distributed sizes the largest.
+    largest = 1 + load.spread * math.sqrt(2 * math.log(hosts))
+    return largest * load.own_seconds + _MESSAGES * (hosts - 1) * message + remote * load.bytes_if_remote / bandwidth
 
 
-def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, shares_cores: bool = False) -> Iterator[Row]:
+def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, crowding: Callable[[int], float] = lambda _: 1,
+                  cut: Mapping[int, float] | None = None) -> Iterator[Row]:  # fmt: skip
     """Rows of the model: compared with what was measured, and drawn to 1,024 hosts.
 
     Args:
         found: What `measure_distributed` found by number of processes; one process among them.
         case: Of the rows.
-        shares_cores: Whether the processes that were measured had the cores of one host among them, so that the work of
-            each took as many times longer as there were processes.
+        crowding: How many times longer the work of one of so many processes took here, as there were fewer cores.
+        cut: Share of the nodes of batches that are of other parts, by number of parts, with parts by METIS and seeds of
+            the own part.
     """
     measured = sorted(count for count in found if count > 1)
     first = found[measured[0]]
     # By a hash, a share (P - 1) / P of the nodes is of others.
     sent = first["row_bytes"] + first["other_bytes"]
     own = found[1]["seconds"]
-    load = Load(own, sent * measured[0] / (measured[0] - 1), _median(found[1]["edges"]) * own)
+    load = Load(own, sent * measured[0] / (measured[0] - 1), _median(found[1]["edges"]) * own, found[1]["spread"])
     for count in measured:
         result = found[count]
-        here = replace(load, own_seconds=own * count) if shares_cores else load
+        here = replace(load, own_seconds=own * crowding(count))
         predicted = predict_seconds(here, count, (count - 1) / count, _median(result["empty"]) / (2 * (count - 1)),
                                     _median(result["bandwidth"]))  # fmt: skip
         yield Row.of(f"{case}/model/{count}", "predicted over measured time of a batch", "x",
@@ -92,6 +101,12 @@ def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, shares_c
                          [hosts * load.edges / seconds / 1e9], curve="scale model", at=hosts, at_name="hosts",
                          note=f"{network.message * 1e6:.0f} us a message, one after the other; nothing hidden behind "
                               "training")  # fmt: skip
+    network = NETWORKS[1]
+    for hosts, remote in (cut or {}).items():
+        seconds = predict_seconds(load, hosts, remote, network.message, network.bandwidth)
+        yield Row.of(f"{case}/model/METIS/{hosts}", f"predicted, {network.name}, parts by METIS", "G/s",
+                     [hosts * load.edges / seconds / 1e9], curve="scale model", at=hosts, at_name="hosts",
+                     note=f"{100 * remote:.1f} % of the nodes of a batch are of other parts")  # fmt: skip
     for count in sorted(found):
         rates = [v / 1e9 for v in found[count]["edges"]]
         yield Row.of(f"{case}/model/measured/{count}", "measured on one host", "G/s", rates, curve="scale model",

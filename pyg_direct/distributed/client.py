@@ -16,10 +16,12 @@ from pyg_direct.distributed.book import Book
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.manifest import EdgeEntry, Manifest, NodeEntry
 from pyg_direct.distributed.owner import Answer, Request
+from pyg_direct.distributed.pairs import PairExchange
 from pyg_direct.distributed.part import PartTopo, PlacedPart, Table
 from pyg_direct.distributed.plan import DistPlan
 from pyg_direct.distributed.rows import RowExchange, Wanted
 from pyg_direct.errors import ArgumentError
+from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.general import Rows
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.typing import Device
@@ -138,6 +140,21 @@ class _ClientRows(RowExchange):
                 for part, message in enumerate(messages)]  # fmt: skip
 
 
+class _ClientPairs(PairExchange):
+    """Asks the servers which pairs are edges."""
+
+    def __init__(self, part: Any, communicator: Any, servers: Servers) -> None:
+        super().__init__(part, communicator)
+        self._servers = servers
+
+    def _swap(self, edge_type: EdgeType, messages: list[Tensor]) -> list[Tensor]:
+        questions = {part: (edge_type, message.cpu().numpy()) for part, message in enumerate(messages)
+                     if message.numel()}  # fmt: skip
+        answers = self._servers.ask("find", questions)
+        return [_tensor(answers[part], message.device) if part in answers else message
+                for part, message in enumerate(messages)]  # fmt: skip
+
+
 class ClientGraph(DistGraph):
     """A partitioned graph whose parts are served by others; takes the place of a `DistGraph` in its loaders.
 
@@ -161,6 +178,7 @@ class ClientGraph(DistGraph):
         part: Any = _NoPart(servers, self.device)
         self.communicator, self.part = alone, part
         self.rows = _ClientRows(part, alone, servers)
+        self.pairs = _ClientPairs(part, alone, servers)
 
     def make_plan(self, recipe: Any, *, timed: bool, weighted: bool) -> DistPlan:
         """A plan for a recipe."""

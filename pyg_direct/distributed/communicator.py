@@ -15,13 +15,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from pyg_direct.distributed.connections import Connections
+from pyg_direct.distributed.pulse import Pulse
 from pyg_direct.errors import ArgumentError, RankError
 
 _MOST_WORDS = 1 << 12
-# How long the other processes have to say that they are there, after an exchange has failed.
-_ROLL_CALL = timedelta(seconds=5)
+# How often who waits for an exchange looks whether the others are alive, in seconds.
+_LOOK = 1.0
+# Seconds that a process that failed waits for its threads.
+_END = 5.0
 # The headers that processes begin with when one of them failed are below this.
 _FAILED = -1
 
@@ -38,6 +41,7 @@ class Communicator:
         device: Of the tensors that are exchanged.
         backend: `nccl` or `gloo`; by default NCCL for tensors on GPUs, else Gloo, which moves them through the host.
         timeout: Seconds that an exchange waits for the slowest process.
+        silence: Seconds that it waits for one that gives no sign of life, over Gloo.
 
     Attributes:
         rank, size: This process in the group, and their number.
@@ -45,19 +49,24 @@ class Communicator:
     """
 
     def __init__(self, group: Any = None, *, device: torch.device, backend: str | None = None,
-                 timeout: float = 600) -> None:  # fmt: skip
+                 timeout: float = 600, silence: float = 30) -> None:  # fmt: skip
         if not dist.is_available() or not dist.is_initialized():
             raise ArgumentError("a process group must be there before graphs are opened in parts; call "
                                 "torch.distributed.init_process_group first")  # fmt: skip
         backend = ("nccl" if device.type == "cuda" else "gloo") if backend is None else backend
         if backend not in ("gloo", "nccl") or (backend == "nccl" and device.type != "cuda"):
             raise ArgumentError(f"backend must be gloo, or nccl with tensors on GPUs, got {backend!r} on {device}")
+        if not silence > 0:
+            raise ArgumentError(f"silence must be above 0 seconds, got {silence}")
         ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
         self.device, self._wire = device, device if backend == "nccl" else torch.device("cpu")
-        self._own_group: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend)
+        self._connections = Connections()
+        with self._connections.opened():
+            self._own_group: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend)
         self._is_open = True
         self.rank, self.size = dist.get_rank(self._own_group), len(ranks)
-        self._ranks = ranks
+        self._ranks, self._silence = ranks, silence
+        self._pulse = Pulse(self._own_group.group_name, self.rank, self.size, silence) if self.size > 1 else None
         self.sent: Counter[str] = Counter()
         self._broken: str | None = None
         self._turns: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -161,27 +170,49 @@ class Communicator:
         sent = sent.to(self._wire).contiguous()
         received = sent.new_empty(sum(sizes_back))
         try:
-            dist.all_to_all_single(received, sent, sizes_back, sizes, group=self._own_group)
+            waits = self._pulse is not None and self._wire.type == "cpu"
+            work = dist.all_to_all_single(received, sent, sizes_back, sizes, self._own_group, async_op=waits)
+            if waits:
+                self._wait(work)
+        except RankError as error:
+            self._broken = str(error)
+            self._connections.give_up()
+            raise
         except RuntimeError as error:
             self._broken = self._call_roll(error)
             raise RankError(self._broken) from error
         return received.to(self.device) if sent.dtype == torch.uint8 else received
 
+    def _wait(self, work: Any) -> None:
+        """Wait for an exchange as long as the others are alive."""
+        assert self._pulse is not None
+        while not work.is_completed():
+            try:
+                work.wait(timedelta(seconds=_LOOK))
+            except RuntimeError:
+                if work.is_completed():
+                    break
+                self._pulse.watch()
+                if silent := self._pulse.find_silent():
+                    raise RankError(f"{self._name(silent)} is gone: no sign of life for {self._silence:g} seconds"
+                                    ) from None  # fmt: skip
+        self._pulse.rest()
+        # Has what was received in place, or raises what went wrong.
+        work.wait()
+
     def _call_roll(self, error: Exception) -> str:
         """Which process is gone, as far as the store of the group can tell."""
-        missing = []
-        try:
-            store = PrefixStore("pyg_direct", dist.distributed_c10d._get_default_store())
-            store.set(f"there/{self.rank}", "yes")
-            for rank in range(self.size):
-                try:
-                    store.wait([f"there/{rank}"], _ROLL_CALL)
-                except (RuntimeError, dist.DistError):
-                    missing.append(self._ranks[rank])
-        except (RuntimeError, dist.DistError):
-            return f"rank 0, which keeps the group together, is gone: {error}"
-        who = f"rank {', '.join(map(str, missing))} is gone" if missing else "an exchange with other ranks failed"
-        return f"{who}: {error}"
+        # Not where this process is what ends.
+        missing = self._pulse.call_roll() if self._pulse is not None and self._is_open else []
+        return f"{self._name(missing)} is gone: {error}" if missing else f"an exchange with other ranks failed: {error}"
+
+    def _stop_pulse(self) -> None:
+        if self._pulse is not None:
+            self._pulse.stop()
+
+    def _name(self, ranks: list[int]) -> str:
+        names = f"rank {', '.join(str(self._ranks[rank]) for rank in ranks)}"
+        return names + (", or what keeps the group together," if 0 in ranks else "")
 
     def close(self) -> None:
         """Do what was asked for, then end the thread and the group; all processes call it.
@@ -192,9 +223,14 @@ class Communicator:
             return
         self._is_open = False
         atexit.unregister(self.close)
-        if hasattr(sys, "last_type"):
-            return
         self._turns.put(None)
+        if hasattr(sys, "last_type"):
+            # The thread must not come back from an exchange while Python ends.
+            self._connections.give_up()
+            self._worker.join(_END if self._wire.type == "cpu" else 0)
+            self._stop_pulse()
+            return
         self._worker.join()
+        self._stop_pulse()
         if dist.is_initialized():
             dist.destroy_process_group(self._own_group)

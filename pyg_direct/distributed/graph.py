@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_direct.distributed.communicator import Communicator
+from pyg_direct.distributed.pairs import PairExchange
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.plan import DistPlan
 from pyg_direct.distributed.replicas import choose_replicas, read_replicas
@@ -38,12 +39,14 @@ class DistGraph:
         replicas: Rows of other parts to keep copies of: bytes, `"200M"`, or a share of the rows of this part such as
             `"20%"`, those that the part's own neighbor lists name most often; or `"plan"` for what `plan_replicas`
             wrote; or ids of a node type, by type with types.
-        timeout: Seconds that an exchange waits for the slowest process.
+        timeout, silence: Seconds that an exchange waits for the slowest process, and for one that gives no sign of
+            life.
 
     Attributes:
         part: This process's part.
         communicator: The way to the others.
         rows: Rows by id, own and others'.
+        pairs: Which pairs of nodes are edges.
 
     Raises:
         PartitionError: the partition is missing, damaged or of another version.
@@ -53,9 +56,11 @@ class DistGraph:
 
     def __init__(self, folder: str | PathLike[str], *, device: Device = None, group: Any = None,
                  backend: str | None = None, check: str | None = "size", device_cache_size: int | str = 0,
-                 placement: str = "unified", replicas: Any = None, timeout: float = 600) -> None:  # fmt: skip
+                 placement: str = "unified", replicas: Any = None, timeout: float = 600,
+                 silence: float = 30) -> None:  # fmt: skip
         self.device = resolve_device(device)
-        self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout)
+        self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout,
+                                         silence=silence)  # fmt: skip
         # In turn, so that what is wrong with one part is told to all.
         self.part: GraphPart = self.communicator.run(self._open, folder, check)
         features = {kind: {name: Feature(device=self.device, device_cache_size=device_cache_size,
@@ -63,6 +68,7 @@ class DistGraph:
                            for name, rows in table.rows.items()}
                     for kind, table in self.part.tables.items()}  # fmt: skip
         self.rows = RowExchange(self.part, self.communicator, features)
+        self.pairs = PairExchange(self.part, self.communicator)
         if replicas is not None:
             self.communicator.run(self._keep, folder, replicas)
 

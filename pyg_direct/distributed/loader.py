@@ -138,8 +138,8 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
             See `DistNeighborLoader`.
         edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
             processes, unless `ranks="own"`.
-        edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, exclude_target_edges: See `LinkNeighborLoader`.
-            Strict negatives need all edges in one place and are not offered.
+        edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, strict_negatives, exclude_target_edges: See
+            `LinkNeighborLoader`. Strict negatives take four more exchanges a batch.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -151,8 +151,8 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
                  disjoint: bool = False, temporal_strategy: str = "uniform", neg_sampling: Any = None,
                  neg_sampling_ratio: float | None = None, time_attr: str | None = None, weight_attr: str | None = None,
                  transform: Any = None, transform_sampler_output: Any = None, *,
-                 exclude_target_edges: bool | str = False, seed: int | None = None, prefetch: int = 1,
-                 ranks: Any = "auto", uneven: str = "keep", time_comparison: str = "<=",
+                 strict_negatives: bool = False, exclude_target_edges: bool | str = False, seed: int | None = None,
+                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "keep", time_comparison: str = "<=",
                  time_window: int | None = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         self.graph, options = graph, _options(graph, seed, ranks, kwargs)
         if (edge_label_time is None) != (time_attr is None):
@@ -165,7 +165,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         sampler = DistNeighborSampler(
             graph, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
             seed=options["seed"], time_comparison=time_comparison, time_window=time_window,
-            exclude_target_edges=exclude_target_edges)  # fmt: skip
+            strict_negatives=strict_negatives, exclude_target_edges=exclude_target_edges)  # fmt: skip
         super().__init__(graph.skeleton(), sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, input_id=input_id,
                          device=graph.device, prefetch=prefetch, uneven=uneven, **options, **kwargs)  # fmt: skip

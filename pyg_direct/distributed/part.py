@@ -18,6 +18,7 @@ from pyg_direct.graph.hetero import ALIGNMENT
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.compress import order_rows
 from pyg_direct.ops.general import Rows, sum_weights
+from pyg_direct.sampling.negative import EdgeSet
 
 
 @dataclass
@@ -154,6 +155,15 @@ class GraphPart:
     def owners(self, kind: str, ids: Tensor) -> Tensor:
         """The part of each node of a type, int64."""
         return self.books[kind].owners(ids)
+
+    def edge_set(self, edge_type: EdgeType) -> EdgeSet:
+        """The edges of a relation that this part holds, to ask for pairs; 8 bytes an edge."""
+        number = [entry.name for entry in self.manifest.edges].index(edge_type)
+        indptr, indices = (self._read(f"edge-{number}.{name}.npy") for name in ("indptr", "indices"))
+        is_in = self.manifest.direction == "in"
+        rows = self.tables[edge_type[2 if is_in else 0]].ids.repeat_interleave(indptr.diff())
+        sources, targets = (indices, rows) if is_in else (rows, indices)
+        return EdgeSet(sources, targets, *(self.books[edge_type[end]].num_nodes for end in (0, 2)))
 
     def place(self, *, timed: bool = False, weighted: bool = False) -> PlacedPart:
         """The rows for sampling, by times or weights or without them; made once each."""

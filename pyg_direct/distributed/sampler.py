@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,12 +11,30 @@ from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling, SamplerOutput
 
 from pyg_direct.distributed.graph import DistGraph
+from pyg_direct.distributed.pairs import EdgesOfAll
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType
 from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.links import NegativeSource
 from pyg_direct.loader.sampler import NeighborSampler, Opened
 from pyg_direct.sampling.key import resolve_seed
+from pyg_direct.sampling.negative import Edges
+
+
+@dataclass(eq=False)
+class _DistParts(Parts):
+    """What is known here of a graph in parts: no edges, but a way to ask for them.
+
+    Attributes:
+        graph: The graph.
+    """
+
+    graph: DistGraph | None = None
+
+    def edge_set(self, edge_type: EdgeType | None, num_sources: int, num_targets: int, device: torch.device) -> Edges:
+        """The edges of a relation, to be avoided."""
+        assert self.graph is not None
+        return EdgesOfAll(self.graph.pairs, self.graph.edge_types[0] if edge_type is None else edge_type)
 
 
 class DistNeighborSampler(NeighborSampler):
@@ -26,7 +45,7 @@ class DistNeighborSampler(NeighborSampler):
     Args:
         graph: The graph.
         num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_comparison, time_window,
-            exclude_target_edges, seed: See `NeighborSampler`.
+            strict_negatives, exclude_target_edges, seed: See `NeighborSampler`.
         time_attr: Any name: neighbors are sampled by the times that the graph was partitioned with.
         weight_attr: Any name: neighbors are drawn by the weights that the graph was partitioned with.
 
@@ -37,8 +56,11 @@ class DistNeighborSampler(NeighborSampler):
     def __init__(self, graph: DistGraph, num_neighbors: Any, subgraph_type: Any = "directional", replace: bool = False,
                  disjoint: bool = False, temporal_strategy: str = "uniform", time_attr: str | None = None,
                  weight_attr: str | None = None, *, seed: int | None = None, time_comparison: str = "<=",
-                 time_window: int | None = None, exclude_target_edges: bool | str = False) -> None:  # fmt: skip
+                 time_window: int | None = None, strict_negatives: bool = False,
+                 exclude_target_edges: bool | str = False) -> None:  # fmt: skip
         # Not the constructor of the base class, which reads a whole graph.
+        if exclude_target_edges not in (False, True, "reverse"):
+            raise ArgumentError(f"exclude_target_edges must be False, True or 'reverse', got {exclude_target_edges!r}")
         manifest = graph.part.manifest
         has_times = any(e.time is not None for e in manifest.nodes) or any(e.time is not None for e in manifest.edges)
         has_weights = any(entry.weighted for entry in manifest.edges)
@@ -51,13 +73,13 @@ class DistNeighborSampler(NeighborSampler):
         self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, True
         self.sample_direction = "forward" if manifest.direction == "in" else "backward"
         edges: Any = dict.fromkeys(graph.edge_types)
-        self._opened = Opened(Parts(graph.num_nodes, LINKS if graph.is_homogeneous else edges,
-                                    node_time=NODES if time_attr is not None else None))  # fmt: skip
+        self._opened = Opened(_DistParts(graph.num_nodes, LINKS if graph.is_homogeneous else edges,
+                                         node_time=NODES if time_attr is not None else None, graph=graph))  # fmt: skip
         self.num_neighbors = num_neighbors
         self.subgraph_type, self.replace, self.disjoint = subgraph_type, bool(replace), disjoint
         self.temporal_strategy = temporal_strategy
         self.time_comparison, self.time_window = time_comparison, time_window
-        self.strict_negatives, self.exclude_target_edges = False, exclude_target_edges
+        self.strict_negatives, self.exclude_target_edges = bool(strict_negatives), exclude_target_edges
         self._read_recipe()
 
     @property

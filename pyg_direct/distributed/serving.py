@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from pyg_direct.distributed.owner import Picker, Request
+from pyg_direct.distributed.pairs import PairExchange
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.rows import RowExchange
+from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.options import GeneralRecipe
@@ -29,7 +31,7 @@ class PartServer:
     def __init__(self, folder: str | PathLike[str], part: int, device: str = "cpu", check: str | None = "size",
                  num_threads: int | None = None) -> None:  # fmt: skip
         self._part = GraphPart(folder, part, device=torch.device(device), check=check)
-        self._rows = RowExchange(self._part, None)
+        self._rows, self._pairs = RowExchange(self._part, None), PairExchange(self._part, None)
         self._pickers: dict[str, Picker] = {}
         self._num_threads = num_threads
 
@@ -75,6 +77,11 @@ class PartServer:
         """Rows for ids in bytes, in bytes; see `RowExchange.answer`."""
         self._use_threads()
         return self._rows.answer(_tensor(message, self._part.device), kinds).cpu().numpy()
+
+    def find(self, edge_type: EdgeType, message: np.ndarray) -> np.ndarray:
+        """Which pairs in bytes are edges, in bytes; see `PairExchange.answer`."""
+        self._use_threads()
+        return self._pairs.answer(edge_type, _tensor(message, self._part.device)).cpu().numpy()
 
     def _use_threads(self) -> None:
         if self._num_threads is not None:

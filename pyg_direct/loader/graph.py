@@ -17,6 +17,7 @@ from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.stores import read_stores
 from pyg_direct.runtime.mode import version_of
+from pyg_direct.sampling.negative import Edges, EdgeSet
 
 _TOPOLOGIES: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], weakref.ref[HeteroTopo]]] = {}
 
@@ -74,10 +75,10 @@ class Parts:
         _TOPOLOGIES[key] = [weakref.ref(source) for source in sources], weakref.ref(topology)
         return topology
 
-    def list_edges(self, edge_type: EdgeType | None) -> tuple[Tensor, Tensor]:
-        """(sources, targets) of a relation, in the order of edge ids; of all edges for None."""
+    def edge_set(self, edge_type: EdgeType | None, num_sources: int, num_targets: int, device: torch.device) -> Edges:
+        """The edges of a relation, of all edges for None, to be avoided on a device."""
         edges = _read_edges(self.edges if edge_type is None else self.edges[edge_type], "coo")
-        return edges[0], edges[1]
+        return EdgeSet(edges[0].to(device), edges[1].to(device), num_sources, num_targets)
 
 
 def _note(part: Any, sources: list[Any]) -> Any:

@@ -16,7 +16,7 @@ from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.output import to_output
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.upload import upload
-from pyg_direct.sampling.negative import TRIES, EdgeSet, Nodes, draw_negatives
+from pyg_direct.sampling.negative import TRIES, Nodes, draw_negatives
 from pyg_direct.sampling.plan import Pending
 from pyg_direct.sampling.sample import Sample
 
@@ -64,8 +64,7 @@ class NegativeSource:
         # A weight kept alive keeps the id that this object is found by.
         self.weights = weights
         if strict and (edge_type is None or edge_type in parts.edges):
-            sources, targets = parts.list_edges(edge_type)
-            self.edges = EdgeSet(sources.to(device), targets.to(device), ends.num_sources, ends.num_targets)
+            self.edges = parts.edge_set(edge_type, ends.num_sources, ends.num_targets, device)
 
 
 class Links:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -92,6 +92,36 @@ class Nodes:
         return (place if self._order is None else self._order[place]), is_allowed
 
 
+class Pairs(NamedTuple):
+    """Pairs that may become negative links.
+
+    Attributes:
+        sources, targets: int64 `[n]`.
+        is_timely: Whether both ends exist already, bool `[n]`; None without times.
+    """
+
+    sources: Tensor
+    targets: Tensor
+    is_timely: Tensor | None
+
+    def replace(self, at: Tensor, others: Pairs) -> None:
+        """Put others in the places `at`, int64."""
+        self.sources[at], self.targets[at] = others.sources, others.targets
+        if self.is_timely is not None and others.is_timely is not None:
+            self.is_timely[at] = others.is_timely
+
+
+# (which of the negatives, number of the try) -> their pairs.
+Draw: TypeAlias = Callable[[Tensor | slice, int], Pairs]
+
+
+class Edges(Protocol):
+    """Edges that negative links must not be."""
+
+    def avoid(self, draw: Draw, pairs: Pairs, tries: int) -> int:
+        """Draw pairs that are edges anew, until the try `tries` - 1, in place; how many still are."""
+
+
 class EdgeSet:
     """The edges of a relation, to ask for a pair: int64 keys `[E]`, sorted.
 
@@ -104,19 +134,36 @@ class EdgeSet:
         if num_sources * num_targets >= 2**63:
             raise ArgumentError(f"strict negatives need less than 2**63 pairs, got {num_sources} x {num_targets} nodes")
         self._num_targets = num_targets
-        self._keys = (sources.long() * num_targets + targets.long()).sort().values
+        self._keys = self.join(sources.long(), targets.long()).sort().values
+
+    def join(self, sources: Tensor, targets: Tensor) -> Tensor:
+        """Pairs as one number each, int64 `[n]`."""
+        return sources * self._num_targets + targets
 
     def contains(self, sources: Tensor, targets: Tensor) -> Tensor:
         """Whether each pair is an edge, bool `[n]`."""
+        return self.holds(self.join(sources, targets))
+
+    def holds(self, keys: Tensor) -> Tensor:
+        """Whether each pair, as one number, is an edge, bool `[n]`."""
         if self._keys.numel() == 0:
-            return torch.zeros_like(sources, dtype=torch.bool)
-        keys = sources * self._num_targets + targets
+            return torch.zeros_like(keys, dtype=torch.bool)
         places = torch.searchsorted(self._keys, keys).clamp(max=self._keys.numel() - 1)
         return self._keys[places] == keys
 
+    def avoid(self, draw: Draw, pairs: Pairs, tries: int) -> int:
+        """See `Edges`."""
+        wrong = self.contains(pairs.sources, pairs.targets).nonzero().view(-1)
+        for slot in range(1, tries):
+            if not wrong.numel():
+                break
+            pairs.replace(wrong, draw(wrong, slot))
+            wrong = wrong[self.contains(pairs.sources[wrong], pairs.targets[wrong])]
+        return wrong.numel()
+
 
 def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Tensor, until: Tensor | None,
-                   edges: EdgeSet | None, device: torch.device, tries: int = TRIES) -> Drawn:  # fmt: skip
+                   edges: Edges | None, device: torch.device, tries: int = TRIES) -> Drawn:  # fmt: skip
     """Negative links, number after number, drawn under `key`.
 
     Args:
@@ -132,31 +179,22 @@ def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Ten
     numbers = torch.arange(count, device=device)
     own_keys = [derive_key(key, NEGATIVE_DRAW, end) for end in (0, 1)]
 
-    def draw(which: Callable[[Tensor], Tensor], slot: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        chosen, times = which(numbers), None if until is None else which(until)
+    def draw(at: Tensor | slice, slot: int) -> Pairs:
+        chosen, times = numbers[at], None if until is None else until[at]
         if isinstance(sources, Nodes):
             source, is_timely = sources.draw(chosen, own_keys[0], slot, times)
         else:
-            source, is_timely = which(sources), None
+            source, is_timely = sources[at], None
         target, is_target_timely = targets.draw(chosen, own_keys[1], slot, times)
         if until is None:
-            return source, target, None
+            return Pairs(source, target, None)
         both = [timely for timely in (is_timely, is_target_timely) if timely is not None]
-        return source, target, both[0] & both[-1] if both else torch.ones_like(chosen, dtype=torch.bool)
+        return Pairs(source, target, both[0] & both[-1] if both else torch.ones_like(chosen, dtype=torch.bool))
 
-    source, target, is_timely = draw(lambda values: values, 0)
-    num_edges = 0
-    if edges is not None:
-        wrong = edges.contains(source, target).nonzero().view(-1)
-        for slot in range(1, tries):
-            if not wrong.numel():
-                break
-            source[wrong], target[wrong], again = draw(lambda values, at=wrong: values[at], slot)  # type: ignore[misc]
-            if is_timely is not None and again is not None:
-                is_timely[wrong] = again
-            wrong = wrong[edges.contains(source[wrong], target[wrong])]
-        num_edges = wrong.numel()
-    return Drawn(source, target, 0 if is_timely is None else int((~is_timely).sum()), num_edges)
+    pairs = draw(slice(None), 0)
+    num_edges = 0 if edges is None else edges.avoid(draw, pairs, tries)
+    num_untimely = 0 if pairs.is_timely is None else int((~pairs.is_timely).sum())
+    return Drawn(pairs.sources, pairs.targets, num_untimely, num_edges)
 
 
 def check_weight(weight: Tensor, num_nodes: int) -> Tensor:

@@ -61,9 +61,10 @@ def test_clients_share_the_batches_of_links(folder, data):
     servers = ServersHere(folder)
     graphs = [ClientGraph(servers, device="cpu", client=(number, 2)) for number in range(2)]
 
-    got = [list(DistLinkNeighborLoader(graph, [4, 3], LINKS, neg_sampling="binary", **COMMON)) for graph in graphs]
+    options = {"neg_sampling": "binary", "strict_negatives": True, **COMMON}
+    got = [list(DistLinkNeighborLoader(graph, [4, 3], LINKS, **options)) for graph in graphs]
 
-    alone = LinkNeighborLoader(data, [4, 3], LINKS, neg_sampling="binary", device="cpu", **COMMON)
+    alone = LinkNeighborLoader(data, [4, 3], LINKS, device="cpu", **options)
     for number, batch in enumerate(alone):
         assert_equal(as_dict(got[number % 2][number // 2]), as_dict(batch))
 

@@ -1,54 +1,116 @@
 """What a process of a group hears when another one fails, is killed, or never comes."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 
+from pyg_direct import NeighborLoader
 from pyg_direct.distributed.loader import DistNeighborLoader
 from pyg_direct.errors import PartitionError, RankError
-from tests.distributed.ranks import make_data, open_graph, write_data
-from tests.processes import run_ranks
+from tests.distributed.ranks import as_dict, assert_equal, make_data, open_graph, write_data
+from tests.processes import free_port, run_ranks, start_method
 
+# Ranks are forked from a process that has imported it all, and end as programs do.
 PROGRAM = """
 import os, signal, sys, time
 import torch, torch.distributed as dist
 from pyg_direct.distributed import DistGraph, DistNeighborLoader
-rank = int(os.environ["RANK"])
-dist.init_process_group("gloo")
-with DistGraph(sys.argv[1], device="cpu") as graph:
-    for number, batch in enumerate(DistNeighborLoader(graph, [3, 2], batch_size=5, seed=1)):
-        if rank == 1 and number == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.02)
-print("done")
+
+def run(rank, port, number):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    with DistGraph(sys.argv[1], device="cpu", silence=3) as graph:
+        for batch_number, batch in enumerate(DistNeighborLoader(graph, [3, 2], batch_size=5, seed=1)):
+            if rank == 1 and batch_number == 3:
+                os.kill(os.getpid(), number)
+            time.sleep(0.02)
+
+pids = []
+for port in sys.argv[3:]:
+    for rank in range(2):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            number = signal.SIGKILL if port == sys.argv[3] else signal.SIGSTOP
+            os.dup2(os.open(f"{sys.argv[2]}/{number}-{rank}", os.O_CREAT | os.O_WRONLY), 2)
+            run(rank, port, number)
+            sys.exit()
+for place in (0, 2):
+    begin = time.monotonic()
+    os.waitpid(pids[place + 1], os.WUNTRACED)
+    died = time.monotonic()
+    print(os.waitstatus_to_exitcode(os.waitpid(pids[place], 0)[1]), time.monotonic() - died)
+os.kill(pids[3], signal.SIGKILL)
 """
 
 
-def start(folder, port, count=2):
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count),
-              "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}  # fmt: skip
-    command = [sys.executable, "-c", PROGRAM, str(folder)]
-    return [subprocess.Popen(command, env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True) for rank in range(count)]  # fmt: skip
+@pytest.mark.slow
+def test_a_rank_that_is_killed_or_frozen_is_named_soon(tmp_path):
+    write_data(tmp_path / "p", make_data(), 2)
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    ports = [str(free_port()) for _ in range(2)]
+
+    done = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path / "p", tmp_path, *ports], env=environment,
+                          capture_output=True, text=True, timeout=200, check=True)  # fmt: skip
+
+    ends = [line.split() for line in done.stdout.splitlines()]
+    assert [code for code, _ in ends] == ["1", "1"]
+    assert all(float(seconds) < 60 for _, seconds in ends)
+    heard = [(tmp_path / f"{number}-0").read_text() for number in (signal.SIGKILL, signal.SIGSTOP)]
+    assert all("RankError: rank 1 is gone" in text for text in heard)
+    assert "no sign of life for 3 seconds" in heard[1]
+
+
+def run_job(rank, folder, ports, signals):
+    """Two jobs of two processes, and one process that tries the port of the first."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    job, own_rank = divmod(rank, 2)
+    if rank == 4:
+        wait_for(signals / "0")
+        with pytest.raises(RuntimeError) as taken:
+            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{ports[0]}", rank=0, world_size=2)
+        (signals / "taken").write_text(str(taken.value))
+        return
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{ports[job]}", rank=own_rank, world_size=2)
+    (signals / f"{rank}").touch()
+    # All four load at once.
+    for name in ("0", "1", "2", "3", "taken"):
+        wait_for(signals / name)
+    with open_graph(folder) as graph:
+        found = [as_dict(batch) for batch in DistNeighborLoader(graph, [3, 2], batch_size=30, seed=job)]
+    torch.save(found, signals / f"{rank}-found")
+    dist.destroy_process_group()
+
+
+def wait_for(path):
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until, f"{path.name} does not come"
+        time.sleep(0.02)
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_named_soon(tmp_path, free_port):
-    write_data(tmp_path / "p", make_data(), 2)
+def test_two_jobs_on_one_host_and_a_port_that_is_taken(tmp_path):
+    data = make_data()
+    write_data(tmp_path / "p", data, 2)
+    ports = [free_port() for _ in range(2)]
 
-    alive, killed = start(tmp_path / "p", free_port)
-    killed.communicate(timeout=120)
-    died = time.monotonic()
-    _, errors = alive.communicate(timeout=60)
+    mp.start_processes(run_job, args=(tmp_path / "p", ports, tmp_path), nprocs=5, start_method=start_method())
 
-    assert killed.returncode == -signal.SIGKILL
-    assert alive.returncode not in (0, None)
-    assert time.monotonic() - died < 60
-    assert "RankError: rank 1 is gone" in errors
+    ranks = [torch.load(tmp_path / f"{rank}-found", weights_only=False) for rank in range(4)]
+    said = (tmp_path / "taken").read_text()
+    assert str(ports[0]) in said
+    assert "EADDRINUSE" in said
+    for job in range(2):
+        for number, batch in enumerate(NeighborLoader(data, [3, 2], batch_size=30, seed=job, device="cpu")):
+            assert_equal(ranks[2 * job + number % 2][number // 2], as_dict(batch))
 
 
 def fail_in_a_batch(rank, folder):
@@ -77,23 +139,32 @@ def open_damaged(rank, folder):
     return "opened"
 
 
-def run_failures(rank, folder, damaged):
-    return fail_in_a_batch(rank, folder), open_damaged(rank, damaged)
+def run_failures(rank, folder, copies):
+    return fail_in_a_batch(rank, folder), [open_damaged(rank, copy / str(rank)) for copy in copies]
 
 
 @pytest.mark.slow
 def test_what_one_process_fails_at_is_told_to_the_others(tmp_path):
     write_data(tmp_path / "p", make_data(), 3)
-    write_data(tmp_path / "damaged", make_data(), 3)
-    os.truncate(tmp_path / "damaged/part-00002/edge-0.indices.npy", 200)
+    names = ["truncated", "missing", "version"]
+    # Each host has files of its own; those of host 2 are damaged.
+    for name in names:
+        for rank in range(3):
+            shutil.copytree(tmp_path / "p", tmp_path / name / str(rank))
+    os.truncate(tmp_path / "truncated/2/part-00002/edge-0.indices.npy", 200)
+    shutil.rmtree(tmp_path / "missing/2/part-00002")
+    manifest = tmp_path / "version/2/manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
 
-    ranks = run_ranks(run_failures, 3, tmp_path / "p", tmp_path / "damaged")
+    ranks = run_ranks(run_failures, 3, tmp_path / "p", [tmp_path / name for name in names])
 
+    words = ["indices.npy must have", "is missing; the manifest lists it", "must have version 1, got 2"]
     for rank, (heard, opened) in enumerate(ranks):
         # Once and for all: what a group was broken by is told again.
         own = "ZeroDivisionError: on purpose"
         told = "RankError: rank 1 failed: ZeroDivisionError: on purpose"
         assert heard[0] == (own if rank == 1 else told)
         assert heard[1].endswith("failed: ZeroDivisionError: on purpose")
-        assert ("PartitionError" if rank == 2 else "RankError: rank 2 failed: PartitionError") in opened
-        assert "must have" in opened
+        for text, word in zip(opened, words, strict=True):
+            assert text.startswith("PartitionError: " if rank == 2 else "RankError: rank 2 failed: PartitionError: ")
+            assert word in text

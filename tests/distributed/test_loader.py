@@ -26,6 +26,7 @@ LINK_CASES = {
     "binary": {"neg_sampling": "binary"},
     "triplet": {"neg_sampling": "triplet"},
     "timed links": {"neg_sampling": "binary", "time_attr": "time", "edge_label_time": torch.arange(90) % 50},
+    "strict": {"neg_sampling": "binary", "strict_negatives": True, "exclude_target_edges": "reverse"},
     "excluded": {"exclude_target_edges": True},
 }
 COMMON = {"batch_size": 16, "shuffle": True, "seed": 3}
@@ -35,7 +36,7 @@ def make_loader(name, source, make_nodes, make_links):
     seeds = torch.arange(0, 300, 3)
     if name in NODE_CASES:
         return make_nodes(source, [4, -1, 2], seeds, **NODE_CASES[name], **COMMON)
-    links = torch.stack([torch.arange(90), torch.arange(90, 180)])
+    links = make_data().edge_index[:, :90]
     return make_links(source, [4, 3], links, **LINK_CASES[name], **COMMON)
 
 
@@ -81,7 +82,8 @@ def run_hetero(rank, folder):
     fanouts = {kind: [3, 2] for kind in graph.edge_types}
     nodes = DistNeighborLoader(graph, fanouts, ("paper", torch.arange(40)), batch_size=7, seed=1)
     links = DistLinkNeighborLoader(graph, fanouts, (("author", "writes", "paper"), torch.arange(20).repeat(2, 1)),
-                                   neg_sampling="binary", batch_size=6, seed=1)  # fmt: skip
+                                   neg_sampling="triplet", strict_negatives=True, exclude_target_edges="reverse",
+                                   batch_size=6, seed=1)  # fmt: skip
     found = [[as_dict(batch) for batch in loader] for loader in (nodes, links)]
     graph.close()
     return found
@@ -100,7 +102,8 @@ def test_batches_of_graphs_with_types(tmp_path):
     fanouts = {kind: [3, 2] for kind in data.edge_types}
     nodes = NeighborLoader(data, fanouts, ("paper", torch.arange(40)), batch_size=7, seed=1)
     links = LinkNeighborLoader(data, fanouts, (("author", "writes", "paper"), torch.arange(20).repeat(2, 1)),
-                               neg_sampling="binary", batch_size=6, seed=1)  # fmt: skip
+                               neg_sampling="triplet", strict_negatives=True, exclude_target_edges="reverse",
+                               batch_size=6, seed=1)  # fmt: skip
     for place, loader in enumerate((nodes, links)):
         for number, batch in enumerate(loader):
             expected = {k: v for k, v in as_dict(batch).items() if k[1] != "num_nodes"}
@@ -144,10 +147,11 @@ def run_errors(rank, folder):
             DistNeighborLoader(graph, [3], **arguments)
         except (ArgumentError, TypeError) as error:
             found.append(str(error))
-    try:
-        DistLinkNeighborLoader(graph, [3], None)
-    except ArgumentError as error:
-        found.append(str(error))
+    for links, options in ((None, {}), (torch.zeros(2, 1).long(), {"exclude_target_edges": "both"})):
+        try:
+            DistLinkNeighborLoader(graph, [3], links, **options)
+        except ArgumentError as error:
+            found.append(str(error))
     try:
         open_graph(folder.parent / "three")
     except ArgumentError as error:
@@ -162,7 +166,8 @@ def test_errors_name_the_argument(tmp_path):
     found, _ = run_ranks(run_errors, 2, tmp_path / "p")
 
     words = ["ranks must be", "num_workers must be 0", "time_attr must be None", "weight_attr must be None", "num",
-             "edge_label_index must hold links", "folder must hold a part for each of the 2 processes"]  # fmt: skip
+             "edge_label_index must hold links", "exclude_target_edges must be",
+             "folder must hold a part for each of the 2 processes"]  # fmt: skip
     assert len(found) == len(words)
     for text, word in zip(found, words, strict=True):
         assert word in text

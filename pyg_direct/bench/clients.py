@@ -1,0 +1,83 @@
+"""Server-client mode beside worker mode: as many servers and clients of this host as there are ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pyg_direct.bench.distributed import BATCH, FANOUTS, run_processes
+from pyg_direct.bench.row import Row
+from pyg_direct.datasets.dataset import NodeDataset
+from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
+from pyg_direct.distributed.client import ClientGraph
+
+_BATCHES, _EPOCHS = 12, 5
+
+
+def measure_clients(graph: NodeDataset, name: str, count: int = 2) -> Iterator[Row]:
+    """Batches a second of all clients beside those of all ranks, on the CPU; nothing where Ray is missing.
+
+    Args:
+        graph: With features, on the CPU.
+        name: Of the rows.
+        count: Ranks, and servers and clients.
+    """
+    if importlib.util.find_spec("ray") is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "parts")
+        partition_graph(path, graph.edge_index, count, num_nodes=graph.num_nodes, node_rows={"x": graph.x})
+        rates = {}
+        for mode in ("worker", "client"):
+            rates[mode] = run_processes(_load, count, "cpu", path, graph.num_nodes, mode, threads=1)["batches"]
+    case = f"distributed/{name}/cpu/{count}"
+    ranks = sorted(rates["worker"])[_EPOCHS // 2]
+    yield Row.of(case, "batches of all ranks", "1/s", rates["worker"], note=f"{BATCH} seeds, {FANOUTS}, no training")
+    yield Row.of(case, "batches of all clients of Ray's servers", "1/s", rates["client"], ranks, "batches of all ranks",
+                 f"{count} servers and {count} clients, a thread each")  # fmt: skip
+
+
+def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> tuple[Any, Any]:
+    """(a graph as a rank or as a client sees it, what to close after it); collective."""
+    if mode == "worker":
+        return DistGraph(folder, device="cpu", **options), None
+    import ray
+
+    from pyg_direct.distributed.engine import connect, serve
+
+    known: list[Any] = [None]
+    if rank == 0:
+        servers = serve(folder, "bench", num_cpus=0.5)
+        known = [ray.get_runtime_context().gcs_address]
+    dist.broadcast_object_list(known)
+    if rank > 0:
+        servers = connect(count, "bench", address=known[0])
+    return ClientGraph(servers, device="cpu", client=(rank, count)), servers if rank == 0 else None
+
+
+def _load(rank: int, count: int, device: torch.device, folder: str, num_nodes: int, mode: str) -> dict[str, Any]:
+    graph, servers = open_mode(mode, rank, count, folder)
+    rates = []
+    for epoch in range(_EPOCHS + 1):
+        order = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(epoch))
+        loader = DistNeighborLoader(graph, FANOUTS, order[: BATCH * _BATCHES * count], batch_size=BATCH, prefetch=2,
+                                    seed=1)  # fmt: skip
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in loader:
+            pass
+        dist.barrier()
+        rates.append(_BATCHES * count / (time.perf_counter() - begin))
+    graph.close()
+    dist.barrier()
+    if servers is not None:
+        servers.close()
+    # The first one compiles.
+    return {"batches": rates[1:]}

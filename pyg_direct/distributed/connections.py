@@ -1,0 +1,55 @@
+"""Connections of a process group over sockets, to be given up when one of their ends is gone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Connections:
+    """Sockets that a process group opened.
+
+    Gloo waits for a host that no longer answers until its timeout, and keeps the process from ending so long; it has
+    no way to give up. Where its sockets are shut down it fails at once.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: dict[int, int] = {}
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Note the sockets that are opened meanwhile."""
+        before = _list_sockets()
+        yield
+        self._sockets |= {fd: inode for fd, inode in _list_sockets().items() if before.get(fd) != inode}
+
+    def give_up(self) -> None:
+        """Shut down those that are still open."""
+        now = _list_sockets()
+        for fd, inode in self._sockets.items():
+            # The number may have gone to something else.
+            if now.get(fd) == inode:
+                with socket.socket(fileno=os.dup(fd)) as own:
+                    try:
+                        own.shutdown(socket.SHUT_RDWR)
+                    except OSError:
+                        continue
+
+
+def _list_sockets() -> dict[int, int]:
+    """Inodes of this process's connected sockets by file descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as own:
+                    own.getpeername()
+                found[int(name)] = status.st_ino
+        except OSError:
+            # Closed meanwhile, or one that only listens.
+            continue
+    return found

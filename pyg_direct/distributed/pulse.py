@@ -1,0 +1,109 @@
+"""`Pulse`: which processes of a group are alive, as far as the group's store can tell."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+# Seconds between two signs of life at most, and how many must be missed after a failure.
+_BEAT = 2.0
+_MISSED = 3
+
+
+class Pulse:
+    """Counts up in the store of the group while this process lives, and sees whether the others do.
+
+    Only changes of a count are looked at, and each process measures with its own clock how long ago it saw one: clocks
+    of hosts are never compared. A process that computes for long beats all the same.
+
+    Args:
+        name: Of the counts, equal in all processes.
+        rank, size: This process, and their number.
+        silence: Seconds without a sign of life after which a process is gone.
+    """
+
+    def __init__(self, name: str, rank: int, size: int, silence: float) -> None:
+        self._store: Any = PrefixStore(f"pyg_direct/{name}", _open_store(silence))
+        self._rank, self._size, self._silence = rank, size, silence
+        self._beat = min(_BEAT, silence / (2 * _MISSED))
+        # Counts of the others and when they were seen to change; when the store answered last.
+        self._counts: dict[int, bytes] = {}
+        self._changed: dict[int, float] = {}
+        self._answered = time.monotonic()
+        self._broken: Exception | None = None
+        self._looks, self._stopped = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pyg_direct_pulse", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        count = 0
+        try:
+            while not self._stopped.wait(self._beat if count else 0):
+                self._store.set(str(self._rank), str(count))
+                count += 1
+                if self._looks.is_set():
+                    self._look()
+                self._answered = time.monotonic()
+        except (RuntimeError, dist.DistError) as error:
+            self._broken = error
+
+    def _look(self) -> None:
+        for rank in range(self._size):
+            if rank != self._rank and self._store.check([str(rank)]):
+                found = self._store.get(str(rank))
+                if found != self._counts.setdefault(rank, found):
+                    self._counts[rank], self._changed[rank] = found, time.monotonic()
+
+    def watch(self) -> None:
+        """Begin to look at the others: something is waited for."""
+        if not self._looks.is_set():
+            now = time.monotonic()
+            # What was counted before the first look is no sign of life.
+            self._counts = {}
+            self._changed = dict.fromkeys((rank for rank in range(self._size) if rank != self._rank), now)
+            self._looks.set()
+
+    def rest(self) -> None:
+        """What was waited for has come."""
+        self._looks.clear()
+
+    def find_silent(self, within: float | None = None) -> list[int]:
+        """Ranks without a sign of life for so many seconds, `silence` by default, since `watch`.
+
+        Rank 0 alone where the store, which it keeps, does not answer.
+        """
+        within, now = self._silence if within is None else within, time.monotonic()
+        if self._broken is not None or now - self._answered > max(within, 2 * self._beat):
+            return [0]
+        return [rank for rank, changed in self._changed.items() if now - changed > within]
+
+    def call_roll(self) -> list[int]:
+        """Ranks that are gone, after an exchange has failed; waits for as long as those alive take to beat again."""
+        self.rest()
+        self.watch()
+        waited = (_MISSED + 0.5) * self._beat
+        until = time.monotonic() + waited
+        while time.monotonic() < until and self._broken is None:
+            time.sleep(self._beat / 4)
+        return self.find_silent(_MISSED * self._beat)
+
+    def stop(self) -> None:
+        """Give no more signs of life."""
+        self._stopped.set()
+        # Not for long, should the store be gone.
+        self._thread.join(1.0)
+
+
+def _open_store(timeout: float) -> Any:
+    """The store of the default group; over a connection of its own, which nobody else holds up, where it has some."""
+    store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        return TCPStore(store.host, store.port, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+    return store

@@ -1,0 +1,85 @@
+"""Two hosts, with addresses and clocks of their own: a network that comes back, and one that does not."""
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from pyg_direct import NeighborLoader
+from pyg_direct.distributed.loader import DistNeighborLoader
+from pyg_direct.errors import RankError
+from tests.distributed.hosts import ADDRESSES, Hosts, can_make_hosts, enter_host
+from tests.distributed.ranks import as_dict, assert_equal, make_data, open_graph, write_data
+from tests.processes import start_method
+
+COMMON = {"batch_size": 16, "shuffle": True, "seed": 3}
+SEEDS = torch.arange(0, 300, 2)
+DAY = 86_400
+
+
+def load(rank, names, folder, signals):
+    """Batches while the cable is pulled for a while, and what is heard when it is pulled for good."""
+    torch.set_num_threads(1)
+    enter_host(names[rank], ahead=DAY * rank)
+    dist.init_process_group("gloo", init_method=f"tcp://{ADDRESSES[0]}:29500", rank=rank, world_size=2,
+                            timeout=timedelta(seconds=60))  # fmt: skip
+    found, waits, begin = [], [], time.monotonic()
+    with open_graph(folder) as graph:
+        for number, batch in enumerate(DistNeighborLoader(graph, [4, 3], SEEDS, **COMMON)):
+            found.append(as_dict(batch))
+            waits.append(time.monotonic() - begin)
+            (signals / f"{rank}-{number}").touch()
+            time.sleep(0.05)
+            begin = time.monotonic()
+    graph, begin = open_graph(folder, silence=2), 0.0
+    try:
+        for _ in DistNeighborLoader(graph, [4, 3], **COMMON):
+            (signals / f"{rank}-again").touch()
+            begin = time.monotonic()
+            time.sleep(0.3)
+        heard = "nothing"
+    except RankError as error:
+        heard = str(error)
+    torch.save((found, waits, heard, time.monotonic() - begin), signals / f"{rank}-found")
+
+
+def wait_for(path, context):
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until, f"{path.name} does not come"
+        # Raises what a process failed at.
+        assert not context.join(timeout=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_hosts(), reason="needs network and time namespaces")
+def test_a_network_that_is_cut(tmp_path):
+    data = make_data()
+    write_data(tmp_path / "p", data, 2)
+
+    with Hosts() as hosts:
+        context = mp.start_processes(load, args=(hosts.names, tmp_path / "p", tmp_path), nprocs=2, join=False,
+                                     start_method=start_method())  # fmt: skip
+        wait_for(tmp_path / "0-1", context)
+        hosts.cut()
+        time.sleep(1.0)
+        hosts.heal()
+        for rank in range(2):
+            wait_for(tmp_path / f"{rank}-again", context)
+        hosts.cut()
+        while not context.join():
+            pass
+    found, waits, heard, seconds = zip(*(torch.load(tmp_path / f"{r}-found", weights_only=False) for r in range(2)),
+                                       strict=True)  # fmt: skip
+
+    for number, batch in enumerate(NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON)):
+        assert_equal(found[number % 2][number // 2], as_dict(batch))
+    # It was felt, and nothing came of it.
+    assert all(max(own) > 0.5 for own in waits)
+    assert heard[0] == "rank 1 is gone: no sign of life for 2 seconds"
+    # The group's store is on the other host.
+    assert heard[1] == "rank 0, or what keeps the group together, is gone: no sign of life for 2 seconds"
+    assert max(seconds) < 60

@@ -1,0 +1,75 @@
+"""Pairs that are edges are told by those who hold them; strict negatives are those of one machine."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from pyg_direct.distributed.book import Book
+from pyg_direct.distributed.pairs import EdgesOfAll, PairExchange
+from pyg_direct.distributed.part import GraphPart
+from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.sampling.negative import EdgeSet, Nodes, draw_negatives
+from tests.distributed.threads import run_threads
+
+CPU = torch.device("cpu")
+RELATION = ("user", "rates", "movie")
+SIZES = (7, 5)
+
+
+class PartInMemory:
+    """What an exchange of pairs knows of a part: its owners and its edges."""
+
+    def __init__(self, part, num_parts, ends, direction):
+        self.part, self.num_parts, self.manifest = part, num_parts, SimpleNamespace(direction=direction)
+        self._books = {kind: Book(size, num_parts) for kind, size in zip(RELATION[::2], SIZES, strict=True)}
+        end = 1 if direction == "in" else 0
+        self._own = ends[:, self.owners(RELATION[2 * end], ends[end]) == part]
+
+    def owners(self, kind, ids):
+        return self._books[kind].owners(ids)
+
+    def edge_set(self, edge_type):
+        return EdgeSet(*self._own, *SIZES)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=40), st.sampled_from(["in", "out"]),
+       st.integers(1, 3), st.booleans(), st.booleans(), st.integers(0, 2**64 - 1))  # fmt: skip
+def test_negatives_are_those_of_one_machine(edges, direction, num_parts, timed, triplet, key):
+    ends = torch.tensor(edges, dtype=torch.int64).view(-1, 2).t()
+    parts = [PartInMemory(part, num_parts, ends, direction) for part in range(num_parts)]
+    times = [torch.arange(size) if timed else None for size in SIZES]
+    users, movies = (Nodes(size, None, time, CPU) for size, time in zip(SIZES, times, strict=True))
+
+    def draw(avoided, rank):
+        # Others want other numbers of them, or none.
+        count = 9 * rank
+        return draw_negatives(count, key, movies, sources=torch.arange(count) % SIZES[0] if triplet else users,
+                              until=torch.arange(count) % 6 if timed else None, edges=avoided, device=CPU)  # fmt: skip
+
+    got = run_threads(lambda comm: draw(EdgesOfAll(PairExchange(parts[comm.rank], comm), RELATION), comm.rank),
+                      num_parts)  # fmt: skip
+
+    for rank, drawn in enumerate(got):
+        expected = draw(EdgeSet(*ends, *SIZES), rank)
+        assert [torch.as_tensor(v).tolist() for v in drawn] == [torch.as_tensor(v).tolist() for v in expected]
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_pairs_are_sent_to_their_owners_only(tmp_path, direction):
+    edges = torch.tensor([[0, 1, 2], [1, 2, 3]])
+    partition_graph(tmp_path / "p", edges, 2, num_nodes=4, method="range", direction=direction)
+    parts = [GraphPart(tmp_path / "p", part, device=CPU) for part in range(2)]
+
+    def ask(comm):
+        pairs = PairExchange(parts[comm.rank], comm)
+        asked = (torch.tensor([0, 0, 2, 3]), torch.tensor([1, 2, 3, 2])) if comm.rank else (torch.tensor([1]),) * 2
+        found = pairs.contains(parts[0].manifest.edges[0].name, *asked)
+        return found.tolist(), comm.num_exchanges, comm.sent["pairs"]
+
+    first, second = run_threads(ask, 2)
+
+    # Part 0 has nodes 0 and 1: one source or target of the four pairs, or two.
+    assert first == ([False], 2, 0)
+    assert second == ([True, False, True, False], 2, 16 if direction == "in" else 32)
