@@ -152,10 +152,11 @@ def run_errors(rank, folder):
             DistLinkNeighborLoader(graph, [3], links, **options)
         except ArgumentError as error:
             found.append(str(error))
-    try:
-        open_graph(folder.parent / "three")
-    except ArgumentError as error:
-        found.append(str(error))
+    for path, options in ((folder, {"silence": 0}), (folder.parent / "three", {})):
+        try:
+            open_graph(path, **options)
+        except ArgumentError as error:
+            found.append(str(error))
     return found
 
 
@@ -167,7 +168,7 @@ def test_errors_name_the_argument(tmp_path):
 
     words = ["ranks must be", "num_workers must be 0", "time_attr must be None", "weight_attr must be None", "num",
              "edge_label_index must hold links", "exclude_target_edges must be",
-             "folder must hold a part for each of the 2 processes"]  # fmt: skip
+             "silence must be above 0", "folder must hold a part for each of the 2 processes"]  # fmt: skip
     assert len(found) == len(words)
     for text, word in zip(found, words, strict=True):
         assert word in text
