@@ -24,7 +24,7 @@ from pyg_direct.distributed.part import GraphPart
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
 
-_COUNT, _FANOUTS, _BATCH = 2, [10, 5], 512
+_COUNT, _FANOUTS, _HIDDEN, _BATCH = 2, [5, 5], 64, 512
 
 
 def measure_dist_accuracy(dataset: NodeDataset, epochs: int = 4, seeds: int = 2) -> Iterator[Row]:
@@ -53,7 +53,8 @@ def measure_dist_accuracy(dataset: NodeDataset, epochs: int = 4, seeds: int = 2)
             limit = mean if limit is None else limit
             yield Row.of(f"distributed/{dataset.name}/{mode}", f"test accuracy, {epochs} epochs", "%", scores, limit,
                          "mean of one process", f"{names[mode]}: mean {mean:.2f}, runs "
-                         f"{', '.join(f'{s:.2f}' for s in scores)}; {_BATCH} seeds a step, {_FANOUTS}")  # fmt: skip
+                         f"{', '.join(f'{s:.2f}' for s in scores)}; {_BATCH} seeds a step, {_FANOUTS}, "
+                         f"hidden {_HIDDEN}")  # fmt: skip
             if mode == "worker":
                 yield Row.of(f"distributed/{dataset.name}/{mode}", "bytes of the graph that a rank holds", "MB",
                              [n / 1e6 for n in found["bytes"]], whole.num_bytes / 1e6, "the whole graph",
@@ -80,7 +81,7 @@ def _train(rank: int, count: int, device: torch.device, dataset: NodeDataset, fo
         else:
             loader = DistNeighborLoader(graph, _FANOUTS, dataset.train_idx, prefetch=2, **common)
         torch.manual_seed(seed)
-        model = GraphSAGE(dataset.num_features, 128, 2, dataset.num_classes, dropout=0.3)
+        model = GraphSAGE(dataset.num_features, _HIDDEN, 2, dataset.num_classes, dropout=0.3)
         parallel = DistributedDataParallel(model) if count > 1 else model
         optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
         for _ in range(epochs):
