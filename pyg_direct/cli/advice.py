@@ -45,8 +45,11 @@ def _check_cuda(facts: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("fix", f"torch is built for ROCm {cuda['torch_hip']}; only NVIDIA GPUs are supported",
                       "give device='cpu' to loaders, or install a torch for CUDA or the CPU")  # fmt: skip
     elif not cuda["has_driver"]:
-        yield Finding("note", "there is no NVIDIA driver: batches are made on the CPU",
-                      "nothing, if there is no GPU; else install its driver")  # fmt: skip
+        yield Finding(
+            "note",
+            "there is no NVIDIA driver: batches are made on the CPU",
+            "nothing, if there is no GPU; else install its driver, or start the container with its GPUs",
+        )
     elif cuda["torch_cuda"] is None:
         yield Finding("fix", "there is an NVIDIA driver, but torch is built without CUDA",
                       "install a torch with CUDA: https://pytorch.org/get-started/locally")  # fmt: skip
@@ -60,14 +63,21 @@ def _check_cuda(facts: dict[str, Any]) -> Iterator[Finding]:
 def _check_bindings(cuda: dict[str, Any]) -> Iterator[Finding]:
     extra = "cu" + str(cuda["torch_cuda"]).partition(".")[0]
     if cuda["reason"] is not None:
-        yield Finding("fix", f"torch cannot use the GPU: {cuda['reason']}",
-                      f"torch is built for CUDA {cuda['torch_cuda']}, the driver runs up to {cuda['driver_cuda']}: "
-                      "update the driver, or install a torch for an older CUDA")  # fmt: skip
+        how = "see whether the driver works: nvidia-smi"
+        if cuda["driver_cuda"] is not None and _is_older(cuda["driver_cuda"], cuda["torch_cuda"]):
+            how = (f"torch is built for CUDA {cuda['torch_cuda']}, the driver runs up to {cuda['driver_cuda']}: update "
+                   "the driver, or install a torch for an older CUDA")  # fmt: skip
+        yield Finding("fix", f"torch cannot use the GPU: {cuda['reason']}", how)
     elif cuda["bindings_error"] is not None:
         yield Finding("fix", cuda["bindings_error"], f'pip install "pyg_direct[{extra}]"')
     if not cuda["ptx_in_wheel"] and cuda["compiler"] is None:
         yield Finding("fix", "this installation carries no compiled GPU kernels, and there is nothing to compile with",
                       f'pip install "pyg_direct[{extra}]"')  # fmt: skip
+
+
+def _is_older(driver: str, torch: str) -> bool:
+    """Whether a driver serves an older CUDA only; minor versions of one CUDA run each other's code."""
+    return int(driver.partition(".")[0]) < int(torch.partition(".")[0])
 
 
 def _check_gpus(facts: dict[str, Any]) -> Iterator[Finding]:

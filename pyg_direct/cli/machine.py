@@ -43,6 +43,7 @@ _VARIABLES = ("PYG_DIRECT_COMPILER", "NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER
               "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # fmt: skip
 # What numba-cuda compiles with, by names of its distributions.
 _COMPILERS = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc")
+_CONTROL, _SLOTS = Path("/dev/nvidiactl"), Path("/sys/bus/pci/devices")
 _COPY_BYTES = 256 << 20
 _TABLE_BYTES = 2 << 30
 _LEAST_TABLE = 64 << 20
@@ -138,7 +139,8 @@ def _ask_cuda() -> Facts:
                     "driver": _read_text(Path("/sys/module/nvidia/version")), "driver_cuda": None,
                     "bindings_error": None, "ptx_in_wheel": _open_archive() is not None, "compiler": _find_compiler(),
                     "usable": False, "reason": None}  # fmt: skip
-    found["has_driver"] = found["driver"] is not None or shutil.which("nvidia-smi") is not None
+    # A container without GPUs sees the driver's module, but no such file.
+    found["has_driver"] = _CONTROL.exists() or shutil.which("nvidia-smi") is not None
     try:
         load_driver()
         version = int(call("cuDriverGetVersion"))
@@ -173,7 +175,7 @@ def _ask_slot(index: int) -> Facts | None:
     attribute, device = load_driver().CUdevice_attribute, call("cuDeviceGet", index)
     domain, bus, slot = (int(call("cuDeviceGetAttribute", getattr(attribute, f"CU_DEVICE_ATTRIBUTE_PCI_{name}_ID"),
                                   device)) for name in ("DOMAIN", "BUS", "DEVICE"))  # fmt: skip
-    folder = Path(f"/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{slot:02x}.0")
+    folder = _SLOTS / f"{domain:04x}:{bus:02x}:{slot:02x}.0"
     names = "current_link_speed", "max_link_speed", "current_link_width", "max_link_width"
     found = {name: _read_text(folder / name) for name in names}
     return found if any(found.values()) else None
@@ -186,6 +188,13 @@ def _read_text(path: Path) -> str | None:
         return None
 
 
+def _load_kernel() -> None:
+    """Have the kernel that is measured compiled, if it has to be, and loaded."""
+    rows = torch.zeros(2, _ROW_BYTES // 4, dtype=torch.int32, device="cuda")
+    gather_rows(rows, torch.arange(2, device="cuda"))
+    torch.cuda.synchronize()
+
+
 def measure_host_memory(index: int) -> Facts:
     """Bytes a second that a GPU gets from the host, within ten seconds: copied, and read in place at random and in
     ascending order from both kinds of host memory. A kind that cannot be had, or time that has run out, leaves None.
@@ -194,12 +203,9 @@ def measure_host_memory(index: int) -> Facts:
     from pyg_direct.bench.limits import pinned_copy_rate
 
     with torch.cuda.device(index):
-        # Loads the kernel, or compiles it.
-        rows = torch.zeros(2, _ROW_BYTES // 4, dtype=torch.int32, device="cuda")
-        gather_rows(rows, torch.arange(2, device="cuda"))
-        torch.cuda.synchronize()
+        _load_kernel()
     begin = time.perf_counter()
-    table_bytes = min(_TABLE_BYTES, available_bytes() // 4, torch.cuda.mem_get_info(index)[0])
+    table_bytes = min(_TABLE_BYTES, available_bytes() // 4)
     table_bytes -= table_bytes % _ROW_BYTES
     rates: Facts = {"gpu": index, "table_bytes": table_bytes, "row_bytes": _ROW_BYTES, "copy": None}
     with torch.cuda.device(index):

@@ -70,6 +70,14 @@ def test_without_matplotlib_there_is_no_picture(parts, tmp_path, monkeypatch):
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
+@pytest.mark.gpu
+def test_every_part_is_measured_on_a_gpu():
+    rows, failed = bench_module._measure(Size(0.01, 64, 6, 1 << 27, ()), on_gpu=True)
+
+    assert failed == []
+    assert {row.case.split("/")[0] for row in rows} >= {"launch", "sampling", "gather", "loader"}
+
+
 def test_the_loader_is_measured_beside_its_step():
     size = Size(0.001, 8, 6, 1 << 16, ())
     graph = bench_module.synthetic_graph("products", scale=size.scale)

@@ -1,22 +1,26 @@
 """`pyg-direct doctor` tells of this machine, and finds what is wrong with others."""
 
+import contextlib
 import copy
 import json
 import platform
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch_geometric.data import Data
 from typer.testing import CliRunner
 
-from pyg_direct.cli import doctor as doctor_module
+from pyg_direct.cli import doctor as doctor_module, machine
 from pyg_direct.cli.advice import find_faults, judge_plan, judge_rates
 from pyg_direct.cli.app import app
 from pyg_direct.cli.machine import can_write, collect_facts, list_outdated
 from pyg_direct.cli.plan import Graph, plan_placement
+from pyg_direct.errors import DeviceError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.loader.placement import describe
+from pyg_direct.runtime.device import Abilities
 
 GB = 10**9
 PRODUCTS = Graph(2_449_029, 123_718_280, 100)
@@ -123,6 +127,62 @@ def test_what_is_wrong_is_found(gpu_machine, where, value, level, words):
     assert [finding.level for finding in found] == [level]
     assert words in found[0].what
     assert found[0].how
+
+
+@pytest.mark.parametrize(
+    ("driver", "words"), [("12.4", "update the driver"), ("13.1", "nvidia-smi"), (None, "nvidia-smi")]
+)
+def test_an_old_driver_is_told_from_one_that_does_not_work(gpu_machine, driver, words):
+    gpu_machine["cuda"] |= {"reason": "no", "driver_cuda": driver}
+
+    assert words in find_faults(gpu_machine)[0].how
+
+
+def test_a_gpu_and_its_slot_are_told(monkeypatch, tmp_path):
+    """With a driver of a machine that has one GPU, in a slot that the system tells of."""
+    slot = tmp_path / "0001:3b:00.0"
+    slot.mkdir()
+    (slot / "current_link_width").write_text("8\n")
+    (slot / "max_link_width").write_text("16\n")
+    numbers = {"DOMAIN": 1, "BUS": 0x3B, "DEVICE": 0}
+    names = {f"CU_DEVICE_ATTRIBUTE_PCI_{name}_ID": number for name, number in numbers.items()}
+    monkeypatch.setattr(machine, "_SLOTS", tmp_path)
+    monkeypatch.setattr(machine, "load_driver", lambda: SimpleNamespace(CUdevice_attribute=SimpleNamespace(**names)))
+    monkeypatch.setattr(machine, "call", lambda name, *args: args[0] if name == "cuDeviceGetAttribute" else 7)
+    monkeypatch.setattr(machine, "abilities", lambda index: Abilities((9, 0), 132, True, False, 13000))
+    monkeypatch.setattr(machine, "free_bytes", lambda index: 5)
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda index: SimpleNamespace(name="GPU", total_memory=9))  # fmt: skip
+
+    told = machine._ask_gpu(0)
+
+    link = {"current_link_speed": None, "max_link_speed": None, "current_link_width": "8", "max_link_width": "16"}
+    assert told == {"index": 0, "name": "GPU", "compute_capability": [9, 0], "total_bytes": 9, "free_bytes": 5,
+                    "unified_without_migration": True, "reads_ordinary_memory": False, "pcie": link}  # fmt: skip
+
+
+def test_what_cannot_be_measured_is_left_out(monkeypatch):
+    """With a GPU that has no unified memory."""
+
+    def fill(num_bytes, placement):
+        if placement == "unified":
+            raise DeviceError("concurrentManagedAccess is 0")
+        return None, torch.zeros(num_bytes // 4, dtype=torch.int32)
+
+    monkeypatch.setattr(machine, "_TABLE_BYTES", machine._LEAST_TABLE)
+    monkeypatch.setattr(machine, "_load_kernel", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr("pyg_direct.bench.gather.fill_host_table", fill)
+    monkeypatch.setattr(
+        "pyg_direct.bench.gather.time_cold_rows", lambda table, width, ascending: [1e9, 3e9 + ascending]
+    )
+    monkeypatch.setattr("pyg_direct.bench.limits.pinned_copy_rate", lambda num_bytes, repeats: 55e9)
+
+    rates = machine.measure_host_memory(0)
+
+    assert rates.pop("seconds") < 10
+    assert rates == {"gpu": 0, "table_bytes": 64 << 20, "row_bytes": 512, "copy": 55e9, "unified_random": None,
+                     "unified_ascending": None, "pinned_random": 2e9, "pinned_ascending": 2e9 + 0.5}  # fmt: skip
 
 
 def test_torch_on_one_thread_is_told_where_somebody_said_so(gpu_machine):
