@@ -29,6 +29,8 @@ def measure_loader(data: Data, train_idx: Tensor, num_classes: int, name: str, p
                    batch_size: int = 1024, topology_placement: str | None = None) -> Iterator[Row]:  # fmt: skip
     """Time of a training step with the loader and without, and what the loader takes of the host."""
     device = resolve_device(None)
+    # Of a small graph there would else be no batch at all, as the last one is dropped.
+    batch_size = min(batch_size, len(train_idx))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
@@ -79,7 +81,7 @@ def measure_loader(data: Data, train_idx: Tensor, num_classes: int, name: str, p
 def measure_python_time(data: Data, train_idx: Tensor, name: str, batch_sizes: tuple[int, ...] = (1024, 8192),
                         placement: str = "auto") -> Iterator[Row]:  # fmt: skip
     """Time that `next()` takes of the host when the GPU has finished all that was made ahead."""
-    for batch_size in batch_sizes:
+    for batch_size in sorted({min(size, len(train_idx)) for size in batch_sizes}):
         options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "drop_last": True}
         loader = NeighborLoader(data, _FANOUTS, train_idx, seed=0, placement=placement, **options)
         bare = NodeLoader(Data(edge_index=torch.empty(2, 0, dtype=torch.int64), num_nodes=data.num_nodes), _NoSampler(),
