@@ -1,0 +1,185 @@
+"""Loaders, features, files and partitions, opened, used, left and failed for minutes: memory, threads and files stay.
+
+`python -m tests.soak --minutes 10` prints a line every few seconds and exits with 1 if something grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import torch
+
+from pyg_direct import Feature, LinkNeighborLoader, NeighborLoader, save_rows
+from tests.batches import make_data
+from tests.fuzz.case import SUBJECTS, Case
+from tests.graphs import make_random_graph
+from tests.hetero_data import make_hetero
+
+NUM_NODES, NUM_EDGES, WIDTH = 20_000, 200_000, 64
+# Growth of the medians of the first and the last third that is noise of the allocator.
+NOISE_BYTES = 24 << 20
+
+
+class Reading(NamedTuple):
+    """What the process holds."""
+
+    seconds: float
+    resident_bytes: int
+    threads: int
+    files: int
+    gpu_bytes: int
+
+
+def read_process(start: float, device: str) -> Reading:
+    """What the process holds now, after a collection."""
+    gc.collect()
+    gpu = 0
+    if device == "cuda":
+        torch.cuda.synchronize()
+        gpu = torch.cuda.memory_allocated()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return Reading(time.monotonic() - start, resident, threading.active_count(), len(os.listdir("/proc/self/fd")), gpu)
+
+
+class StopError(Exception):
+    """Raised by a transform."""
+
+
+class Work:
+    """One round of everything, on graphs that stay."""
+
+    def __init__(self, device: str, folder: Path) -> None:
+        self.device, self.folder, self.random = device, folder, Random(0)
+        graph = make_random_graph(NUM_NODES, NUM_EDGES)
+        rows = torch.arange(NUM_NODES * WIDTH).view(NUM_NODES, WIDTH).float()
+        self.data, self.hetero = make_data(graph, x=rows), make_hetero()
+        self.path = save_rows(folder / "rows.npy", rows)
+        self.batches = 0
+
+    def count(self, batches: object, most: int = 10**9) -> None:
+        """Use batches up, or some of them."""
+        for _ in itertools.islice(batches, most):
+            self.batches += 1
+
+    def load(self) -> None:
+        """An epoch to its end, one that is left, one that fails, and the rest of one in another loader."""
+        prefetch = self.random.choice([0, 1, 3])
+        options = {"batch_size": 512, "shuffle": True, "device": self.device, "prefetch": prefetch, "seed": 1}
+        loader = NeighborLoader(self.data, [5, 3], **options, disjoint=self.random.random() < 0.3)
+        self.count(loader, 20)
+        loader.transform = self.fail_at(3)
+        try:
+            self.count(loader)
+        except StopError:
+            loader.transform = None
+        else:
+            raise AssertionError("the transform did not fail")
+        other = NeighborLoader(self.data, [5, 3], **options)
+        other.load_state_dict(loader.state_dict())
+        self.count(other)
+
+    def fail_at(self, number: int) -> Callable[[object], object]:
+        """A transform that fails at a batch."""
+        calls = itertools.count()
+
+        def transform(batch: object) -> object:
+            if next(calls) == number:
+                raise StopError
+            return batch
+
+        return transform
+
+    def link(self) -> None:
+        """Links with negatives, and batches with types."""
+        options = {"batch_size": 256, "device": self.device, "seed": 2}
+        self.count(LinkNeighborLoader(self.data, [3], self.data.edge_index[:, :4000], neg_sampling="binary", **options))
+        self.count(NeighborLoader(self.hetero, [3, 2], "paper", **options))
+
+    def feature(self) -> None:
+        """Rows of a file, some of them in memory, which are written."""
+        feature = Feature(device=self.device, device_cache_size="10%", host_cache_size="20%").from_file(self.path)
+        written = Feature(device=self.device, device_cache_size="30%").from_cpu_tensor(self.data.x.clone())
+        for _ in range(5):
+            ids = torch.randint(NUM_NODES, (4000,))
+            assert torch.equal(feature[ids].cpu(), self.data.x.cpu()[ids])
+            written.update_(ids, feature[ids])
+            self.batches += 1
+
+    def fuzz(self) -> None:
+        """A random case of every subject."""
+        for name, subject in SUBJECTS.items():
+            row = subject.space(self.device).draw(self.random)
+            assert row is not None
+            self.batches += Case(name, self.device, self.random.getrandbits(32), row).run()
+
+    def round(self) -> None:
+        """Everything once."""
+        for part in (self.load, self.link, self.feature, self.fuzz):
+            part()
+
+
+def median(values: list[int]) -> float:
+    """The middle one."""
+    return sorted(values)[len(values) // 2]
+
+
+def find_growth(readings: list[Reading]) -> list[str]:
+    """What is larger in the last third than in the first, in words; the first minute warms up."""
+    third = len(readings) // 3
+    if third == 0:
+        return ["too few readings"]
+    first, last = readings[:third], readings[-third:]
+    found = []
+    for name, noise in (("resident_bytes", NOISE_BYTES), ("threads", 0), ("files", 0), ("gpu_bytes", 0)):
+        before, after = (median([getattr(reading, name) for reading in part]) for part in (first, last))
+        if after - before > noise:
+            found.append(f"{name} grew from {before:,} to {after:,}")
+    return found
+
+
+def soak(minutes: float, device: str, every_s: float = 10, warm_s: float = 60) -> tuple[list[Reading], int]:
+    """(readings after the warm-up, batches): rounds until the time is over."""
+    start, readings, due = time.monotonic(), [], warm_s
+    with tempfile.TemporaryDirectory() as folder:
+        work = Work(device, Path(folder))
+        while time.monotonic() - start < 60 * minutes:
+            work.round()
+            if time.monotonic() - start >= due:
+                readings.append(read_process(start, device))
+                due = readings[-1].seconds + every_s
+                print("{:6.0f} s  {:7.1f} MB  {} threads  {} files  {:.1f} MB on the GPU  {:,} batches".format(
+                    readings[-1].seconds, readings[-1].resident_bytes / 1e6, *readings[-1][2:4],
+                    readings[-1].gpu_bytes / 1e6, work.batches), flush=True)  # fmt: skip
+    return readings, work.batches
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--out", type=Path, help="write the readings here, as JSON")
+    args = parser.parse_args()
+    readings, batches = soak(args.minutes, args.device)
+    growth = find_growth(readings)
+    if args.out:
+        found = {"device": args.device, "minutes": args.minutes, "batches": batches, "growth": growth}
+        args.out.write_text(json.dumps({**found, "readings": readings, "names": Reading._fields}, indent=1))
+    print("; ".join(growth) if growth else f"{batches:,} batches: nothing grew")
+    return 1 if growth else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
