@@ -1,0 +1,235 @@
+"""A driver that fails at any call: what was allocated is freed, the code is named, and other memory is found."""
+
+import gc
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pyg_direct.errors import CudaError, MemoryLimitError, PlacementWarning
+from pyg_direct.runtime import driver as driver_module, memory
+from pyg_direct.runtime.launch import Launcher
+from pyg_direct.runtime.memory import allocate, allocate_or_fall_back
+
+CODES = {2: "CUDA_ERROR_OUT_OF_MEMORY", 700: "CUDA_ERROR_ILLEGAL_ADDRESS", 719: "CUDA_ERROR_LAUNCH_FAILED",
+         801: "CUDA_ERROR_NOT_SUPPORTED", 999: "CUDA_ERROR_UNKNOWN"}  # fmt: skip
+# What allocating calls of the driver.
+STEPS = {
+    "unified": ["cuMemAllocManaged", "cuMemAdvise_v2"],
+    "pinned": ["cuMemHostAlloc"],
+    "shared": ["cuMemHostRegister"],
+}
+
+
+class Code(int):
+    """A return code of the driver."""
+
+    @property
+    def name(self):
+        return CODES[self]
+
+
+class Driver:
+    """The functions that allocating and launching call, over ordinary memory; some of them fail."""
+
+    CUmemAttach_flags = SimpleNamespace(CU_MEM_ATTACH_GLOBAL=1)
+    CUmem_advise = SimpleNamespace(CU_MEM_ADVISE_SET_PREFERRED_LOCATION=3, CU_MEM_ADVISE_SET_ACCESSED_BY=5)
+    CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_HOST=2, CU_MEM_LOCATION_TYPE_DEVICE=1)
+    CUmemLocation = SimpleNamespace
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES=1,
+                                           CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT=9)  # fmt: skip
+
+    def __init__(self):
+        self.fails, self.memory, self.registered, self.launches = {}, {}, set(), 0
+
+    def __getattr__(self, name):
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def function(*args):
+            left = self.fails.get(name)
+            if left and left[0] > 0:
+                left[0] -= 1
+                return (Code(left[1]),)
+            return (0, *getattr(self, f"do_{name}", lambda *_: ())(*args))
+
+        return function
+
+    def fail(self, name, code):
+        """The next call of the function fails."""
+        self.fails[name] = [1, code]
+
+    def is_used(self):
+        """Whether memory is left once nobody holds it."""
+        if self.memory or self.registered:
+            gc.collect()
+        return bool(self.memory or self.registered)
+
+    def take(self, num_bytes):
+        block = torch.zeros(num_bytes, dtype=torch.uint8)
+        self.memory[block.data_ptr()] = block
+        return (block.data_ptr(),)
+
+    def do_cuMemAllocManaged(self, num_bytes, flags):  # noqa: N802
+        return self.take(num_bytes)
+
+    def do_cuMemHostAlloc(self, num_bytes, flags):  # noqa: N802
+        return self.take(num_bytes)
+
+    def do_cuMemFree(self, address):  # noqa: N802
+        del self.memory[address]
+        return ()
+
+    do_cuMemFreeHost = do_cuMemFree  # noqa: N815
+
+    def do_cuMemHostRegister(self, address, num_bytes, flags):  # noqa: N802
+        self.registered.add(address)
+        return ()
+
+    def do_cuMemHostUnregister(self, address):  # noqa: N802
+        self.registered.remove(address)
+        return ()
+
+    def do_cuGetErrorString(self, code):  # noqa: N802
+        return (f"text of {int(code)}".encode(),)
+
+    def do_cuCtxGetCurrent(self):  # noqa: N802
+        return (1,)
+
+    def do_cuThreadExchangeStreamCaptureMode(self, mode):  # noqa: N802
+        return (0,)
+
+    def do_cuModuleLoadData(self, ptx):  # noqa: N802
+        return ("module",)
+
+    def do_cuModuleGetFunction(self, module, name):  # noqa: N802
+        return ("function",)
+
+    def do_cuFuncGetAttribute(self, attribute, function):  # noqa: N802
+        return (0,)
+
+    def do_cuLaunchKernel(self, *args):  # noqa: N802
+        self.launches += 1
+        return ()
+
+    def CUstream(self, stream):  # noqa: N802
+        return stream
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """One GPU by the word of this driver."""
+    made = Driver()
+    for module in (driver_module, memory):
+        monkeypatch.setattr(module, "load_driver", lambda: made)
+    monkeypatch.setattr("pyg_direct.runtime.advice.load_driver", lambda: made)
+    monkeypatch.setattr("pyg_direct.runtime.launch.load_driver", lambda: made)
+    monkeypatch.setattr(memory, "resolve_device", lambda device: torch.device("cuda", 0))
+    monkeypatch.setattr(memory, "abilities", lambda index: SimpleNamespace(managed_without_migration=True))
+    monkeypatch.setattr(torch.cuda, "device", lambda *_: nullcontext())
+    yield made
+    assert not made.is_used(), "memory of the driver is left"
+
+
+def allocate_as(kind, num_bytes=64, how=allocate):
+    return how(num_bytes, "pinned" if kind == "shared" else kind, "cuda", shared=kind == "shared")
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_memory_is_had_written_and_given_back(driver, kind):
+    block = allocate_as(kind)
+
+    block.view_on_cpu(torch.int64, (8,)).fill_(7)
+
+    assert len(driver.memory) + len(driver.registered) == 1
+    assert block.view_on_cpu(torch.int64, (8,)).tolist() == [7] * 8
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize(("kind", "step"), [(kind, step) for kind, steps in STEPS.items() for step in steps])
+def test_any_failing_call_is_named_and_leaves_nothing(driver, kind, step, code):
+    driver.fail(step, code)
+
+    with pytest.raises(CudaError, match=rf"{step} returned {CODES[code]} \({code}\): text of {code}"):
+        allocate_as(kind)
+
+    assert not driver.is_used()
+
+
+@pytest.mark.parametrize("code", [2, 801, 999])
+@pytest.mark.parametrize("step", STEPS["unified"])
+def test_unified_memory_that_fails_becomes_pinned(driver, step, code):
+    driver.fail(step, code)
+
+    with pytest.warns(PlacementWarning, match=rf"fell back to 'pinned' \(unified: {step} returned {CODES[code]}"):
+        block = allocate_as("unified", how=allocate_or_fall_back)
+
+    assert block.placement == "pinned"
+    assert len(driver.memory) == 1
+
+
+def test_memory_that_cannot_be_locked_stays_ordinary(driver):
+    driver.fail("cuMemAllocManaged", 2)
+    driver.fail("cuMemHostAlloc", 2)
+
+    with pytest.warns(PlacementWarning, match="fell back to 'cpu' .*the CPU will gather rows"):
+        block = allocate_as("unified", how=allocate_or_fall_back)
+
+    assert (block.placement, driver.memory) == ("cpu", {})
+
+
+def test_no_host_memory_is_told(driver, monkeypatch):
+    def refuse(*args, **options):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(memory.torch, "empty", refuse)
+
+    with pytest.raises(MemoryLimitError, match="num_bytes must fit host memory, got 64: DefaultCPUAllocator"):
+        allocate(64, "cpu")
+
+
+@pytest.mark.parametrize("step", ["cuMemFree", "cuMemFreeHost"])
+def test_memory_that_cannot_be_freed_ends_no_program(driver, step):
+    block = allocate_as({"cuMemFree": "unified", "cuMemFreeHost": "pinned"}[step])
+    driver.fail(step, 700)
+
+    del block
+
+    # The driver keeps it.
+    assert len(driver.memory) == 1
+    driver.memory.clear()
+
+
+class TestLauncher:
+    """A kernel that takes one number."""
+
+    PTX = ".visible .entry kernel(.param .u64 a)"
+
+    @pytest.fixture(autouse=True)
+    def _stream(self, driver, monkeypatch):
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+
+    def make(self):
+        code = SimpleNamespace(entry="kernel", ptx=self.PTX)
+        return Launcher(code, [SimpleNamespace(is_array=False, code="i8", name="a")], 0)
+
+    @pytest.mark.parametrize("step", ["cuModuleLoadData", "cuModuleGetFunction", "cuFuncGetAttribute"])
+    @pytest.mark.parametrize("code", [2, 719])
+    def test_a_module_that_cannot_be_loaded_is_told(self, driver, step, code):
+        driver.fail(step, code)
+
+        with pytest.raises(CudaError, match=rf"{step} returned {CODES[code]}"):
+            self.make()
+
+    @pytest.mark.parametrize("code", CODES)
+    def test_a_launch_that_fails_is_told_and_the_next_one_runs(self, driver, code):
+        launcher = self.make()
+        driver.fail("cuLaunchKernel", code)
+
+        with pytest.raises(CudaError, match=rf"cuLaunchKernel returned {CODES[code]} \({code}\): grid 3, block 32"):
+            launcher(3, 32, (5,))
+        launcher(3, 32, (5,))
+
+        assert driver.launches == 1
