@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from pyg_direct.errors import ArgumentError, MemoryLimitError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
 from pyg_direct.runtime import shared
 from pyg_direct.runtime.shared import SharedMemory, find_shared, share
 
@@ -43,6 +43,13 @@ def test_a_strided_tensor_is_refused():
 def test_too_much_is_refused():
     with pytest.raises(MemoryLimitError, match="num_bytes must fit host memory"):
         SharedMemory(2**62)
+
+
+def test_systems_that_cannot_send_memory_say_so(monkeypatch):
+    monkeypatch.delattr(shared.reduction, "DupFd")
+
+    with pytest.raises(ArgumentTypeError, match="on Linux and macOS only"):
+        pickle.dumps(SharedMemory(8))
 
 
 def test_a_view_must_fit():
