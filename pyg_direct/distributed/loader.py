@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,11 @@ class _DistLoader(GeneralLoader):
                 self._build(out)
             finally:
                 self.transform_sampler_output = transform
+
+    def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
+        lines, attributes = super()._list_places()
+        rows = self.graph.rows
+        return [*lines, f"rows of other parts: {rows.num_remote:,} fetched, {rows.num_kept:,} found here"], attributes
 
     def __call__(self, index: Any) -> Any:
         """The batch around the seeds at these positions; every process calls it."""

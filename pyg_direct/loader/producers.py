@@ -19,6 +19,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, Pyg
 from pyg_direct.loader.batches import iterate_batches
 from pyg_direct.loader.epochs import EpochLoader
 from pyg_direct.loader.ranks import Share
+from pyg_direct.loader.report import ReportedLoader
 from pyg_direct.runtime.device import resolve_device
 
 # How soon the end of a process is noticed by those that wait for it.
@@ -47,13 +48,13 @@ class Lane(Share):
         return super().number_of(self.lane + step * self.width)
 
 
-class Producers:
+class Producers(ReportedLoader):
     """The batches of a loader, in its order, made by other processes.
 
     The loader is sent to each of them and does not work here. Batches come through channels of at most `ahead` batches
     each: those of CPU producers in shared memory, those of GPUs as handles of their memory, copied to `device` here.
     Iterating again asks the same processes for the next epoch; they end with this object, with this process, or by
-    `close()`.
+    `close()`. `record` and `report` tell how long batches were waited for and used here.
 
     Args:
         loader: One of this package's loaders; also one with `ranks`.
@@ -122,7 +123,11 @@ class Producers:
             orders.put(
                 (self._turn, loader.seed, epoch, begin, Lane(share.rank, share.count, share.uneven, lane, width))
             )
-        return self._take(epoch, first)
+        record = self._begin_record()
+        return self._take(epoch, first) if record is None else record.hand_out(self._take(epoch, first))
+
+    def _list_places(self) -> tuple[list[str], dict[str, Any]]:
+        return [f"producers: {', '.join(map(str, self.devices))}"], {}
 
     def _take(self, epoch: int, step: int) -> Iterator[Any]:
         turn = self._turn

@@ -51,6 +51,7 @@ def run_cases(rank, folders, cases, options):
             report = loader.report()
             assert report.num_timed == len(report.seconds("fetch")) == sum(map(len, found[name]))
             assert report.features["x"].num_read > 0
+            assert "rows of other parts: 0 fetched" not in str(report)
         graph.close()
     return found
 

@@ -44,10 +44,14 @@ def test_lanes_make_every_batch_of_a_share_once(width, share, num_batches):
 def test_two_producers_make_the_epochs_of_the_loader():
     expected = make_loader(ranks=(1, 2))
     producers = Producers(make_loader(ranks=(1, 2)), ["cpu", "cpu"], device="cpu")
+    producers.record()
 
     for _ in range(2):
         assert hashes(producers) == hashes(expected)
     assert len(producers) == len(expected)
+    report = producers.report()
+    assert str(report).startswith("producers: cpu, cpu\n")
+    assert len(report.seconds("wait")) == report.num_batches == 2 * len(expected)
     # Left in the middle: the next epoch is the next.
     next(iter(producers))
     next(iter(expected))

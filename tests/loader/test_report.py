@@ -1,10 +1,12 @@
 """The report of a loader, in words and as a picture."""
 
 import pytest
+import torch
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.report import Report, TierReport
-from pyg_direct.loader.record import FETCH, FINISH, START, WAIT, BatchTimes
+from pyg_direct.loader.epochs import make_batch
+from pyg_direct.loader.record import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder, Stages
 from pyg_direct.loader.report import LoaderReport, Span, read_spans
 
 TIERS = [TierReport("GPU memory", 10, 60), TierReport("memory of other GPUs", 20, 30, "NVLink"),
@@ -22,6 +24,26 @@ class Mark:
 
     def synchronize(self):
         self.is_waited_for = True
+
+
+class MarkedRecorder(Recorder):
+    """Takes marks where a GPU would have events."""
+
+    def __init__(self, last):
+        super().__init__(last, torch.device("cpu"))
+        self.clock, self.num_new = 0.0, 0
+
+    def begin(self, attributes):
+        return EpochRecord(self, (Mark(0), 0))
+
+    def mark(self):
+        self.clock += 1
+        if self._spare:
+            mark = self._spare.pop()
+            mark.at = self.clock
+            return mark
+        self.num_new += 1
+        return Mark(self.clock)
 
 
 def make_times(spans, origin=None, used=0, events=None):
@@ -69,6 +91,23 @@ def test_times_of_the_gpu_are_on_the_clock_of_the_host():
         ("wait", 1, 6000, 6250), ("wait", 2, 50_000, 51_000),
     ])  # fmt: skip
     assert batches[-1].events[WAIT][1].is_waited_for
+
+
+def test_events_of_a_stage_stand_around_it_and_are_used_again():
+    recorder = MarkedRecorder(last=2)
+    stages = Stages(lambda number, item: item, lambda pending, number: pending, lambda sample, number, item: sample)
+    for _ in range(3):
+        record = recorder.begin({})
+        timed = record.around(stages)
+        made = (make_batch(timed, number, item) for number, item in record.follow((n, n) for n in range(4)))
+        assert list(record.hand_out(made)) == [0, 1, 2, 3]
+
+    seconds = {span.lane: span.end - span.begin for span in read_spans(recorder.done) if span.where == "GPU"}
+
+    # Two events around each part; those of a fetch and a sample lie inside the wait.
+    assert seconds == pytest.approx({"sample": 0.001, "fetch": 0.001, "wait": 0.005, "train": 0.001})
+    # Those of the batches kept, of the one on its way, and of the last wait of an epoch.
+    assert recorder.num_new <= 6 * 3 + 2 * 3
 
 
 def test_no_batches_have_no_times():
