@@ -29,7 +29,9 @@ from tests.hetero_data import make_hetero
 
 NUM_BATCHES = 5
 PREFETCH = [0, 1, 3]
-DELAY = 0.02
+DELAY = 0.05
+# Clocks differ.
+LEAST = 0.9 * DELAY
 
 
 def make_loader(device="cpu", **options):
@@ -103,10 +105,10 @@ def test_time_is_told_where_it_is_spent():
 
     report = loader.report()
 
-    assert min(report.seconds("fetch")) >= DELAY
-    assert min(report.seconds("wait")) >= DELAY
-    assert min(report.seconds("train")) >= 2 * DELAY
-    assert min(report.seconds("sample")) < DELAY
+    assert min(report.seconds("fetch")) >= LEAST
+    assert min(report.seconds("wait")) >= LEAST
+    assert min(report.seconds("train")) >= 2 * LEAST
+    assert min(report.seconds("sample")) < LEAST
 
 
 def test_only_the_last_batches_are_kept(real_device):
