@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import Any
 from pyg_direct.dynamic.timeline import Timeline, trace
 from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.loader.background import FORK_GATE
+from pyg_direct.runtime.host import count_cores
 
 
 class Ahead:
@@ -33,7 +33,7 @@ class Ahead:
 
     def begin(self, key: Hashable, work: Callable[[], Any], timeline: Timeline | None = None) -> None:
         """Let the thread do work, unless it has done so or is about to."""
-        if key in self._coming or len(os.sched_getaffinity(0)) < 2:
+        if key in self._coming or count_cores() < 2:
             return
         if self._pool is None:
             # One thread, with loops of one thread: the other cores train.
