@@ -16,7 +16,7 @@ from pyg_direct.datasets import synthetic_graph
 
 
 def main() -> None:
-    args = parse(__doc__, epochs=3, batch_size=1024, scale=0.002).parse_args()
+    args = parse(__doc__, epochs=3, batch_size=1024, scale=0.001).parse_args()
 
     torch.manual_seed(args.seed)
     # Most edges lie inside a class, so that features tell of them.
