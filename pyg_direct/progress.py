@@ -73,8 +73,13 @@ def show_wait(what: str, detail: str = "") -> Iterator[None]:
     begin = begin if now - end <= PATIENCE else now
     done = threading.Event()
     thread = threading.Thread(target=_tell, args=(f"{what}{detail}", begin, done), name="pyg_direct_wait", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        # Where threads cannot start any more, as while Python ends, work goes on all the same.
+        yield
+        return
     _WAITING.is_on = True
-    thread.start()
     try:
         yield
     finally:

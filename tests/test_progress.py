@@ -84,6 +84,22 @@ def test_an_error_ends_what_is_shown(impatient):
     assert bar._bar.disable
 
 
+def test_work_goes_on_where_no_thread_can_start(impatient, monkeypatch, capfd):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with show_wait("sorting"):
+            pass
+        with pytest.raises(KeyError), show_wait("sorting"):
+            raise KeyError
+    with show_wait("sorting"):
+        time.sleep(0.3)
+
+    assert "sorting" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("step", ["with progress.Bar(1, 'x') as bar: bar.update(1)", "with progress.show_wait('x'): 0"])
 def test_a_short_step_imports_nothing(step):
     found = run_python(f"from pyg_direct import progress\n{step}\nprint('tqdm' in sys.modules)")
