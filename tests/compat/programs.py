@@ -108,18 +108,29 @@ def run(program: Program, folder: Path, loader: str, seed: int, epochs: int | No
     return Run(scores, [after - before for before, after in pairwise(marks)])
 
 
-def tabulate(results: dict[str, dict[str, list[Run]]]) -> str:
-    """Scores and seconds by program and loader, in Markdown."""
-    lines = ["| program | loader | score of each seed, % | mean | standard error | seconds an epoch, median |",
-             "| --- | --- | --- | ---: | ---: | ---: |"]  # fmt: skip
+HEADER = ["| program | loader | graph | score of each seed, % | mean | standard error | seconds an epoch, median |",
+          "| --- | --- | --- | --- | ---: | ---: | ---: |"]  # fmt: skip
+
+
+def tabulate(results: dict[str, dict[str, list[Run]]], graphs: dict[str, str], before: str = "") -> str:
+    """Scores and seconds by program and loader, in Markdown.
+
+    Args:
+        results: Runs by program and loader.
+        graphs: The graph of each program.
+        before: An earlier table, whose rows of other programs stay.
+    """
+    kept = [line for line in before.splitlines() if line.startswith("| ") and line not in HEADER]
+    lines = [line for line in kept if line.split(" | ")[0].removeprefix("| ") not in results]
     for name, by_loader in results.items():
         for loader, runs in by_loader.items():
             scores = [one.reached for one in runs]
             error = stdev(scores) / len(scores) ** 0.5 if len(scores) > 1 else float("nan")
             seconds = [value for one in runs for value in one.seconds]
-            lines.append(f"| {name} | {loader} | {', '.join(f'{score:.1f}' for score in scores)} | {mean(scores):.2f} "
-                         f"| {error:.2f} | {median(seconds) if seconds else float('nan'):.3f} |")  # fmt: skip
-    return "\n".join(lines) + "\n"
+            lines.append(f"| {name} | {loader} | {graphs[name]} | {', '.join(f'{score:.1f}' for score in scores)} "
+                         f"| {mean(scores):.2f} | {error:.2f} | {median(seconds) if seconds else float('nan'):.3f} |"
+                         )  # fmt: skip
+    return "\n".join([*HEADER, *lines]) + "\n"
 
 
 def find_apart(results: dict[str, dict[str, list[Run]]]) -> list[str]:
@@ -150,7 +161,7 @@ def main(
     from tests.compat import datasets
 
     results: dict[str, dict[str, list[Run]]] = {}
-    shown = []
+    graphs = {}
     with tempfile.TemporaryDirectory() as root:
         folder = (Path(root) if work is None else work.resolve()) / "examples"
         for program in PROGRAMS:
@@ -161,7 +172,7 @@ def main(
             factor = program.scale * (1.0 if program.dataset == "cora" else scale)
             if not (folder / Path(program.path).parent / program.root).exists():
                 datasets.write(program.dataset, (folder / Path(program.path).parent / program.root).resolve(), factor)
-            shown.append(f"{program.path} on {program.dataset} x {factor:g}")
+            graphs[program.path] = f"{program.dataset} x {factor:g}"
             results[program.path] = {loader: [] for loader in loaders.split(",")}
             # In turn, so that a drift of the machine meets both.
             for seed in range(seeds):
@@ -177,10 +188,11 @@ def main(
     head = (
         f"# PyG's example programs with PyG's loaders and with ours\n\nPyG {torch_geometric.__version__} (its loaders "
         f"with {sampler}), torch {torch.__version__}, {device}, {os.cpu_count()} cores; `python -m "
-        f"tests.compat.programs PATH`.\nGenerated graphs: {'; '.join(shown)}.\nEpochs include what a program does "
-        "between two lines of its scores.\n\n"
+        "tests.compat.programs PATH`.\nGraphs are generated. Epochs include what a program does between two lines of "
+        "its scores.\n\n"
     )
-    (out / f"programs_{name}.md").write_text(head + tabulate(results))
+    path = out / f"programs_{name}.md"
+    path.write_text(head + tabulate(results, graphs, path.read_text() if path.exists() else ""))
     apart = find_apart(results)
     for line in apart:
         print("more than a point apart:", line)

@@ -28,11 +28,20 @@ def test_a_program_that_fails_is_told(tmp_path):
 
 
 def test_scores_are_those_of_the_last_epochs():
-    lines = tabulate(RESULTS).splitlines()
+    lines = tabulate(RESULTS, {"a.py": "cora x 1"}).splitlines()
 
-    assert "| a.py | PyG | 90.0, 80.0 | 85.00 | 5.00 | 3.000 |" in lines
-    assert "| a.py | pyg_direct | 84.5 | 84.50 | nan | 1.000 |" in lines
+    assert "| a.py | PyG | cora x 1 | 90.0, 80.0 | 85.00 | 5.00 | 3.000 |" in lines
+    assert "| a.py | pyg_direct | cora x 1 | 84.5 | 84.50 | nan | 1.000 |" in lines
     assert Run([0.0] * 8 + [0.8, 0.9], []).reached == pytest.approx(85)
+
+
+def test_rows_of_other_programs_stay():
+    earlier = tabulate({**RESULTS, "b.py": {"PyG": [Run([0.1], [])]}}, {"a.py": "x", "b.py": "y"})
+
+    lines = tabulate(RESULTS, {"a.py": "z"}, "# Title\n\n" + earlier).splitlines()
+
+    assert [line.split(" | ")[:3] for line in lines[2:]] == [
+        ["| b.py", "PyG", "y"], ["| a.py", "PyG", "z"], ["| a.py", "pyg_direct", "z"]]  # fmt: skip
 
 
 def test_more_than_a_point_apart_is_told():
