@@ -97,9 +97,9 @@ class HeteroTopo:
         self.is_homogeneous = not isinstance(num_nodes, Mapping)
         if not isinstance(num_nodes, Mapping):
             num_nodes, edges = {NODES: num_nodes}, {LINKS: edges}
-            node_time = {NODES: node_time} if isinstance(node_time, Tensor) else node_time
-            edge_time = {LINKS: edge_time} if isinstance(edge_time, Tensor) else edge_time
-            edge_weight = {LINKS: edge_weight} if isinstance(edge_weight, Tensor) else edge_weight
+            node_time = _by_name(NODES, node_time)
+            edge_time = _by_name(LINKS, edge_time)
+            edge_weight = _by_name(LINKS, edge_weight)
         self.num_nodes = {kind: _check_size(kind, size) for kind, size in num_nodes.items()}
         self.node_types = tuple(self.num_nodes)
         self.edge_types: tuple[EdgeType, ...] = tuple(edges)
@@ -241,6 +241,11 @@ class HeteroTopo:
     def __repr__(self) -> str:
         return (f"HeteroTopo({len(self.node_types)} types, {sum(self.num_nodes.values())} nodes, "
                 f"{len(self.edge_types)} relations, {int(self.edge_starts[-1])} edges)")  # fmt: skip
+
+
+def _by_name(name: Any, part: Any) -> Any:
+    """The part of a graph without types under the name of its one type or relation."""
+    return part if part is None or isinstance(part, Mapping) else {name: part}
 
 
 def _check_size(kind: str, size: Any) -> int:

@@ -113,10 +113,20 @@ def read_parts(data: Any, time_attr: str | None = None, weight_attr: str | None 
     )
 
 
+def count_nodes(data: Data) -> int:
+    """The number of nodes of a `Data`.
+
+    Raises:
+        ArgumentError: nothing that it holds tells.
+    """
+    if data.num_nodes is None:
+        raise ArgumentError("data must know its number of nodes; set data.num_nodes")
+    return int(data.num_nodes)
+
+
 def _read_data(data: Data, time_attr: str | None, weight_attr: str | None) -> Parts:
     edges = data.adj_t if "edge_index" not in data and "adj_t" in data else data.edge_index
-    num_nodes = int(data.num_nodes)
-    parts = Parts(num_nodes, torch.empty(2, 0, dtype=torch.int64) if edges is None else edges)
+    parts = Parts(count_nodes(data), torch.empty(2, 0, dtype=torch.int64) if edges is None else edges)
     for name, attr in (("time_attr", time_attr), ("weight_attr", weight_attr)):
         if attr is not None and attr not in data:
             raise ArgumentError(f"{name} must name an attribute of data, got {attr!r}")

@@ -17,8 +17,8 @@ from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import settle_workers
 from pyg_direct.loader.general import Drawn, GeneralLoader, Output
 from pyg_direct.loader.links import PendingLinks
-from pyg_direct.loader.node import check_times
-from pyg_direct.loader.own import OwnSampler, device_for
+from pyg_direct.loader.node import check_input_id, check_times
+from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.ops.check import check_ids
 from pyg_direct.sampling.key import batch_key
@@ -69,6 +69,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                     custom_cls: Any, input_id: Any, store_dtype: torch.dtype | None, kwargs: dict[str, Any]
                     ) -> None:  # fmt: skip
         """Check the inputs and hand them to PyG's loader."""
+        check_sampler(link_sampler, "sample_from_edges")
         check_store_dtype(store_dtype)
         self.store_dtype, self._sampler = store_dtype, link_sampler
         edge_label_index = _read_links(data, edge_label_index)
@@ -85,6 +86,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
             # PyG asks for the least of them.
             edge_label = None
         check_times("edge_label_time", edge_label_time, count)
+        check_input_id(input_id, count)
         kwargs = settle_workers(kwargs, self.device, may_start=False, num_seeds=count, stacklevel=4)
         PygLinkLoader.__init__(self, data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                                neg_sampling_ratio, transform, transform_sampler_output, False, custom_cls, input_id,
@@ -223,6 +225,10 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
             f"{'None' if edge_label_index is None else type(edge_label_index).__name__}"
         )
     bare = isinstance(edge_label_index[0], str)
+    if len(edge_label_index) != 2 and not bare:
+        raise ArgumentError(
+            f"edge_label_index must be a relation or (relation, links), got a tuple of {len(edge_label_index)}"
+        )
     edge_type, links = (edge_label_index, None) if bare else edge_label_index
     if isinstance(data, HeteroData):
         edge_type = data._to_canonical(*edge_type)

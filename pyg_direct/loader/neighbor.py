@@ -20,7 +20,8 @@ from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, settle_sharing, settle_workers
-from pyg_direct.loader.node import NodeLoader
+from pyg_direct.loader.graph import count_nodes
+from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds
 from pyg_direct.loader.order import largest_fanout, note_order
 from pyg_direct.loader.output import from_output, to_output
 from pyg_direct.loader.own import device_for
@@ -200,16 +201,14 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         check_store_dtype(store_dtype)
         self.store_dtype = store_dtype
         input_nodes = read_input_nodes(input_nodes)
-        num_seeds = data.num_nodes if input_nodes is None else len(input_nodes)
-        if input_nodes is not None and input_nodes.dtype == torch.bool:
-            if num_seeds != data.num_nodes:
-                raise ArgumentError(f"input_nodes must have shape [{data.num_nodes}] as a mask, got [{num_seeds}]")
-            num_seeds = int(input_nodes.sum())
+        num_nodes = count_nodes(data)
+        num_seeds = count_seeds(input_nodes, num_nodes)
+        check_input_id(input_id, num_seeds)
         kwargs = settle_workers(kwargs, self.device, num_seeds=num_seeds, stacklevel=4)
         # Not PyG's own constructor, which makes its sampler; its class is what PyG's models ask loaders for.
         PygNodeLoader.__init__(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
                                False, None, input_id, **kwargs)  # fmt: skip
-        self.input_data.node = check_ids("input_nodes", self.input_data.node, int(data.num_nodes)).long().cpu()
+        self.input_data.node = check_ids("input_nodes", self.input_data.node, num_nodes).long().cpu()
         self._plan: Any = None
         self._plan_topology: Any = None
         self._plan_recipe: Recipe | None = None

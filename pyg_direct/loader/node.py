@@ -14,7 +14,8 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
 from pyg_direct.loader.epochs import settle_workers
 from pyg_direct.loader.general import GeneralLoader, Output
-from pyg_direct.loader.own import OwnSampler, device_for
+from pyg_direct.loader.graph import count_nodes
+from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.ops.check import check_ids
 from pyg_direct.typing import Device
@@ -56,10 +57,12 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
                       transform_sampler_output: Any, custom_cls: Any, input_id: Any, store_dtype: torch.dtype | None,
                       kwargs: dict[str, Any]) -> None:  # fmt: skip
         """Check the inputs and hand them to PyG's loader."""
+        check_sampler(node_sampler, "sample_from_nodes")
         check_store_dtype(store_dtype)
         self.store_dtype, self._sampler = store_dtype, node_sampler
         input_nodes, num_seeds = _read_seeds(data, input_nodes)
         check_times("input_time", input_time, num_seeds)
+        check_input_id(input_id, num_seeds)
         kwargs = settle_workers(kwargs, self.device, may_start=False, num_seeds=num_seeds, stacklevel=4)
         PygNodeLoader.__init__(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
                                False, custom_cls, input_id, **kwargs)  # fmt: skip
@@ -98,11 +101,25 @@ def check_times(name: str, times: Any, count: int | None) -> None:
         raise ArgumentError(f"{name} must have shape ({count},), one for each seed, got {tuple(times.shape)}")
 
 
+def check_input_id(input_id: Any, count: int | None) -> None:
+    """Ids that batches hold in place of positions: a tensor, one for each seed, where their number is known.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if input_id is None:
+        return
+    if not isinstance(input_id, Tensor):
+        raise ArgumentTypeError(f"input_id must be a tensor, got {type(input_id).__name__}")
+    if input_id.dim() == 0 or (count is not None and len(input_id) != count):
+        raise ArgumentError(f"input_id must have an id for each of the {count} seeds, got {tuple(input_id.shape)}")
+
+
 def _read_seeds(data: Any, input_nodes: Any) -> tuple[Any, int | None]:
     """(input nodes as PyG's loader takes them, with tensors; their number, None where a store must tell)."""
     if isinstance(data, Data):
         nodes = read_input_nodes(input_nodes)
-        return nodes, _count_seeds(nodes, int(data.num_nodes))
+        return nodes, count_seeds(nodes, count_nodes(data))
     has_type = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)
     kind = input_nodes[0] if has_type else input_nodes
     is_typed = isinstance(data, HeteroData)
@@ -118,12 +135,12 @@ def _read_seeds(data: Any, input_nodes: Any) -> tuple[Any, int | None]:
     if is_typed and nodes is None and num_nodes is None:
         raise ArgumentError(f"data must know the number of {kind!r} nodes to take all as seeds; set "
                             f"data[{kind!r}].num_nodes")  # fmt: skip
-    count = _count_seeds(nodes, num_nodes)
+    count = count_seeds(nodes, num_nodes)
     # PyG's loader does not find the size of a type in stores for (type, None).
     return nodes if not isinstance(kind, str) else kind if nodes is None else (kind, nodes), count
 
 
-def _count_seeds(nodes: Tensor | None, num_nodes: int | None) -> int | None:
+def count_seeds(nodes: Tensor | None, num_nodes: int | None) -> int | None:
     """The number of seeds; a mask must be one of all nodes."""
     if nodes is None:
         return num_nodes

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
+from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.graph.relation import LINKS, NODES
 from pyg_direct.sampling.sample import Sample
 from pyg_direct.sampling.subgraph import GeneralSample
@@ -19,7 +20,13 @@ def to_output(sample: Sample, input_id: Tensor | None = None) -> SamplerOutput:
 
 
 def from_output(out: SamplerOutput) -> Sample:
-    """A uniform sample from PyG's form, as a user's transform may have left it."""
+    """A uniform sample from PyG's form, as a user's transform may have left it.
+
+    Raises:
+        ArgumentTypeError: the transform returned something else.
+    """
+    if not isinstance(out, SamplerOutput):
+        raise ArgumentTypeError(f"transform_sampler_output must return a SamplerOutput, got {type(out).__name__}")
     node_counts = list(torch.tensor(out.num_sampled_nodes or [0]).cumsum(0).tolist())
     edge_counts = [0, *torch.tensor(out.num_sampled_edges or [], dtype=torch.int64).cumsum(0).tolist()]
     edge_index = torch.stack([out.row, out.col])

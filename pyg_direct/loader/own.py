@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch_geometric.sampler import BaseSampler
 
+from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.sampling.key import call_key
 from pyg_direct.typing import Device
 
@@ -47,6 +48,13 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
         """The key of the next call outside an epoch."""
         self._num_calls += 1
         return call_key(self.seed, self._num_calls - 1)
+
+
+def check_sampler(sampler: Any, method: str) -> None:
+    """Raise unless a sampler can be asked for samples by `method`."""
+    if not callable(getattr(sampler, method, None)):
+        raise ArgumentTypeError(f"a loader's sampler must have {method}, as PyG's BaseSampler, got "
+                                f"{type(sampler).__name__}")  # fmt: skip
 
 
 def device_for(device: Device, sampler: Any) -> Device:

@@ -26,6 +26,7 @@ from pyg_direct.loader.links import Links, NegativeSource, PendingLinks
 from pyg_direct.loader.order import largest_fanout
 from pyg_direct.loader.output import to_general_output, to_output
 from pyg_direct.loader.own import OwnSampler
+from pyg_direct.loader.plain import check_choices
 from pyg_direct.loader.pyg import read_topology
 from pyg_direct.ops.check import check_fanouts, check_ids
 from pyg_direct.runtime.device import resolve_device
@@ -118,6 +119,8 @@ class NeighborSampler(OwnSampler):
         self.strict_negatives, self.exclude_target_edges = bool(strict_negatives), exclude_target_edges
         # Times and weights are read now, so that what is wrong with them is said here.
         self._read_recipe()
+        if not self.is_temporal:
+            check_choices(temporal_strategy, time_comparison, time_window)
         if self.is_temporal or weight_attr is not None:
             self._open_topology()
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels.state import NEGATIVE_DRAW
 from pyg_direct.ops.draw import derive_key, draw_below, draw_bits
 
@@ -201,8 +201,10 @@ def check_weight(weight: Tensor, num_nodes: int) -> Tensor:
     """Chances as float64 `[N]` on the CPU.
 
     Raises:
-        ArgumentError: another shape, negative, not finite or all zero.
+        ArgumentError, ArgumentTypeError: no tensor, another shape, negative, not finite or all zero.
     """
+    if not isinstance(weight, Tensor):
+        raise ArgumentTypeError(f"neg_sampling must have weights in a tensor, got {type(weight).__name__}")
     if weight.shape != (num_nodes,):
         raise ArgumentError(f"neg_sampling must have weights of shape ({num_nodes},), got {tuple(weight.shape)}")
     chances = weight.detach().cpu().double()

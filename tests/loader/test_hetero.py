@@ -305,6 +305,14 @@ def test_bad_arguments_are_named(options, error, words):
         NeighborLoader(**arguments)
 
 
+def test_times_of_nodes_and_edges_are_not_mixed():
+    data = make_hetero()
+    data["paper"].when, data["author", "writes", "paper"].when = torch.zeros(40).long(), torch.zeros(5).long()
+
+    with pytest.raises(ArgumentError, match="time_attr must name times of nodes or of edges, 'when' names both"):
+        NeighborLoader(data, [2], "paper", time_attr="when", device="cpu")
+
+
 def make_unsized():
     """Papers of unknown number, the highest met being 6."""
     data = HeteroData()

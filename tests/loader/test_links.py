@@ -254,6 +254,10 @@ def test_an_empty_list_of_links_is_an_empty_epoch(real_device):
         ({"edge_label_time": torch.zeros(600), "time_attr": "time"}, ArgumentTypeError, "must be a tensor of integers"),
         ({"neg_sampling": "triplet", "edge_label": torch.ones(600)}, ArgumentError, "edge_label must be None"),
         ({"neg_sampling": {"mode": "binary", "src_weight": torch.ones(9)}}, ArgumentError, r"weights of shape \(70,\)"),
+        ({"neg_sampling": {"mode": "binary", "dst_weight": [1.0] * 70}}, ArgumentTypeError, "in a tensor, got list"),
+        ({"neg_sampling": {"mode": "triplet", "amount": 1.5}}, ValueError, "'amount' needs to be an integer"),
+        ({"neg_sampling_ratio": -1.0}, ValueError, "'amount' needs to be positive"),
+        ({"input_id": torch.arange(9)}, ArgumentError, r"an id for each of the 600 seeds, got \(9,\)"),
         ({"neg_sampling": {"mode": "binary", "dst_weight": -torch.ones(70)}}, ArgumentError, "at least 0, got -1.0"),
         ({"neg_sampling": {"mode": "binary", "amount": 0}}, ValueError, "amount"),
         ({"neg_sampling": "worst"}, ValueError, "worst"),
@@ -272,6 +276,7 @@ def test_bad_arguments_are_named(options, error, words):
      (torch.zeros(2, 3), ArgumentTypeError, "edge_label_index must be a relation"),
      (("author", "eats", "paper"), ArgumentError, "edge_label_index must name a known relation"),
      (("author", "writes", "poem"), ArgumentError, "must name known node types, got 'poem'"),
+     ((WRITES, torch.tensor([[1], [0]]), 5), ArgumentError, r"a relation or \(relation, links\), got a tuple of 3"),
      ((WRITES, torch.tensor([[25], [0]])), ArgumentError, r"must lie in \[0, 25\), got 25")],
 )  # fmt: skip
 def test_bad_links_between_types_are_named(links, error, words):

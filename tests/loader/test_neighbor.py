@@ -12,6 +12,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import trim_to_layer
 
 from pyg_direct import NeighborLoader
+from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.sampling.key import batch_key
 from tests.batches import assert_equal_batches, check_contract, make_data
 from tests.graphs import GRAPHS, make_graph, odd_graphs
@@ -152,6 +153,11 @@ def test_transform_of_the_sampler_output_comes_before_features(real_device):
 
     check_contract(data, batch, [5, 9], [3])
     assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+
+
+def test_a_transform_of_the_sampler_output_that_returns_none_is_named():
+    with pytest.raises(ArgumentTypeError, match="transform_sampler_output must return a SamplerOutput, got NoneType"):
+        load_one(make_data(), [3], [5, 9], transform_sampler_output=lambda out: None, device="cpu")
 
 
 def test_a_call_gives_the_batch_around_positions(real_device):

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data
 from torch_geometric.sampler import NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
@@ -111,6 +112,7 @@ class TestWorkers:
             NeighborLoader(make_data(), [2], num_workers=2, multiprocessing_context=method)
 
 
+@pytest.mark.filterwarnings("ignore:Unable to accurately infer")
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -157,6 +159,11 @@ class TestWorkers:
         ({"store_dtype": torch.int8}, ArgumentError, "store_dtype must be one of"),
         ({"topology_cache": "lots"}, ArgumentError, "topology_cache must look like"),
         ({"disjoint": True, "sampling": "labor"}, ArgumentError, "sampling='labor' needs a Data"),
+        ({"data": Data()}, ArgumentError, "data must know its number of nodes; set data.num_nodes"),
+        ({"input_id": torch.arange(3)}, ArgumentError, r"input_id must have an id for each of the 70 seeds, "),
+        ({"input_id": [1] * 70, "disjoint": True}, ArgumentTypeError, "input_id must be a tensor, got list"),
+        ({"time_window": 5, "disjoint": True}, ArgumentError, "time_window needs time_attr"),
+        ({"neighbor_sampler": 5}, ArgumentTypeError, "sampler must have sample_from_nodes, .* got int"),
         ({"device": "tpu"}, ArgumentError, "device must name a torch device"),
         ({"batch_size": 0}, ValueError, "batch_size"),
         ({"batchsize": 3}, TypeError, "batchsize"),

@@ -190,12 +190,14 @@ class TestStoredRows:
         ({"time_attr": "x"}, (ArgumentError, ArgumentTypeError), "must hold integers"),
         ({"weight_attr": "negative"}, ArgumentError, "finite and not negative, got -1.0"),
         ({"weight_attr": "nan"}, ArgumentError, "finite and not negative, got nan"),
+        ({"weight_attr": "names"}, ArgumentTypeError, "^edge_weight must be a tensor, got list"),
         ({"weight_attr": "time"}, ArgumentError, r"must have shape \(600,\), got \(70,\)"),
         ({"time_attr": "edge_time"}, ArgumentError, "must be given for a graph whose edges have times"),
     ],
 )  # fmt: skip
 def test_bad_times_and_weights_are_named(options, error, words):
-    data = make_timed(negative=-torch.ones(600), nan=torch.full((600,), float("nan")), odd=torch.zeros(3))
+    data = make_timed(negative=-torch.ones(600), nan=torch.full((600,), float("nan")), odd=torch.zeros(3),
+                      names=["?"] * 600)  # fmt: skip
     seeds = torch.tensor([4, 40, 3, 3, 66, 12])
 
     with pytest.raises(error, match=words):
