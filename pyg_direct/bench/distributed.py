@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,21 +68,21 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         yield Row.of(case, "exchange of 4 MiB with each", "GB/s", [v / 1e9 for v in result["bandwidth"]])
     if 1 in found and len(found) > 1:
         yield from model_scaling(
-            found, f"distributed/{name}/{device}", cut=measure_cut(graph, [n for n in HOSTS if n > 1]),
+            found, f"distributed/{name}/{device}", cut=measure_cut(graph.edge_index, graph.num_nodes, HOSTS[1:]),
             crowding=lambda count: max(1.0, count * threads / cores) if device == "cpu" else 1.0)  # fmt: skip
 
 
-def measure_cut(graph: NodeDataset, hosts: list[int]) -> dict[int, float]:
+def measure_cut(edge_index: torch.Tensor, num_nodes: int, hosts: Sequence[int]) -> dict[int, float]:
     """Share of the nodes of batches that are of other parts, for parts by METIS and seeds of the own part.
 
     For the numbers of hosts of which each has seeds for a batch.
     """
     if importlib.util.find_spec("pymetis") is None:
         return {}
-    data, found = Data(edge_index=graph.edge_index, num_nodes=graph.num_nodes), {}
-    ends = graph.edge_index.numpy()
-    for count in (n for n in hosts if graph.num_nodes // n >= BATCH):
-        parts = torch.from_numpy(assign_by_metis(lambda: iter([(ends[0], ends[1])]), graph.num_nodes, count))
+    data, found = Data(edge_index=edge_index, num_nodes=num_nodes), {}
+    ends = edge_index.numpy()
+    for count in (n for n in hosts if num_nodes // n >= BATCH):
+        parts = torch.from_numpy(assign_by_metis(lambda: iter([(ends[0], ends[1])]), num_nodes, count))
         shares = []
         for part in sorted({0, count // 2, count - 1}):
             own = (parts == part).nonzero().view(-1)

@@ -8,6 +8,8 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_OPEN_FILES = "/proc/self/fd"
+
 
 class Connections:
     """Sockets that a process group opened.
@@ -40,9 +42,9 @@ class Connections:
 
 
 def _list_sockets() -> dict[int, int]:
-    """Inodes of this process's connected sockets by file descriptor."""
+    """Inodes of this process's connected sockets by file descriptor, on Linux."""
     found = {}
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir(_OPEN_FILES) if os.path.isdir(_OPEN_FILES) else ():
         try:
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):

@@ -3,7 +3,9 @@
 import math
 
 import pytest
+import torch
 
+from pyg_direct.bench.distributed import measure_cut
 from pyg_direct.bench.scaling import HOSTS, NETWORKS, Load, model_scaling, predict_seconds
 
 
@@ -19,6 +21,16 @@ def test_hosts_wait_for_the_largest_batch():
 def test_messages_and_bytes_add_up():
     # 17 messages to each of 3 others, and half of 8 bytes over a link of 2 bytes a second.
     assert predict_seconds(Load(1.0, 8.0, 1e6), 4, 0.5, 0.1, 2.0) == pytest.approx(1.0 + 17 * 3 * 0.1 + 2.0)
+
+
+def test_parts_of_a_ring_have_few_nodes_of_others():
+    nodes = torch.arange(1200)
+
+    cut = measure_cut(torch.stack([nodes, (nodes + 1) % 1200]), 1200, [2, 4])
+
+    # Parts of 300 nodes have no seeds for a batch of 512.
+    assert list(cut) == [2]
+    assert 0 < cut[2] < 0.02
 
 
 def test_rows_of_the_model():
