@@ -19,6 +19,7 @@ from pyg_direct.bench.beside import (
     measure_tables,
 )
 from pyg_direct.bench.clients import measure_clients
+from pyg_direct.bench.delta import measure_delta, measure_unchanged_rows
 from pyg_direct.bench.disk import measure_disk_feature, measure_disk_rows
 from pyg_direct.bench.dist_accuracy import measure_dist_accuracy
 from pyg_direct.bench.distributed import measure_distributed
@@ -287,6 +288,14 @@ def dynamic_losses(scale: float) -> Iterator[Row]:
     yield from measure_losses(_read_dynamic(), device=resolve_device(None).type)
 
 
+def dynamic_delta(scale: float) -> Iterator[Row]:
+    """What snapshots share with those before: bytes saved by sending changes, and rows that stay as they are."""
+    for name, shape in PRESETS.items():
+        nodes, edges = int(shape.num_nodes * scale), int(shape.num_edges * scale)
+        yield from measure_delta(shape._replace(num_nodes=nodes, num_edges=edges), f"{name} x {scale:g}")
+    yield from measure_unchanged_rows(_read_dynamic() | _read_dynamic("graph.npz"))
+
+
 def dynamic_memory(scale: float) -> Iterator[Row]:
     """Epochs of dynamic graph networks under caps on GPU memory, of graphs of published sizes where there is a GPU."""
     if torch.cuda.is_available():
@@ -334,6 +343,7 @@ LONG_CASES: dict[str, Case] = {
     "distributed": distributed,
     "snapshots": snapshots,
     "dynamic": dynamic,
+    "dynamic_delta": dynamic_delta,
     "dynamic_losses": dynamic_losses,
     "dynamic_memory": dynamic_memory,
 }

@@ -1,0 +1,81 @@
+"""The edges of a snapshot as what changed since the one before, and their rebuilding on the device (ESDG, SC'21)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.dynamic.operator import Factors
+
+
+class EdgeDelta(NamedTuple):
+    """What makes the edges of one snapshot out of another's.
+
+    Attributes:
+        removed: Places among the edges before, int32 `[R]`, ascending.
+        rows, cols: Targets and sources of added edges, int32 `[A]` each, in the order of their keys.
+        weight: Weights, fp32: of the added edges `[A]`, of all edges `[E]` where those kept weigh otherwise, or None
+            where all are ones.
+    """
+
+    removed: Tensor
+    rows: Tensor
+    cols: Tensor
+    weight: Tensor | None
+
+    @property
+    def num_bytes(self) -> int:
+        """What is sent."""
+        return sum(4 * part.numel() for part in self if part is not None)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> EdgeDelta:
+        """A copy on a device."""
+        return EdgeDelta(*(None if p is None else p.to(device, non_blocking=non_blocking) for p in self))  # type: ignore[arg-type]
+
+
+def find_delta(before: Factors, after: Factors, num_nodes: int) -> EdgeDelta:
+    """What changed between two snapshots of N nodes, on the device of both."""
+    places = _locate(before.keys, after.keys)
+    kept = places >= 0
+    removed = (~kept).nonzero().view(-1)
+    is_new = torch.ones(after.keys.numel(), dtype=torch.bool, device=after.keys.device)
+    is_new[places[kept]] = False
+    added = after.keys[is_new]
+    rows = torch.div(added, max(1, num_nodes), rounding_mode="floor")
+    weight = after.weight
+    if weight is not None and before.weight is not None and torch.equal(weight[~is_new], before.weight[kept]):
+        weight = weight[is_new]
+    return EdgeDelta(removed.int(), rows.int(), (added - rows * num_nodes).int(), weight)
+
+
+def _locate(keys: Tensor, among: Tensor) -> Tensor:
+    """Place of each key among others, both ascending; -1 for those that are not there."""
+    if among.numel() == 0:
+        return torch.full_like(keys, -1)
+    places = torch.searchsorted(among, keys).clamp_(max=among.numel() - 1)
+    return places.masked_fill_(among[places] != keys, -1)
+
+
+def apply_delta(before: Factors, delta: EdgeDelta, num_nodes: int) -> tuple[Tensor, Tensor | None]:
+    """Keys and weights of a snapshot, out of those of the one before and what changed; on the device of both.
+
+    Edges kept and edges added are both in order, so that they are merged and not sorted.
+    """
+    is_kept = torch.ones(before.keys.numel(), dtype=torch.bool, device=before.keys.device)
+    is_kept[delta.removed.long()] = False
+    kept, added = before.keys[is_kept], delta.rows.long() * num_nodes + delta.cols
+    count = kept.numel() + added.numel()
+    places = torch.searchsorted(kept, added) + torch.arange(added.numel(), device=added.device)
+    is_new = torch.zeros(count, dtype=torch.bool, device=kept.device)
+    is_new[places] = True
+
+    def merge(old: Tensor, new: Tensor) -> Tensor:
+        return old.new_empty(count).masked_scatter_(~is_new, old).masked_scatter_(is_new, new)
+
+    weight = delta.weight
+    if weight is not None and weight.numel() != count:
+        old = torch.ones_like(kept, dtype=weight.dtype) if before.weight is None else before.weight[is_kept]
+        weight = merge(old, weight)
+    return merge(kept, added), weight
