@@ -128,6 +128,14 @@ class FramePlan(SnapshotPlan):
         self._check_recording("edges")
         return self.real.aggregate(operator, self.times[self.first + time], x, weighted)
 
+    def aggregate_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0) -> Tensor:
+        """Aggregate other rows of consecutive snapshots of the frame, differentiably."""
+        self._check_recording("edges")
+        if self.times.step == 1:
+            return self.real.aggregate_window(operator, x, weighted, self.times[self.first + first])
+        apart = enumerate(x.unbind(1), first)
+        return torch.stack([self.aggregate(operator, time, rows, weighted) for time, rows in apart], 1)
+
     def keep(self, key: Hashable, time: int, make: Callable[[], Any]) -> Any:
         """What `make()` gives for the snapshot at a place; made once."""
         self._check_recording("what is kept of single snapshots")

@@ -249,6 +249,19 @@ class SnapshotPlan:
         out = aggregate_snapshots(rows, self.get_matrices(operator, time, time + 1, weighted))
         return out[:num_nodes].reshape(x.shape)
 
+    def aggregate_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0) -> Tensor:
+        """Aggregate other rows of consecutive snapshots, `[N, W, F]` from snapshot `first` on, differentiably."""
+        pieces, time, last, num_nodes = [], first, first + x.shape[1], x.shape[0]
+        x = F.pad(x, (0, 0, 0, 0, 0, self.num_nodes - num_nodes))
+        while time < last:
+            group = self._find_group(operator, time, weighted)
+            until = min(group.last, last)
+            matrices = self.get_matrices(operator, group.first, group.last, weighted, group.form)
+            rows = x[:, time - first : until - first]
+            pieces.append(aggregate_snapshots(rows.contiguous(), matrices, time - group.first))
+            time = until
+        return torch.cat(pieces, 1)[:num_nodes]
+
     def summary(self) -> str:
         """Sizes and choices, a line each."""
         return "\n".join([*(f"{name}: {value:,}" for name, value in self.describe().items()), *self.decisions])

@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch_geometric.data import Data
 
 from pyg_direct.datasets.dynamic import synthetic_dtdg
 from pyg_direct.dynamic import FrameTrainer, stream
-from pyg_direct.dynamic.nn import DCRNN, MPNNLSTM, TGCN, EvolveGCNH, EvolveGCNO, GConvGRU
+from pyg_direct.dynamic.nn import DCRNN, MPNNLSTM, TGCN, EvolveGCNH, EvolveGCNO, GConvGRU, mpnn
 from pyg_direct.dynamic.trainer import run_stateless
 from pyg_direct.errors import ArgumentError, MemoryLimitError
 
@@ -103,6 +104,26 @@ def test_losses_are_those_of_the_plain_loop(device, name, target):
     trainer = make_trainer(name, signal, device=device, target=target)
 
     assert trainer.fit(3) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("target", ["last", "all"])
+def test_small_snapshots_go_through_a_model_together(device, monkeypatch, step, target):
+    signal = make_signal("MPNNLSTM")
+    # One more than a window has, with more nodes than those trained on.
+    signal.append(Data(x=torch.randn(NODES + 3, 4), edge_index=torch.tensor([[0], [1]])))
+    times = slice(0, 7, step)
+    together, apart = (
+        make_trainer("MPNNLSTM", stream(signal, device)[times], device=device, target=target) for _ in range(2)
+    )
+    losses = together.fit(2)
+
+    monkeypatch.setattr(mpnn, "_SMALL", 0)
+
+    assert losses == pytest.approx(apart.fit(2), rel=1e-3)
+    for (name, mine), (_, other) in zip(together.model.named_buffers(), apart.model.named_buffers(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4, msg=name)
+    assert int(together.model.cell._batch_norm_1.num_batches_tracked) == 2 * together.num_frames * WINDOW
 
 
 @pytest.mark.parametrize("memory", [None, "10%", "50%"])

@@ -26,7 +26,29 @@ def _combine(convs: list[Any], terms: list[Tensor]) -> list[Tensor]:
     return list(F.linear(torch.cat(terms, 1), weight, bias).chunk(len(convs), 1))
 
 
-class GCLSTM(torch.nn.Module):
+class _Cell(torch.nn.Module):
+    """Constructor of the layers below, and of their convolutions."""
+
+    def __init__(self, in_channels: int, out_channels: int, K: int, normalization: str | None = "sym",  # noqa: N803
+                 bias: bool = True) -> None:  # fmt: skip
+        super().__init__()
+        self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
+        self.normalization, self.bias = normalization, bias
+        self._add_layers()
+
+    def _add_layers(self) -> None:
+        raise NotImplementedError
+
+    def _add(self, name: str, channels: int) -> None:
+        conv = ChebConv(channels, self.out_channels, K=self.K, normalization=self.normalization, bias=self.bias)
+        self.add_module(name, conv)
+
+    def _begin(self, x: Tensor, state: Tensor | None) -> Tensor:
+        """The state, zeros by default."""
+        return torch.zeros(x.shape[0], self.out_channels, device=x.device) if state is None else state
+
+
+class GCLSTM(_Cell):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
     The four convolutions see the same state, which is aggregated once for all of them.
@@ -36,16 +58,11 @@ class GCLSTM(torch.nn.Module):
         K, normalization, bias: As of `ChebConv`.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, K: int, normalization: str | None = "sym",  # noqa: N803
-                 bias: bool = True) -> None:  # fmt: skip
-        super().__init__()
-        self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
-        self.normalization, self.bias = normalization, bias
+    def _add_layers(self) -> None:
         for gate in ("i", "f", "c", "o"):
-            conv = ChebConv(out_channels, out_channels, K=K, normalization=normalization, bias=bias)
-            self.add_module(f"conv_{gate}", conv)
-            self.register_parameter(f"W_{gate}", Parameter(torch.empty(in_channels, out_channels)))
-            self.register_parameter(f"b_{gate}", Parameter(torch.empty(1, out_channels)))
+            self._add(f"conv_{gate}", self.out_channels)
+            self.register_parameter(f"W_{gate}", Parameter(torch.empty(self.in_channels, self.out_channels)))
+            self.register_parameter(f"b_{gate}", Parameter(torch.empty(1, self.out_channels)))
         for gate in ("i", "f", "c", "o"):
             glorot(getattr(self, f"W_{gate}"))
         for gate in ("i", "f", "c", "o"):
@@ -55,10 +72,7 @@ class GCLSTM(torch.nn.Module):
                 H: Tensor | None = None, C: Tensor | None = None,  # noqa: N803
                 lambda_max: Tensor | float | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
         """State and cell state, `[N, out_channels]` each, of features `[N, in_channels]` and the ones before."""
-        if H is None:
-            H = torch.zeros(X.shape[0], self.out_channels, device=X.device)  # noqa: N806
-        if C is None:
-            C = torch.zeros(X.shape[0], self.out_channels, device=X.device)  # noqa: N806
+        H, C = self._begin(X, H), self._begin(X, C)  # noqa: N806
         terms = expand_chebyshev(H, edge_index, edge_weight, _operator(self.normalization, lambda_max), self.K)
         gates = "ifco"
         from_state = _combine([getattr(self, f"conv_{gate}") for gate in gates], terms)
@@ -70,7 +84,7 @@ class GCLSTM(torch.nn.Module):
         return expose.sigmoid() * C.tanh(), C
 
 
-class GConvGRU(torch.nn.Module):
+class GConvGRU(_Cell):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
     The convolutions of the features are those of one set of terms, which is kept for the snapshots of
@@ -81,21 +95,15 @@ class GConvGRU(torch.nn.Module):
         K, normalization, bias: As of `ChebConv`.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, K: int, normalization: str | None = "sym",  # noqa: N803
-                 bias: bool = True) -> None:  # fmt: skip
-        super().__init__()
-        self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
-        self.normalization, self.bias = normalization, bias
+    def _add_layers(self) -> None:
         for gate in ("z", "r", "h"):
-            for kind, channels in (("x", in_channels), ("h", out_channels)):
-                conv = ChebConv(channels, out_channels, K=K, normalization=normalization, bias=bias)
-                self.add_module(f"conv_{kind}_{gate}", conv)
+            for kind, channels in (("x", self.in_channels), ("h", self.out_channels)):
+                self._add(f"conv_{kind}_{gate}", channels)
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None,  # noqa: N803
                 H: Tensor | None = None, lambda_max: Tensor | float | None = None) -> Tensor:  # noqa: N803 # fmt: skip
         """The next state, `[N, out_channels]`, of features `[N, in_channels]` and the state, zeros by default."""
-        if H is None:
-            H = torch.zeros(X.shape[0], self.out_channels, device=X.device)  # noqa: N806
+        H = self._begin(X, H)  # noqa: N806
         operator = _operator(self.normalization, lambda_max)
 
         def expand(rows: Tensor) -> list[Tensor]:

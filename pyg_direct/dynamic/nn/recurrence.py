@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 _BACK = torch.ops.aten
+# Rows of which all are computed rather than looked at.
+_FEW = 64
 
 
 class _FirstStep(torch.autograd.Function):
@@ -34,16 +36,22 @@ class _FirstStep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, admit, content, expose, cell = ctx.saved_tensors
-        size = cell.shape[1]
+        x, weight, *kept = ctx.saved_tensors
+        of_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+        # Of snapshots that went together, losses often see the last one only.
+        seen = grad.any(1).nonzero() if grad.shape[0] > _FEW else None
+        rows = slice(None) if seen is None else slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0)
+        x, grad = x[rows], grad[rows]
+        admit, content, expose, cell = (part[rows] for part in kept)
         # Nothing reaches the gate that forgets.
-        gates = grad.new_zeros(grad.shape[0], 4 * size)
-        of_admit, _, of_content, of_expose = gates.split(size, 1)
+        gates = grad.new_zeros(grad.shape[0], weight.shape[0])
+        of_admit, _, of_content, of_expose = gates.split(cell.shape[1], 1)
         of_cell = _BACK.tanh_backward(grad * expose, cell)
         _BACK.sigmoid_backward(of_cell * content, admit, grad_input=of_admit)
         _BACK.tanh_backward(of_cell * admit, content, grad_input=of_content)
         _BACK.sigmoid_backward(grad * cell, expose, grad_input=of_expose)
-        of_x = gates @ weight if ctx.needs_input_grad[0] else None
+        if of_x is not None:
+            torch.mm(gates, weight, out=of_x[rows])
         return of_x, gates.t() @ x, torch.zeros_like(ctx.of_state), gates.sum(0)
 
 
