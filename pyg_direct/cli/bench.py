@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 
 import pyg_direct
 from pyg_direct.bench.beside import measure_loaders
@@ -69,7 +71,8 @@ def choose_size(num_cores: int, free_on_host: int, free_on_gpu: int | None, *, q
         wanted, batches = (0.1, 24) if quick else (1.0, 60)
         table = min(1 << 30 if quick else 8 << 30, free_on_host // 4, free_on_gpu // 4)
     workers = () if quick else tuple(sorted({0, min(8, num_cores)}))
-    return Size(max(_SMALLEST, min(wanted, round(fits, 2))), 64 if quick else 1024, batches, table, workers)
+    batch_size = 32 if quick and free_on_gpu is None else 1024
+    return Size(max(_SMALLEST, min(wanted, round(fits, 2))), batch_size, batches, table, workers)
 
 
 def bench(
@@ -116,7 +119,7 @@ def _measure(size: Size, on_gpu: bool) -> tuple[list[Row], list[str]]:
         graph = synthetic_graph("products", scale=size.scale, device="cuda" if on_gpu else "cpu").to("cpu")
         for what, measure in parts.items():
             bar.update(1)
-            typer.echo(f"measuring {what}", err=True)
+            tqdm.write(f"measuring {what}", file=sys.stderr)
             try:
                 with warnings.catch_warnings():
                     # Of PyG's loader, about packages that it would like to have.
