@@ -14,6 +14,8 @@ from typing import Any
 
 # Seconds before anything is said.
 PATIENCE = 2.0
+# Numbers that any step is through with before.
+FEW_ITEMS = 1 << 22
 # Seconds between two lines, at a terminal and elsewhere.
 _REFRESH = (1.0, 60.0)
 
@@ -57,15 +59,16 @@ class Bar:
 
 
 @contextlib.contextmanager
-def show_wait(what: str, detail: str = "") -> Iterator[None]:
+def show_wait(what: str, detail: str = "", *, items: int = FEW_ITEMS) -> Iterator[None]:
     """Say after two seconds, from a thread, that a step goes on; a step inside another one says nothing.
 
     Args:
         what: The step. One that is taken again within two seconds is the same step, so that many short ones are told of
             as well.
         detail: What else to say.
+        items: Numbers that the step goes through, if that is known: a thread is not worth it for few of them.
     """
-    if getattr(_WAITING, "is_on", False):
+    if items < FEW_ITEMS or getattr(_WAITING, "is_on", False):
         yield
         return
     now = time.monotonic()

@@ -60,6 +60,14 @@ def test_a_step_long_after_is_another(impatient, capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_few_items_start_no_thread(impatient, capfd):
+    with show_wait("sorting edges", items=1000):
+        assert not any(thread.name == "pyg_direct_wait" for thread in threading.enumerate())
+        time.sleep(0.2)
+
+    assert capfd.readouterr().err == ""
+
+
 def test_a_step_inside_another_says_nothing(impatient, capfd):
     with show_wait("outer"), show_wait("inner"):
         time.sleep(0.3)

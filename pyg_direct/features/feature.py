@@ -236,7 +236,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
                               device=self.device)  # fmt: skip
         except torch.OutOfMemoryError:
             return None
-        with show_wait("copying rows to GPU memory"):
+        with show_wait("copying rows to GPU memory", items=hot.numel()):
             if ids is None:
                 return hot.copy_(rows)
             # In pieces, so that the host holds no second copy of the hot rows.

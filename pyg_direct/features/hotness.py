@@ -92,7 +92,7 @@ def choose_hottest(scores: Tensor | None, num_rows: int, count: int) -> Hottest:
     """The `count` rows with the highest scores, the first ones among equals; without scores the first rows."""
     if scores is None:
         return Hottest(torch.arange(count), 1 - count / max(1, num_rows))
-    with show_wait("sorting rows by hotness"):
+    with show_wait("sorting rows by hotness", items=num_rows):
         ranked, order = scores.sort(descending=True, stable=True)
     ranked = ranked.clamp(min=0).double()
     misses = 1 - float(ranked[:count].sum()) / max(float(ranked.sum()), 1e-300)

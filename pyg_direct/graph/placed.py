@@ -106,7 +106,7 @@ def place_array(source: Tensor, placement: str, device: torch.device, what: str)
     if placement == "cpu":
         return source.cpu(), source, None
     if placement == "cuda":
-        with show_wait(f"copying {what} to GPU memory"):
+        with show_wait(f"copying {what} to GPU memory", items=source.numel()):
             return source.to(device), source, None
     if source.is_cuda:
         block = allocate_or_fall_back(source.numel() * source.element_size(), placement, device)

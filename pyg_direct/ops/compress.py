@@ -54,7 +54,7 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None 
     edge_dtype = torch.int32 if rows.numel() < 2**31 else torch.int64
     if rows.is_cuda:
         return _compress_on_gpu(rows, columns, num_nodes, node_dtype, edge_dtype)
-    with show_wait("sorting edges by row"):
+    with show_wait("sorting edges by row", items=rows.numel()):
         return _compress_on_cpu(rows.contiguous(), columns.contiguous(), num_nodes, node_dtype, edge_dtype)
 
 
@@ -81,7 +81,7 @@ def order_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     chunks = 2 * cpu_chunks()
     indptr = torch.zeros(num_rows + 1, dtype=torch.int64)
     order = torch.empty(rows.numel(), dtype=torch.int32 if rows.numel() < 2**31 else torch.int64)
-    with show_wait("sorting edges by row"):
+    with show_wait("sorting edges by row", items=rows.numel()):
         run_cpu(kernels.count_rows_cpu, rows, chunks, indptr[1:])
         torch.cumsum(indptr[1:], 0, out=indptr[1:])
         run_cpu(kernels.order_edges_cpu, rows, chunks, indptr[:-1].clone(), order)

@@ -226,7 +226,7 @@ def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: b
             except torch.OutOfMemoryError as error:
                 raise MemoryLimitError(f"num_bytes must fit free GPU memory, got {num_bytes}: {error}") from error
         elif num_bytes > 0:
-            with show_wait(f"allocating {placement} memory"):
+            with show_wait(f"allocating {placement} memory", items=num_bytes // 64):
                 _allocate_on_host(block, shared)
             _BLOCKS[block.address] = block
     return block

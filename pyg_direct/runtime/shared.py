@@ -155,7 +155,7 @@ def pin(memory: SharedMemory, device: torch.device) -> Block:
     if memory.num_bytes > 0:
         with torch.cuda.device(device):
             bind_thread(device.index)
-            with show_wait("locking shared memory"):
+            with show_wait("locking shared memory", items=memory.num_bytes // 64):
                 call("cuMemHostRegister", memory.bytes.data_ptr(), memory.num_bytes, _PORTABLE | _MAPPED)
         block._address = memory.bytes.data_ptr()
         _PINNED[block._address] = block
