@@ -238,7 +238,7 @@ def test_what_is_no_number_of_batches_is_refused(last):
 
 
 def names_in_profile(loader):
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
         list(loader)
     return {event.key: event.count for event in found.key_averages() if event.key.startswith("pyg_direct.")}
 
@@ -262,7 +262,7 @@ def test_a_profiler_may_come_and_go():
     batches = iter(loader)
     next(batches)
 
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
         next(batches)
         next(batches)
 
