@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,22 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
                      note="behind steps that take 1.3 times as long and leave the processors free")  # fmt: skip
         yield Row.of(case, "exchange of nothing", "us", [1e6 * t for t in result["empty"]])
         yield Row.of(case, "exchange of 4 MiB with each", "GB/s", [v / 1e9 for v in result["bandwidth"]])
+    cut = measure_cut(graph.edge_index, graph.num_nodes, HOSTS[1:])
+    yield from describe_cut(cut, f"distributed/{name}")
     if 1 in found and len(found) > 1:
         yield from model_scaling(
-            found, f"distributed/{name}/{device}", cut=measure_cut(graph.edge_index, graph.num_nodes, HOSTS[1:]),
+            found, f"distributed/{name}/{device}", cut=cut,
             crowding=lambda count: max(1.0, count * threads / cores) if device == "cpu" else 1.0)  # fmt: skip
+
+
+def describe_cut(cut: Mapping[int, float], case: str) -> Iterator[Row]:
+    """What `measure_cut` found, beside parts by a hash."""
+    for count, share in cut.items():
+        common: dict[str, Any] = {"curve": "nodes of other parts in a batch", "at": count, "at_name": "parts"}
+        yield Row.of(f"{case}/cut/hash/{count}", "parts by hash, seeds of all parts", "%", [100 * (1 - 1 / count)],
+                     **common)  # fmt: skip
+        yield Row.of(f"{case}/cut/METIS/{count}", "parts by METIS, seeds of the own part", "%", [100 * share],
+                     note=f"{BATCH} seeds a batch, {FANOUTS}; mean of three parts", **common)  # fmt: skip
 
 
 def measure_cut(edge_index: torch.Tensor, num_nodes: int, hosts: Sequence[int]) -> dict[int, float]:

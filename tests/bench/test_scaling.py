@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pyg_direct.bench.distributed import measure_cut
+from pyg_direct.bench.distributed import describe_cut, measure_cut
 from pyg_direct.bench.scaling import HOSTS, NETWORKS, Load, model_scaling, predict_seconds
 
 
@@ -31,6 +31,7 @@ def test_parts_of_a_ring_have_few_nodes_of_others():
     # Parts of 300 nodes have no seeds for a batch of 512.
     assert list(cut) == [2]
     assert 0 < cut[2] < 0.02
+    assert [row.p50 for row in describe_cut(cut, "ring")] == [50.0, 100 * cut[2]]
 
 
 def test_rows_of_the_model():
