@@ -112,7 +112,15 @@ def run_processes(work: Any, count: int, device: str, *args: Any, threads: int |
     """What rank 0 of `count` processes of one group measures, which have an equal share of the cores by default."""
     with tempfile.TemporaryDirectory() as folder:
         share = threads or max(1, (os.cpu_count() or 1) // count)
-        mp.spawn(_enter, args=(work, count, device, folder, share, args), nprocs=count)  # type: ignore[attr-defined]
+        # Read where a process imports Numba, not later.
+        before = os.environ.get("NUMBA_NUM_THREADS")
+        os.environ["NUMBA_NUM_THREADS"] = str(share)
+        try:
+            mp.spawn(_enter, args=(work, count, device, folder, share, args), nprocs=count)  # type: ignore[attr-defined]
+        finally:
+            del os.environ["NUMBA_NUM_THREADS"]
+            if before is not None:
+                os.environ["NUMBA_NUM_THREADS"] = before
         result: dict[str, Any] = json.loads((Path(folder) / "result").read_text())
         return result
 
@@ -120,8 +128,6 @@ def run_processes(work: Any, count: int, device: str, *args: Any, threads: int |
 def _enter(rank: int, work: Any, count: int, device: str, folder: str, share: int, args: tuple[Any, ...]) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(share)
-    # Numba has not started yet.
-    os.environ["NUMBA_NUM_THREADS"] = str(share)
     if device == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", init_method=f"file://{folder}/group",
