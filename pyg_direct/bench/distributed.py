@@ -67,17 +67,18 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         yield Row.of(case, "exchange of nothing", "us", [1e6 * t for t in result["empty"]])
         yield Row.of(case, "exchange of 4 MiB with each", "GB/s", [v / 1e9 for v in result["bandwidth"]])
     cut = measure_cut(graph.edge_index, graph.num_nodes, HOSTS[1:])
-    yield from describe_cut(cut, f"distributed/{name}")
+    yield from describe_cut(cut, name)
     if 1 in found and len(found) > 1:
         yield from model_scaling(
             found, f"distributed/{name}/{device}", cut=cut,
             crowding=lambda count: max(1.0, count * threads / cores) if device == "cpu" else 1.0)  # fmt: skip
 
 
-def describe_cut(cut: Mapping[int, float], case: str) -> Iterator[Row]:
+def describe_cut(cut: Mapping[int, float], name: str) -> Iterator[Row]:
     """What `measure_cut` found, beside parts by a hash."""
+    case = f"distributed/{name}"
     for count, share in cut.items():
-        common: dict[str, Any] = {"curve": "nodes of other parts in a batch", "at": count, "at_name": "parts"}
+        common: dict[str, Any] = {"curve": f"nodes of other parts, {name}", "at": count, "at_name": "parts"}
         yield Row.of(f"{case}/cut/hash/{count}", "parts by hash, seeds of all parts", "%", [100 * (1 - 1 / count)],
                      **common)  # fmt: skip
         yield Row.of(f"{case}/cut/METIS/{count}", "parts by METIS, seeds of the own part", "%", [100 * share],
