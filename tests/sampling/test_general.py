@@ -320,3 +320,12 @@ def test_times_of_edges_need_times_of_seeds():
 
     with pytest.raises(ArgumentError, match=r"seed_time \(a loader's input_time\) must be given for a graph"):
         plan.sample({"paper": torch.tensor([0])}, KEY)
+
+
+def test_more_trees_than_an_integer_numbers_are_refused(monkeypatch):
+    monkeypatch.setattr("pyg_direct.sampling.seeds._IDENTITY_BITS", 10)
+    graph = make_parts()
+    plan = make_plan(graph, torch.device("cpu"), [1], Options(disjoint=True))
+
+    with pytest.raises(ArgumentError, match="seeds must be fewer for disjoint trees over so many nodes, got 9"):
+        plan.sample({"paper": torch.arange(9)}, KEY)

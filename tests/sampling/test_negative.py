@@ -105,3 +105,10 @@ def test_weights_that_are_no_chances_are_refused(weight, words):
 def test_nothing_can_be_drawn_from_nothing():
     with pytest.raises(ArgumentError, match="needs 1 to 2147483647 nodes to draw from, got 0"):
         Nodes(0, None, None, torch.device("cpu"))
+
+
+def test_more_pairs_than_an_integer_numbers_are_refused():
+    none = torch.empty(0, dtype=torch.int64)
+
+    with pytest.raises(ArgumentError, match=r"less than 2\*\*63 pairs, got 1099511627776 x 8388608 nodes"):
+        EdgeSet(none, none, 2**40, 2**23)
