@@ -51,19 +51,21 @@ class _StreamedScript(_Script):
 
 
 def measure_losses(sets: Mapping[str, Sequence[Data]], models: Sequence[str] = MODELS, window: int = 8,
-                   hidden: int = 32, epochs: int = 10, device: str = "cuda") -> Iterator[Row]:  # fmt: skip
+                   hidden: int = 32, epochs: int = 10, device: str = "cuda",
+                   loops: Sequence[str] = ("script", "frames")) -> Iterator[Row]:  # fmt: skip
     """Relative distance of the loss of each epoch, in the loop of a script and over frames (a step each)."""
     from torch_geometric_temporal.nn import recurrent as theirs
 
     where = torch.device(device, 0) if device == "cuda" else torch.device(device)
-    loops: dict[str, tuple[Any, Any]] = {
+    ways: dict[str, tuple[Any, Any]] = {
         "script": (_Script, _StreamedScript),
         "frames": (WAYS["resident PyGT"], Trained),
     }
     for name, signal in sets.items():
         num_nodes, num_features = signal[0].x.shape
         for kind in models:
-            for loop, (make, make_ours) in loops.items():
+            for loop in loops:
+                make, make_ours = ways[loop]
 
                 def train(make: Any, layers: Any, factor: float = 1.0, kind: str = kind) -> list[float]:
                     torch.manual_seed(0)
