@@ -26,6 +26,7 @@ from pyg_direct.bench.distributed import measure_distributed
 from pyg_direct.bench.dynamic import mean_ratios, measure_dynamic_epochs
 from pyg_direct.bench.dynamic_losses import measure_losses
 from pyg_direct.bench.dynamic_memory import measure_dynamic_memory
+from pyg_direct.bench.dynamic_ways import WAYS
 from pyg_direct.bench.gather import (
     measure_cached_rows,
     measure_cold_growth,
@@ -277,10 +278,18 @@ def dynamic(scale: float) -> Iterator[Row]:
     if device == "cuda":
         sets |= _read_dynamic("graph.npz")
     rows = []
-    for row in measure_dynamic_epochs(sets, device=device):
+    for row in measure_dynamic_epochs(sets, ways=[way for way in WAYS if "compile" not in way], device=device):
         rows.append(row)
         yield row
     yield from mean_ratios(rows)
+
+
+def dynamic_compiled(scale: float) -> Iterator[Row]:
+    """The same beside `torch.compile`, which takes a minute for each model and graph, of two graphs."""
+    sets = {name: signal for name, signal in _read_dynamic().items() if name in ("england_covid", "as733")}
+    sets = sets or {"generated 1000": synthetic_dtdg(1000, int(10_000 * scale), 20, 0.1, weighted=True)}
+    yield from measure_dynamic_epochs(sets, ways=[way for way in WAYS if way.startswith("resident")],
+                                      device=resolve_device(None).type)  # fmt: skip
 
 
 def dynamic_losses(scale: float) -> Iterator[Row]:
@@ -308,14 +317,17 @@ def dynamic_memory(scale: float) -> Iterator[Row]:
         yield from measure_dynamic_memory(_read_dynamic(), device="cpu")
 
 
+_NAMES = {"graph.npz": "papers by year", "snapshots.npz": "as733"}
+
+
 def _read_dynamic(*names: str) -> dict[str, list[Data]]:
     """Dynamic graphs of PYG_DIRECT_DATA, or those whose files have these names: papers are slow on a CPU."""
     folder = os.environ.get("PYG_DIRECT_DATA")
     if not folder:
         return {}
-    names = names or ("*.json", "snapshots.npz")
+    names = names or ("england_covid.json", "twitter_tennis_*.json", "chickenpox.json", "snapshots.npz")
     files = (file for name in names for file in sorted(Path(folder).glob(f"**/{name}")))
-    return {"papers by year" if file.stem == "graph" else file.stem: load_temporal(file) for file in files}
+    return {_NAMES.get(file.name, file.stem): load_temporal(file) for file in files}
 
 
 SHORT_CASES: dict[str, Case] = {
@@ -343,6 +355,7 @@ LONG_CASES: dict[str, Case] = {
     "distributed": distributed,
     "snapshots": snapshots,
     "dynamic": dynamic,
+    "dynamic_compiled": dynamic_compiled,
     "dynamic_delta": dynamic_delta,
     "dynamic_losses": dynamic_losses,
     "dynamic_memory": dynamic_memory,

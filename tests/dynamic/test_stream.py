@@ -213,6 +213,14 @@ class TestDiscretize:
         assert [s.num_nodes for s in snapshots] == [6] * 4
         assert all(torch.equal(s.edge_attr, self.data.msg[s.edge_index[0]]) for s in snapshots)
 
+    def test_snapshots_of_one_set_of_features_are_convolved(self):
+        snapshots, layer = discretize(self.data, 10, edge_life=2, x=torch.rand(6, 3)), TGCN(3, 2)
+
+        for given, plain in zip(stream(snapshots, "cpu"), snapshots, strict=True):
+            assert plain.x is snapshots[0].x
+            got = layer(given.x, given.edge_index)
+            torch.testing.assert_close(got, layer(plain.x, plain.edge_index), rtol=1e-4, atol=1e-5)
+
     def test_unsorted_edges_and_features_over_time_are_taken(self):
         order = torch.tensor([4, 0, 3, 1, 2])
         x = torch.rand(4, 7, 2)
