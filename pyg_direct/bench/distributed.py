@@ -78,7 +78,7 @@ def describe_cut(cut: Mapping[int, float], name: str) -> Iterator[Row]:
     """What `measure_cut` found, beside parts by a hash."""
     case = f"distributed/{name}"
     for count, share in cut.items():
-        common: dict[str, Any] = {"curve": f"nodes of other parts, {name}", "at": count, "at_name": "parts"}
+        common: dict[str, Any] = {"curve": f"nodes of other parts in {name}", "at": count, "at_name": "parts"}
         yield Row.of(f"{case}/cut/hash/{count}", "parts by hash, seeds of all parts", "%", [100 * (1 - 1 / count)],
                      **common)  # fmt: skip
         yield Row.of(f"{case}/cut/METIS/{count}", "parts by METIS, seeds of the own part", "%", [100 * share],
