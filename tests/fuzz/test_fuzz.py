@@ -13,7 +13,7 @@ from tests.fuzz.case import SUBJECTS, Case
 from tests.fuzz.space import Space, Tally
 
 # More than 10,000 together.
-BATCHES = {"neighbors": 4000, "links": 2400, "layers": 1500, "features": 1700, "aggregates": 500, "partitions": 150}
+BATCHES = {"neighbors": 2600, "links": 1600, "layers": 1300, "features": 3800, "aggregates": 600, "partitions": 150}
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
