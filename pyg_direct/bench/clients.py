@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -52,12 +53,15 @@ def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> 
 
     from pyg_direct.distributed.engine import connect, serve
 
-    known: list[Any] = [None]
+    known: list[Any] = [None, None]
     if rank == 0:
         servers = serve(folder, "bench", num_cpus=0.5)
-        known = [ray.get_runtime_context().gcs_address]
+        # Where Ray was started here, others need its token, which they look for if they are told to.
+        known = [ray.get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE")]
     dist.broadcast_object_list(known)
     if rank > 0:
+        if known[1] is not None:
+            os.environ["RAY_AUTH_MODE"] = known[1]
         servers = connect(count, "bench", address=known[0])
     return ClientGraph(servers, device="cpu", client=(rank, count)), servers if rank == 0 else None
 

@@ -63,6 +63,8 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
         name: Theirs, to be found by.
         num_cpus, num_gpus: What Ray sets aside for each; with a GPU the part lies in its memory.
         address: Of a Ray cluster; None takes the one of `RAY_ADDRESS`, or starts one on this host, for this host only.
+            Newer versions of Ray give that one a token, which other programs of the user are let in with where
+            `RAY_AUTH_MODE=token` is set for them.
         check, timeout: See `GraphPart`, `RayServers`.
     """
     _start(address)
