@@ -49,12 +49,12 @@ def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> 
     """(a graph as a rank or as a client sees it, what to close after it); collective."""
     if mode == "worker":
         return DistGraph(folder, device="cpu", **options), None
-    import ray
-
-    from pyg_direct.distributed.engine import connect, serve
-
     known: list[Any] = [None, None]
     if rank == 0:
+        import ray
+
+        from pyg_direct.distributed.engine import serve
+
         servers = serve(folder, "bench", num_cpus=0.5)
         # Where Ray was started here, others need its token, which they look for if they are told to.
         known = [ray.get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE")]
@@ -62,6 +62,9 @@ def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> 
     if rank > 0:
         if known[1] is not None:
             os.environ["RAY_AUTH_MODE"] = known[1]
+        # Not before: Ray reads it where it is imported.
+        from pyg_direct.distributed.engine import connect
+
         servers = connect(count, "bench", address=known[0])
     return ClientGraph(servers, device="cpu", client=(rank, count)), servers if rank == 0 else None
 
