@@ -66,6 +66,8 @@ class _Apart:
 
 def _serve(arguments: list[str], connection: Connection) -> None:
     os.environ[_IS_APART] = "1"
+    # Options of the environment, `-n 2` for one, are meant for the process that runs all tests.
+    os.environ.pop("PYTEST_ADDOPTS", None)
     pytest.main(arguments, plugins=[_Server(connection)])
 
 
