@@ -1,6 +1,7 @@
 """Tests that change more of a process than they can put back: `apart` marks those that run in one of their own.
 
-Each process that runs tests starts another one for such a file, at its first test, and has all of them run there.
+Each process that runs tests starts another one for such a file, at its first test, has all of them run there, and ends
+it before tests of its own, which may ask what processes there are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ _started: dict[str, _Apart] = {}
 
 def run_apart(item: pytest.Item) -> list[pytest.TestReport] | None:
     """Reports of a test that ran in the process of its file; None for one that runs here."""
-    if item.get_closest_marker("apart") is None or item.get_closest_marker("skip") or _IS_APART in os.environ:
+    if item.get_closest_marker("apart") is None:
+        end_all()
+        return None
+    if item.get_closest_marker("skip") or _IS_APART in os.environ:
         return None
     file = str(item.path)
     if file not in _started:
