@@ -26,7 +26,9 @@ from pyg_direct.distributed import DistGraph, DistNeighborLoader
 
 def run(rank, port, number):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    with DistGraph(sys.argv[1], device="cpu", silence=3) as graph:
+    # A process that is killed is named in time by default; that of a frozen one is the silence.
+    options = {"silence": 3} if number == signal.SIGSTOP else {}
+    with DistGraph(sys.argv[1], device="cpu", **options) as graph:
         for batch_number, batch in enumerate(DistNeighborLoader(graph, [3, 2], batch_size=5, seed=1)):
             if rank == 1 and batch_number == 3:
                 os.kill(os.getpid(), number)
