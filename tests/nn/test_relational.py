@@ -172,5 +172,9 @@ def test_attention_over_relations_equals_pyg(device, fanouts, monkeypatch):
     assert_near(got, expected)
     assert len(calls) == 1
     accelerated.undo()
-    assert all(torch.equal(one, other) for one, other in zip(run(), expected, strict=True))
+    again = run()
+    if device == "cpu":
+        assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
+    # Atomics of PyG's own kernels differ from run to run.
+    assert_near(again, expected)
     assert len(calls) == 1
