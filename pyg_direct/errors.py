@@ -1,5 +1,12 @@
 """Exceptions and warnings of pyg_direct; each message names the argument, the rule and the value."""
 
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+
 
 class PygDirectError(Exception):
     """Base of every exception raised by this package."""
@@ -55,3 +62,15 @@ class PartitionError(PygDirectError, ValueError):
 
 class RankError(PygDirectError, RuntimeError):
     """Another process of the group failed or is gone; the message names its rank."""
+
+
+# Files of this package, and those through which a decorated function of it is called.
+_INSIDE = (os.path.join(os.path.dirname(os.path.abspath(__file__)), ""), contextlib.__file__)
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the line outside of this package that led here, however deep below it the cause was found."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

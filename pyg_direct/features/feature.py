@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PlacementWarning
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PlacementWarning, warn
 from pyg_direct.features.filed import FiledRows
 from pyg_direct.features.following import FollowingRows
 from pyg_direct.features.hotness import Listing, check_hotness, choose_hottest, score_rows
@@ -224,9 +223,11 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
     def _fit_budget(self, budget: int) -> int:
         most = int(_FREE_SHARE * free_bytes(self.device.index or 0))
         if budget > most:
-            warnings.warn(
+            warn(
                 f"device_cache_size={self.device_cache_size!r} is more than the free memory of {self.device}; "
-                f"{most} bytes are used instead", PlacementWarning, stacklevel=3)  # fmt: skip
+                f"{most} bytes are used instead",
+                PlacementWarning,
+            )
         return min(budget, most)
 
     def _copy_to_gpu(self, rows: Tensor, ids: Tensor | None) -> Tensor | None:
@@ -246,8 +247,11 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
 
     def _shrink(self, budget: int) -> int:
         torch.cuda.empty_cache()
-        warnings.warn(f"device_cache_size={self.device_cache_size!r}: GPU memory ran out for {budget} bytes of "
-                      f"hot rows; {budget // 2} are tried instead", PlacementWarning, stacklevel=3)  # fmt: skip
+        warn(
+            f"device_cache_size={self.device_cache_size!r}: GPU memory ran out for {budget} bytes of "
+            f"hot rows; {budget // 2} are tried instead",
+            PlacementWarning,
+        )
         return budget // 2
 
     def _place_on_host(self, cpu_tensor: Tensor, hot: Tensor, hot_ids: Tensor, misses: float) -> None:

@@ -7,7 +7,6 @@ the memories of a clique, for each of its GPUs to read (`p2p_clique_replicate`).
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, CudaError, PlacementWarning
+from pyg_direct.errors import ArgumentError, CudaError, PlacementWarning, warn
 from pyg_direct.features.clique import deal_chunks, fit_rows, weigh_chunks
 from pyg_direct.features.hotness import choose_hottest
 from pyg_direct.ops.gather import Directory
@@ -143,8 +142,11 @@ def make_handle(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat
     # Of one GPU: to ask the others would take some of their memory for this process.
     most = int(_FREE_SHARE * free_bytes(devices[0]))
     if budget > most:
-        warnings.warn(f"device_cache_size={budget} is more than the free memory of GPU {devices[0]}; {most} bytes are "
-                      "used instead", PlacementWarning, stacklevel=4)  # fmt: skip
+        warn(
+            f"device_cache_size={budget} is more than the free memory of GPU {devices[0]}; {most} bytes are "
+            "used instead",
+            PlacementWarning,
+        )
         budget = most
     row_bytes = num_bytes // max(1, len(rows))
     is_spread = policy == "p2p_clique_replicate" and budget >= GRANULE

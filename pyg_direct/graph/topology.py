@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, PlacementWarning
+from pyg_direct.errors import ArgumentError, PlacementWarning, warn
 from pyg_direct.graph.cache import cache_rows
 from pyg_direct.graph.peers import spread_over_peers
 from pyg_direct.graph.placed import (
@@ -221,8 +220,11 @@ class CSRTopo:
         # Choosing rows takes some words a node, and their offsets stay.
         most = max(0, int(0.9 * free) - 64 * placed.num_nodes)
         if wanted > most:
-            warnings.warn(f"topology_cache={size!r} is more than the free memory of {placed.device}; {most} bytes are "
-                          "used instead", PlacementWarning, stacklevel=4)  # fmt: skip
+            warn(
+                f"topology_cache={size!r} is more than the free memory of {placed.device}; {most} bytes are "
+                "used instead",
+                PlacementWarning,
+            )
         return cache_rows(placed, min(wanted, most))
 
     def _place(self, placement: str, device: torch.device) -> PlacedTopology:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, LoaderWarning
+from pyg_direct.errors import ArgumentError, LoaderWarning, warn
 from pyg_direct.features.handle import COLD_POLICIES
 from pyg_direct.features.processes import POLICIES
 from pyg_direct.loader.background import Background
@@ -239,7 +238,7 @@ def make_batch(stages: Stages, number: int, seeds: Seeds) -> Any:
 
 
 def settle_workers(kwargs: dict[str, Any], device: torch.device, *, may_start: bool = True,
-                   num_seeds: int | None = None, stacklevel: int = 3) -> dict[str, Any]:  # fmt: skip
+                   num_seeds: int | None = None) -> dict[str, Any]:  # fmt: skip
     """Arguments for DataLoader; options of workers are taken out, with one word about it, unless workers are meant.
 
     Args:
@@ -247,7 +246,6 @@ def settle_workers(kwargs: dict[str, Any], device: torch.device, *, may_start: b
         device: The device of the loader.
         may_start: Whether workers can do what is asked.
         num_seeds: How many seeds there are to shuffle, where that is known.
-        stacklevel: Of the warning.
     """
     if num_seeds == 0:
         # torch refuses to shuffle nothing.
@@ -265,9 +263,10 @@ def settle_workers(kwargs: dict[str, Any], device: torch.device, *, may_start: b
     if absorbed:
         given = ", ".join(f"{k}={v!r}" for k, v in absorbed.items())
         start = "; worker processes start only with multiprocessing_context='spawn'" if may_start else ""
-        warnings.warn(
+        warn(
             f"{given}: not needed and not used, as sampling and features come from the device itself{start}",
-            LoaderWarning, stacklevel=stacklevel)  # fmt: skip
+            LoaderWarning,
+        )
     return {k: v for k, v in kwargs.items() if k not in _WORKER_OPTIONS and k != "multiprocessing_context"}
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NegativeSampling, SamplerOutput
 
-from pyg_direct.errors import ArgumentError, LoaderWarning
+from pyg_direct.errors import ArgumentError, LoaderWarning, warn
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.output import to_output
@@ -116,11 +115,17 @@ class Links:
         drawn = draw_negatives(count, key, source.targets, sources=sources, until=until, edges=source.edges,
                                device=self._device)  # fmt: skip
         if drawn.num_edges:
-            warnings.warn(f"strict_negatives: {drawn.num_edges} of {count} negatives of a batch are edges, as "
-                          f"{TRIES} draws met nothing else", LoaderWarning, stacklevel=2)  # fmt: skip
+            warn(
+                f"strict_negatives: {drawn.num_edges} of {count} negatives of a batch are edges, as "
+                f"{TRIES} draws met nothing else",
+                LoaderWarning,
+            )
         if drawn.num_untimely:
-            warnings.warn(f"{drawn.num_untimely} of {count} negatives of a batch are later than their link, as no node "
-                          "is that early", LoaderWarning, stacklevel=2)  # fmt: skip
+            warn(
+                f"{drawn.num_untimely} of {count} negatives of a batch are later than their link, as no node "
+                "is that early",
+                LoaderWarning,
+            )
         self._targets = torch.cat([self._targets, drawn.targets])
         if is_triplet:
             if self._label is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace as replace_fields
 from typing import Any
@@ -13,7 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader, NodeLoader as PygNodeLoader
 from torch_geometric.sampler import NumNeighbors
 
-from pyg_direct.errors import ArgumentError, PlacementWarning
+from pyg_direct.errors import ArgumentError, PlacementWarning, warn
 from pyg_direct.features.store import check_store_dtype
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
@@ -204,7 +203,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         num_nodes = count_nodes(data)
         num_seeds = count_seeds(input_nodes, num_nodes)
         check_input_id(input_id, num_seeds)
-        kwargs = settle_workers(kwargs, self.device, num_seeds=num_seeds, stacklevel=4)
+        kwargs = settle_workers(kwargs, self.device, num_seeds=num_seeds)
         # Not PyG's own constructor, which makes its sampler; its class is what PyG's models ask loaders for.
         PygNodeLoader.__init__(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
                                False, None, input_id, **kwargs)  # fmt: skip
@@ -249,8 +248,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             reason = str(error).split(".")[0]
         torch.cuda.empty_cache()
         host = choose_host_memory(self.device.index)
-        warnings.warn(f"the topology goes to {host} memory, as GPU memory ran out: {reason}", PlacementWarning,
-                      stacklevel=4)  # fmt: skip
+        warn(f"the topology goes to {host} memory, as GPU memory ran out: {reason}", PlacementWarning)
         return topology.place(host, self.device, topology_cache=self.topology_cache)
 
     def _sample_now(self, seeds: Tensor) -> Sample:

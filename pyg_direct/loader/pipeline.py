@@ -6,7 +6,6 @@ host waits only for the sizes of a batch that was sampled one turn before.
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import CudaError, PlacementWarning
+from pyg_direct.errors import CudaError, PlacementWarning, warn
 from pyg_direct.loader.record import finish_sample
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream
@@ -189,8 +188,10 @@ class Pipeline:
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
         if not self._has_shrunk:
-            warnings.warn(f"GPU memory ran out with prefetch={self.prefetch}: fewer batches are made ahead from now on",
-                          PlacementWarning, stacklevel=2)  # fmt: skip
+            warn(
+                f"GPU memory ran out with prefetch={self.prefetch}: fewer batches are made ahead from now on",
+                PlacementWarning,
+            )
         self._has_shrunk = True
         self.prefetch //= 2
 

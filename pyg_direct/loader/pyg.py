@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.typing import TensorFrame
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.rowfile import as_tensor
@@ -320,8 +319,11 @@ def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
             raise ArgumentTypeError(f"{name} must be dense or of layout torch.sparse_coo, got {value.layout}")
         if value.requires_grad:
             # Rows are read ahead, before the optimizer's last step.
-            warnings.warn(f"{name} requires a gradient, which rows of batches do not carry: to learn it, index it in "
-                          "the model by batch.n_id", LoaderWarning, stacklevel=2)  # fmt: skip
+            warn(
+                f"{name} requires a gradient, which rows of batches do not carry: to learn it, index it in "
+                "the model by batch.n_id",
+                LoaderWarning,
+            )
         return value.layout == torch.strided
     try:
         as_tensor(value[:0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, warn
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.graph import Parts, read_parts
@@ -96,8 +95,7 @@ class NeighborSampler(OwnSampler):
                  ) -> None:  # fmt: skip
         if not directed:
             subgraph_type = SubgraphType.induced
-            warnings.warn("directed=False is deprecated in PyG; use subgraph_type='induced'", DeprecationWarning,
-                          stacklevel=2)  # fmt: skip
+            warn("directed=False is deprecated in PyG; use subgraph_type='induced'", DeprecationWarning)  # fmt: skip
         if sample_direction not in DIRECTIONS:
             raise ArgumentError(f"sample_direction must be 'forward' or 'backward', got {sample_direction!r}")
         if sample_direction == "backward" and time_attr is not None:

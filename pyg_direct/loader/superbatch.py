@@ -4,7 +4,6 @@ from GPU memory. The batches are those that would come without.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import PlacementWarning
+from pyg_direct.errors import PlacementWarning, warn
 from pyg_direct.features.feature import Feature
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.ops.gather import gather_rows
@@ -105,8 +104,10 @@ class SharedFetch:
             self.num_rows_read += union.ids.numel()
             yield from ((sample, shared) for sample in samples)
             return
-        warnings.warn(f"GPU memory ran out for the rows of {len(samples)} batches together; half as many are tried",
-                      PlacementWarning, stacklevel=4)  # fmt: skip
+        warn(
+            f"GPU memory ran out for the rows of {len(samples)} batches together; half as many are tried",
+            PlacementWarning,
+        )
         half = len(samples) // 2
         yield from self._fetch(samples[:half], num_nodes)
         yield from self._fetch(samples[half:], num_nodes)

@@ -11,7 +11,6 @@ import ctypes
 import math
 import os
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from pyg_direct.errors import (
     ForkedProcessError,
     MemoryLimitError,
     PlacementWarning,
+    warn,
 )
 from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.advice import advise
@@ -288,8 +288,7 @@ def allocate_or_fall_back(num_bytes: int, placement: str, device: Device = None,
             continue
         if reasons:
             note = "; the CPU will gather rows, which is slower" if attempt == "cpu" else ""
-            warnings.warn(f"placement={placement!r} fell back to {attempt!r} ({'; '.join(reasons)}){note}",
-                          PlacementWarning, stacklevel=3)  # fmt: skip
+            warn(f"placement={placement!r} fell back to {attempt!r} ({'; '.join(reasons)}){note}", PlacementWarning)
         return block
     raise MemoryLimitError(f"placement={placement!r} and its fall-backs could not be had: {'; '.join(reasons)}")
 

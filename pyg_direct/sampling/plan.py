@@ -9,13 +9,12 @@ reads the sizes of the last.
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import deque
 
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import IdError, MemoryLimitError, PlacementWarning
+from pyg_direct.errors import IdError, MemoryLimitError, PlacementWarning, warn
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.kernels import bitmap, fresh as fresh_nodes, neighbor, relabel
 from pyg_direct.kernels.jit import SIMULATED, THREADS
@@ -152,8 +151,9 @@ class GpuPlan:
                 return self._make_slot(None, num_seeds, self._edges_at_first(num_seeds))
             except MemoryLimitError:
                 self._most_slots = 1
-                warnings.warn("no GPU memory is left to sample one batch ahead; batches are sampled one by one",
-                              PlacementWarning, stacklevel=2)  # fmt: skip
+                warn(
+                    "no GPU memory is left to sample one batch ahead; batches are sampled one by one", PlacementWarning
+                )
                 return self._claim_slot(num_seeds)
         if idle is None or idle not in self._slots or num_seeds > idle.num_seeds:
             return self._make_slot(idle, num_seeds, self._edges_at_first(num_seeds))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import LoaderWarning
+from pyg_direct.errors import LoaderWarning, warn
 from pyg_direct.graph.relation import EdgeType
 
 
@@ -55,8 +54,7 @@ class GeneralSample:
             elif reverse not in self.row and len(back) == 1:
                 reverse = back[0]
             elif reverse not in self.row:
-                warnings.warn(f"{edge_type} has no reverse relation and keeps its direction", LoaderWarning,
-                              stacklevel=2)  # fmt: skip
+                warn(f"{edge_type} has no reverse relation and keeps its direction", LoaderWarning)  # fmt: skip
                 continue
             row[edge_type], col[edge_type], first = _merge(
                 torch.cat([self.row[edge_type], self.col[reverse]]), torch.cat([self.col[edge_type], self.row[reverse]])

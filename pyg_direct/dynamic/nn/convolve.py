@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from pyg_direct.dynamic.lazy import find_tag
 from pyg_direct.dynamic.operator import GCN, Chebyshev, Operator
 from pyg_direct.dynamic.plan import SnapshotPlan
+from pyg_direct.errors import warn
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -42,8 +42,7 @@ def locate(x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Located | 
         return Located(edges.plan, edges.time, False)
     if edge_weight.requires_grad and "weights" not in _told:
         _told.add("weights")
-        warnings.warn("edge_weight asks for gradients: its snapshots are aggregated as PyG does it, one by one",
-                      UserWarning, stacklevel=3)  # fmt: skip
+        warn("edge_weight asks for gradients: its snapshots are aggregated as PyG does it, one by one", UserWarning)
     weight = find_tag(edge_weight, "edge_weight")
     if weight is None or weight.plan is not edges.plan or weight.time != edges.time:
         return None
