@@ -1,7 +1,8 @@
 """PyG's own tests of loaders and samplers, run with ours in their place and counted.
 
 `python -m tests.compat.suite PATH` runs them, PATH being the folder `test` of a checkout of PyG at the tag of the
-installed release, says what is not expected, and writes the counts to `tests/compat/counts.md`.
+installed release, says what is not expected, and writes the counts to `tests/compat/counts.md`, on a GPU to
+`tests/compat/counts_<machine>.md`.
 """
 
 import json
@@ -17,7 +18,6 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 EXPECTED = HERE / "expected.txt"
-COUNTS = HERE / "counts.md"
 
 # Files, and the part of their tests that loaders concern (as pytest's -k has it).
 FILES = {
@@ -124,9 +124,10 @@ def main(tests: Path) -> int:
 
     results = run(tests)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    counts = HERE / ("counts.md" if device == "CPU" else f"counts_{device.split()[-1].lower()}.md")
     head = (f"# PyG's own tests with our loaders in the place of PyG's\n\nPyG {torch_geometric.__version__}, torch "
             f"{torch.__version__}, {device}; `python -m tests.compat.suite PATH`.\n\n")  # fmt: skip
-    COUNTS.write_text(head + tabulate(results))
+    counts.write_text(head + tabulate(results))
     unexpected, unused = find_unexpected(results, EXPECTED.read_text())
     print(Counter(result.outcome for result in results))
     for result in unexpected:
