@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.propagate import DTYPES, is_plain
-from pyg_direct.nn.sorted import SortedEdges, add_loops, find_batch
+from pyg_direct.nn.sorted import SortedEdges, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
 from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.ops.softmax import softmax
@@ -43,10 +43,7 @@ def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
         return None
     edges = batch.view(edge_index)
     if self.add_self_loops:
-        looped = add_loops(edge_index, targets.shape[0], rows.shape[0])
-        known = find_batch(looped)
-        assert known is not None, "edges are not known to be sorted"
-        edges = known.view(looped)
+        edges, _ = batch.add_loops(edge_index, targets.shape[0])
     # Targets are the first of the rows.
     is_part = targets is rows or isinstance(x, Kept)
     weigh = _weigh_v2 if isinstance(self, conv.GATv2Conv) else _weigh

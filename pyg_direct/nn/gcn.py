@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.nn import aggr
 
 from pyg_direct.nn.propagate import DTYPES, is_plain, wins_on_cpu
-from pyg_direct.nn.sorted import add_loops, find_batch, loop_places
+from pyg_direct.nn.sorted import SortedBatch, SortedEdges, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
 from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.ops.launch import runs_on_gpu
@@ -40,62 +40,70 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
         return None
     if not runs_on_gpu(x) and not wins_on_cpu(x.new_empty(0, self.out_channels), "sum", True):
         return None
-
-    def normalise() -> tuple[Tensor, Tensor]:
-        return _normalise(edge_index, num_sources, num_targets, edge_weight, self, x.dtype)
-
-    if edge_weight is None:
-        key = "gcn", edge_index.shape[1], num_sources, num_targets, self.add_self_loops, x.dtype
-        edges, weight = batch.remember(key, normalise)
-    else:
-        edges, weight = normalise()
+    edges, weight = _normalise(batch, edge_index, num_sources, num_targets, edge_weight, self, x.dtype)
     # The matrix may come before the sum or after it: where rows are narrower, or fewer.
     late = is_linear(self.lin) and (x.shape[1] <= self.out_channels or 2 * num_targets <= num_sources)
     rows = x if late else self.lin(x)
     # Under autocast the matrix returns another dtype.
     dtype = torch.promote_types(rows.dtype, weight.dtype)
-    known = find_batch(edges)
-    assert known is not None, "edges are not known to be sorted"
-    order = known.view(edges)
     transposed = None
     if rows.requires_grad and (torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows)):
-        transposed = known.transpose(order, num_sources)
-    out = aggregate(rows.to(dtype), order.indptr, order.row, weight=weight.to(dtype), target=order.target,
-                    num_targets=num_targets, max_degree=order.max_degree, transposed=transposed)  # fmt: skip
+        transposed = batch.transpose(edges, num_sources)
+    out = aggregate(rows.to(dtype), edges.indptr, edges.row, weight=weight.to(dtype), target=edges.target,
+                    num_targets=num_targets, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip
     if late:
         return F.linear(out, self.lin.weight, self.bias)
     return out if self.bias is None else out + self.bias
 
 
-def _normalise(edge_index: Tensor, num_sources: int, num_targets: int, given: Tensor | None, self: Any,
-               dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _normalise(batch: SortedBatch, edge_index: Tensor, num_sources: int, num_targets: int, given: Tensor | None,
+               self: Any, dtype: torch.dtype) -> tuple[SortedEdges, Tensor]:  # fmt: skip
     """Edges, with one loop a target if asked for, and their symmetric weights; other loops then weigh nothing.
 
     Nodes from `num_targets` on have no edges of their own.
     """
-    batch = find_batch(edge_index)
-    assert batch is not None, "edges are not known to be sorted"
     work = torch.promote_types(dtype, torch.float32)
-    indptr, row, target, *_ = batch.view(edge_index)
-    weight = torch.ones(row.numel(), dtype=work, device=row.device) if given is None else given.to(work)
-    edges, alone = edge_index, 0.0
-    if self.add_self_loops:
-        edges = add_loops(edge_index, num_targets, num_sources)
-        places, loops = loop_places(indptr, target, num_targets)
-        is_loop = row == target
-        # A loop that is there already gives its weight to the one that stays; PyG fills others in where there are
-        # weights at all.
-        alone = 2.0 if self.improved and given is not None else 1.0
-        own = weight.new_full((num_targets + 1,), alone)
-        if given is not None:
-            own = own.scatter(0, torch.where(is_loop, target, num_targets).long(), weight)
-        weight = weight.new_zeros(edges.shape[1]).index_copy(0, places, weight.masked_fill(is_loop, 0))
-        weight = weight.index_copy(0, loops, own[:num_targets])
-    known = find_batch(edges)
-    assert known is not None, "edges are not known to be sorted"
-    indptr, row, target, _, _, max_degree = known.view(edges)
-    degree = aggregate(weight.view(-1, 1), indptr, target=target, num_targets=num_targets, max_degree=max_degree)
+    if given is None and self.add_self_loops:
+        edges, weight = batch.add_loops(edge_index, num_targets, work)
+        assert weight is not None, "edges are not weighed"
+        return edges, weight.to(dtype)
+    edges = batch.view(edge_index)
+    if given is None:
+
+        def weigh() -> Tensor:
+            ones = torch.ones(edges.row.numel(), dtype=work, device=edges.row.device)
+            return _weigh(edges, ones, num_sources, num_targets, 0.0).to(dtype)
+
+        return edges, batch.remember(("weighed", edges.row.numel(), num_sources, num_targets, dtype), weigh)
+    if not self.add_self_loops:
+        return edges, _weigh(edges, given.to(work), num_sources, num_targets, 0.0).to(dtype)
+    # PyG fills loops in that are not there.
+    alone = 2.0 if self.improved else 1.0
+    looped, _ = batch.add_loops(edge_index, num_targets)
+    weight = _give_to_loops(edges, given.to(work), num_targets, alone)
+    return looped, _weigh(looped, weight, num_sources, num_targets, alone).to(dtype)
+
+
+def _weigh(edges: SortedEdges, weight: Tensor, num_sources: int, num_targets: int, alone: float) -> Tensor:
+    """The symmetric weights of edges with weights; `alone` is the degree of a node that has no edges."""
+    degree = aggregate(weight.view(-1, 1), edges.indptr, target=edges.target, num_targets=num_targets,
+                       max_degree=edges.max_degree)  # fmt: skip
     degree = F.pad(degree.view(-1), (0, num_sources - num_targets), value=alone)
     scale = degree.pow(-0.5)
     scale = scale.masked_fill(scale == float("inf"), 0)
-    return edges, (scale[row] * weight * scale[target]).to(dtype)
+    return scale[edges.row] * weight * scale[edges.target]
+
+
+def _give_to_loops(edges: SortedEdges, weight: Tensor, num_targets: int, alone: float) -> Tensor:
+    """Weights of edges and of the loops behind them; a loop that is there gives its own to the one that stays."""
+    indptr, row, target, *_ = edges
+    num_edges = row.numel()
+    is_loop = row == target
+    own = weight.new_full((num_targets + 1,), alone)
+    own = own.scatter(0, torch.where(is_loop, target, num_targets).long(), weight)
+    nodes = torch.arange(num_targets, device=row.device)
+    # Each target before an edge's own has one loop more.
+    places = torch.arange(num_edges, device=row.device) + target
+    loops = indptr[1 : num_targets + 1].clamp(max=num_edges) + nodes
+    out = weight.new_zeros(num_edges + num_targets).index_copy(0, places, weight.masked_fill(is_loop, 0))
+    return out.index_copy(0, loops, own[:num_targets])

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.aggregate import Transposed, compress
+from pyg_direct.ops.loops import Looped, add_loops
 
 
 class SortedEdges(NamedTuple):
@@ -38,7 +39,7 @@ class SortedEdges(NamedTuple):
     max_degree: int | None
 
 
-class _Batch:
+class SortedBatch:
     """What is known of one `edge_index` and its views; does not keep them alive."""
 
     def __init__(self, edge_index: Tensor, nodes: list[int], targets: list[int], edges: list[int],
@@ -83,10 +84,23 @@ class _Batch:
         return made
 
     def transpose(self, edges: SortedEdges, num_rows: int) -> Transposed:
-        """The same edges by source."""
-        made: Transposed = self.remember(("by source", edges.row.numel(), num_rows),
+        """The same edges by source; they are those of a view of this batch, or made of these and remembered."""
+        made: Transposed = self.remember(("by source", edges.row.data_ptr(), edges.row.numel(), num_rows),
                                          lambda: Transposed.of(edges.row, edges.target, num_rows))  # fmt: skip
         return made
+
+    def add_loops(self, edge_index: Tensor, num_targets: int, dtype: torch.dtype | None = None
+                  ) -> tuple[SortedEdges, Tensor | None]:  # fmt: skip
+        """The edges of `edge_index` and a loop behind those of each target, with GCN's weights in a dtype.
+
+        Made once for the layers that share them; the loops that were there stay.
+        """
+        edges = self.view(edge_index)
+        key = "looped", edges.row.numel(), num_targets, dtype
+        made: Looped = self.remember(key, lambda: add_loops(*edges[:3], num_targets, dtype))
+        degree = None if self.max_degree is None else self.max_degree + 1
+        least = max(edges.least_sources, num_targets)
+        return SortedEdges(*made[:3], least, num_targets, degree), made.weight
 
 
 def _is_capturing(made: Any) -> bool:
@@ -95,7 +109,7 @@ def _is_capturing(made: Any) -> bool:
     return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-_BATCHES: dict[tuple[int, int], _Batch] = {}
+_BATCHES: dict[tuple[int, int], SortedBatch] = {}
 # Batches known at which those whose edges are gone are looked for.
 _look_at = 1
 
@@ -134,14 +148,16 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
         _look_at = 2 * len(_BATCHES) + 1
     nodes = list(accumulate(num_sampled_nodes))
     ends = nodes if targets is num_sampled_nodes else list(accumulate(targets))
-    _BATCHES[_place_of(edge_index)] = _Batch(edge_index, nodes, ends, [0, *accumulate(num_sampled_edges)], max_degree)
+    _BATCHES[_place_of(edge_index)] = SortedBatch(
+        edge_index, nodes, ends, [0, *accumulate(num_sampled_edges)], max_degree
+    )
 
 
 def _place_of(edge_index: Tensor) -> tuple[int, int]:
     return edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())
 
 
-def find_batch(edge_index: Tensor) -> _Batch | None:
+def find_batch(edge_index: Tensor) -> SortedBatch | None:
     """The batch whose edges, or whose first edges, these are; None unless they are known to be sorted."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.is_inference():
         return None
@@ -162,37 +178,3 @@ def find_sorted(edge_index: Tensor) -> SortedEdges | None:
     """The offsets of a sorted `edge_index` or of a view of its first edges; None for any other tensor."""
     batch = find_batch(edge_index)
     return None if batch is None else batch.view(edge_index)
-
-
-def add_loops(edge_index: Tensor, num_targets: int, num_sources: int | None = None) -> Tensor:
-    """A sorted `edge_index` with a loop behind the edges of each of `num_targets` nodes, sorted too.
-
-    `edge_index` must be known to be sorted, with fewer sources than `num_sources` (by default `num_targets`); its own
-    loops stay. Made once for the layers that share it.
-    """
-    batch = find_batch(edge_index)
-    assert batch is not None, "edges are not known to be sorted"
-    num_sources = num_targets if num_sources is None else num_sources
-    indptr, row, target, *_ = batch.view(edge_index)
-    num_edges = row.numel()
-
-    def make() -> Tensor:
-        edges, loops = loop_places(indptr, target, num_targets)
-        looped = edge_index.new_empty(2, num_edges + num_targets)
-        looped.index_copy_(1, edges, edge_index)
-        nodes = torch.arange(num_targets, dtype=row.dtype, device=row.device)
-        return looped.index_copy_(1, loops, nodes.expand(2, -1))
-
-    looped: Tensor = batch.remember(("looped", num_edges, num_targets, num_sources), make)
-    if find_batch(looped) is None:
-        degree = None if batch.max_degree is None else batch.max_degree + 1
-        register_sorted(looped, [num_sources, 0], [looped.shape[1]], degree, [num_targets, 0])
-    return looped
-
-
-def loop_places(indptr: Tensor, target: Tensor, num_targets: int) -> tuple[Tensor, Tensor]:
-    """Where edges and loops stand once each of `num_targets` nodes has a loop behind its edges, int64."""
-    # Each target before an edge's own has one loop more.
-    nodes = torch.arange(num_targets, device=target.device)
-    edges = torch.arange(target.numel(), device=target.device) + target
-    return edges, indptr[1 : num_targets + 1].clamp(max=target.numel()) + nodes

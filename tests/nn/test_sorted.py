@@ -7,7 +7,7 @@ import torch
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.nn import sorted as module
-from pyg_direct.nn.sorted import add_loops, find_sorted, register_sorted
+from pyg_direct.nn.sorted import find_batch, find_sorted, register_sorted
 
 # Two seeds, then one new node, then one.
 EDGES = torch.tensor([[1, 2, 2, 0, 3], [0, 0, 1, 2, 2]])
@@ -95,21 +95,15 @@ def test_edges_made_in_inference_mode_are_not_recognised():
         assert find_sorted(edge_index) is None
 
 
-@pytest.mark.parametrize("num_edges", [5, 3, 0])
-def test_loops_lie_behind_the_edges_of_their_node(device, num_edges):
-    edge_index = make_edges(device)[:, :num_edges]
-    expected = sorted([*edge_index.t().tolist(), *([n, n] for n in range(4))], key=lambda edge: edge[1])
-
-    looped = add_loops(edge_index, 4)
-
-    assert looped.t().tolist() == expected
-    assert find_sorted(looped).max_degree == 3
-
-
 def test_loops_are_made_once(device):
     edge_index = make_edges(device)
+    batch = find_batch(edge_index)
 
-    assert add_loops(edge_index, 4) is add_loops(edge_index, 4)
+    first, weight = batch.add_loops(edge_index, 4, torch.float32)
+    second, again = batch.add_loops(edge_index, 4, torch.float32)
+
+    assert (second.row.data_ptr(), again.data_ptr()) == (first.row.data_ptr(), weight.data_ptr())
+    assert (first.least_sources, first.least_targets, first.max_degree) == (4, 4, 3)
 
 
 @pytest.mark.parametrize(("nodes", "edges"), [([2, 1], [3, 2]), ([2, 1, 1], [3, 1])])
