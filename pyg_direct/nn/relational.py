@@ -11,7 +11,8 @@ from torch_geometric.nn import aggr
 
 from pyg_direct.nn.propagate import DTYPES, find_reduce, is_plain
 from pyg_direct.nn.sorted import SortedEdges, find_batch
-from pyg_direct.ops.aggregate import aggregate, compress
+from pyg_direct.ops.aggregate import aggregate
+from pyg_direct.ops.offsets import compress
 
 # Items of the sums of all relations, above which they are left to PyG, relation after relation.
 _MOST_ITEMS = 1 << 30

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.aggregate import Transposed, compress
+from pyg_direct.ops.aggregate import Transposed
 from pyg_direct.ops.loops import Looped, add_loops
+from pyg_direct.ops.offsets import compress
 
 
 class SortedEdges(NamedTuple):

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from pyg_direct.nn.propagate import DTYPES, is_plain
 from pyg_direct.nn.sorted import find_batch
-from pyg_direct.ops.aggregate import aggregate, compress
+from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.ops.dot import dot
+from pyg_direct.ops.offsets import compress
 from pyg_direct.ops.softmax import softmax
 
 # What `forward` tells `propagate`, which is given edges that PyG has joined: the bound of the edges of a target.

@@ -16,6 +16,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops import aggregate_kernels
 from pyg_direct.ops.check import INDEX_DTYPES, check_ids, check_same_device
 from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.offsets import compress, expand
 
 REDUCES = ("sum", "mean", "max", "min")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -40,18 +41,6 @@ class Transposed(NamedTuple):
         """Sort edges by source, those of a source in their order."""
         ordered, edge = torch.sort(row, stable=True)
         return cls(compress(ordered, num_rows), target.index_select(0, edge), edge)
-
-
-def compress(ordered: Tensor, num_rows: int) -> Tensor:
-    """Offsets `[num_rows + 1]` of the runs of ascending ids, in their dtype."""
-    return torch._convert_indices_from_coo_to_csr(ordered, num_rows, out_int32=ordered.dtype == torch.int32)
-
-
-def expand(indptr: Tensor, num_edges: int) -> Tensor:
-    """Ids `[num_edges]` of runs, the inverse of `compress`; offsets above `num_edges` are cut."""
-    bounds = indptr.clamp(max=num_edges)
-    targets = torch.arange(indptr.numel() - 1, dtype=indptr.dtype, device=indptr.device)
-    return torch.repeat_interleave(targets, bounds.diff(), output_size=num_edges)
 
 
 def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: str = "sum",

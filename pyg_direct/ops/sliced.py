@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.aggregate import compress, expand
+from pyg_direct.ops.offsets import compress, expand
 from pyg_direct.ops.overlap import EdgeUnion
 
 SLICE = 32

@@ -14,10 +14,11 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels import softmax as kernels
 from pyg_direct.kernels.jit import SIMULATED, THREADS
-from pyg_direct.ops.aggregate import Transposed, aggregate, expand
+from pyg_direct.ops.aggregate import Transposed, aggregate
 from pyg_direct.ops.aggregate_kernels import operators
 from pyg_direct.ops.check import INDEX_DTYPES, check_ids, check_same_device
 from pyg_direct.ops.launch import run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.offsets import expand
 
 _DTYPES = (torch.float32, torch.float64)
 _SCHEMAS = (

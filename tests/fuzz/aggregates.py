@@ -7,7 +7,8 @@ from random import Random
 import torch
 from torch import Tensor
 
-from pyg_direct.ops.aggregate import Transposed, aggregate, compress
+from pyg_direct.ops.aggregate import Transposed, aggregate
+from pyg_direct.ops.offsets import compress
 from pyg_direct.ops.softmax import softmax
 from tests.fuzz.space import Row, Space
 from tests.poison import poisoned_memory

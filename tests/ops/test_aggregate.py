@@ -9,7 +9,8 @@ from torch_geometric.utils import scatter
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.kernels.jit import SIMULATED
 from pyg_direct.kernels.span import LONG_ROW, slice_length
-from pyg_direct.ops.aggregate import REDUCES, Transposed, aggregate, compress, expand
+from pyg_direct.ops.aggregate import REDUCES, Transposed, aggregate
+from pyg_direct.ops.offsets import compress
 from tests.poison import poisoned_memory
 from tests.reference import aggregate as reference
 
@@ -354,13 +355,6 @@ def test_graphs_hold_it_forward_and_backward(reduce, width):
     side.synchronize()
 
     assert all(torch.equal(a, b) for a, b in zip(held, expected, strict=True))
-
-
-def test_ids_return_from_offsets(device):
-    graph = Graph(device)
-
-    assert expand(graph.indptr, 40).tolist() == graph.target.tolist()
-    assert expand(graph.indptr, 17).tolist() == graph.target[:17].tolist()
 
 
 def test_slices_of_a_hub_are_about_as_many_as_their_edges():

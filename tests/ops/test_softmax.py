@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from torch_geometric.utils import softmax as pyg_softmax
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.ops.aggregate import compress
+from pyg_direct.ops.offsets import compress
 from pyg_direct.ops.softmax import softmax
 from tests.poison import poisoned_memory
 from tests.reference import softmax as reference

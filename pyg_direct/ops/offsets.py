@@ -1,0 +1,40 @@
+"""Offsets of the runs of ascending ids, and back (see `kernels/offsets.py`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyg_direct.kernels.offsets import find_offsets_gpu
+from pyg_direct.ops.launch import grid_for, run_gpu, runs_on_gpu
+
+_library = torch.library.Library("pyg_direct", "FRAGMENT")
+
+
+def compress(ordered: Tensor, num_rows: int) -> Tensor:
+    """Offsets `[num_rows + 1]` of the runs of ascending ids, int32 or int64 in [0, num_rows), in their dtype."""
+    made: Tensor = torch.ops.pyg_direct.find_offsets.default(ordered, num_rows)
+    return made
+
+
+def expand(indptr: Tensor, num_edges: int) -> Tensor:
+    """Ids `[num_edges]` of runs, the inverse of `compress`; offsets above `num_edges` are cut."""
+    bounds = indptr.clamp(max=num_edges)
+    targets = torch.arange(indptr.numel() - 1, dtype=indptr.dtype, device=indptr.device)
+    return torch.repeat_interleave(targets, bounds.diff(), output_size=num_edges)
+
+
+def find_offsets(ordered: Tensor, num_rows: int) -> Tensor:
+    """See `compress`."""
+    if not runs_on_gpu(ordered):
+        # On a GPU one thread of torch's writes all offsets behind the last id: 1.4 ms of a batch of 400,000 nodes.
+        return torch._convert_indices_from_coo_to_csr(ordered, num_rows, out_int32=ordered.dtype == torch.int32)
+    out = ordered.new_empty(num_rows + 1)
+    run_gpu(find_offsets_gpu, grid_for(out.numel(), out), ordered.contiguous(), out)
+    return out
+
+
+_library.define("find_offsets(Tensor ordered, SymInt num_rows) -> Tensor")
+for _key in ("CPU", "CUDA"):
+    _library.impl("find_offsets", find_offsets, _key)
+_library.impl("find_offsets", lambda ordered, num_rows: ordered.new_empty(num_rows + 1), "Meta")
