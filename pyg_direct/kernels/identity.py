@@ -22,6 +22,7 @@ _FREE = -1
 # Tries near the other nodes of a tree before a search goes on elsewhere: trees differ in size.
 _NEAR = 8
 _SMALLEST_BLOCK = 16
+_DIGIT_BITS = 11
 
 
 @body
@@ -62,16 +63,15 @@ def find_slot(table, region, tree_shift, tree_bits, item):
 
 
 @body
-def settle_node(i, item, begins, known, bases, tree_shift):
-    """(id within its type, tree, local id) of the new identity `i`; begins[t] is the first of type t."""
-    kind = find_row(begins, known.shape[0], i)
+def settle_node(i, item, kind, begins, known, bases, tree_shift):
+    """(id within its type, tree, local id) of the new identity `i` of a type; begins[t] is the first of type t."""
     place = item - bases[kind]
     tree = place >> np.int64(tree_shift)
     return place - (tree << np.int64(tree_shift)), tree, known[kind] + i - begins[kind]
 
 
 @cpu_kernel
-def insert_cpu(items, tree_shift, tree_bits, table, region, slots, new, new_counts):
+def insert_cpu(items, tree_shift, tree_bits, table, region, slots, new, new_slots, new_counts):
     """Enter identities and note their slots; region r lists its new ones in new[r], -1 of them if it is full."""
     for r in prange(new_counts.shape[0]):
         low, count = r * region, 0
@@ -85,7 +85,7 @@ def insert_cpu(items, tree_shift, tree_bits, table, region, slots, new, new_coun
                     attempt += 1
                 if table[slot] == _FREE:
                     table[slot] = item
-                    new[r, count] = item
+                    new[r, count], new_slots[r, count] = item, slot
                     count += 1
                 elif table[slot] != item:
                     count = -1
@@ -94,13 +94,61 @@ def insert_cpu(items, tree_shift, tree_bits, table, region, slots, new, new_coun
 
 
 @cpu_kernel
-def settle_cpu(items, begins, known, bases, tree_shift, tree_bits, table, region, rows, trees, local_of_slot):
-    for i in prange(items.shape[0]):
-        row, tree, local = settle_node(i, items[i], begins, known, bases, tree_shift)
-        rows[i] = row
-        if trees.shape[0] > 0:
-            trees[i] = tree
-        local_of_slot[find_slot(table, region, tree_shift, tree_bits, items[i])] = local
+def sort_cpu(items, slots, spare_items, spare_slots, bits):
+    """Sort identities of so many bits, and their slots with them, digit by digit (Knuth, TAOCP 3, section 5.2.5).
+
+    Returns whether the result lies in the spare arrays.
+    """
+    count, passes, radix = items.shape[0], (bits + _DIGIT_BITS - 1) // _DIGIT_BITS, 1 << _DIGIT_BITS
+    places = np.zeros((passes, radix), np.int64)
+    for i in range(count):
+        rest = items[i]
+        for p in range(passes):
+            places[p, rest & (radix - 1)] += 1
+            rest >>= _DIGIT_BITS
+    is_spare = False
+    for p in range(passes):
+        before, most = np.int64(0), np.int64(0)
+        for digit in range(radix):
+            number = places[p, digit]
+            most = max(most, number)
+            places[p, digit] = before
+            before += number
+        if most < count:
+            shift = p * _DIGIT_BITS
+            if is_spare:
+                _move_by_digit(spare_items, spare_slots, items, slots, places[p], shift)
+            else:
+                _move_by_digit(items, slots, spare_items, spare_slots, places[p], shift)
+            is_spare = not is_spare
+    return is_spare
+
+
+@body
+def _move_by_digit(items, slots, to_items, to_slots, places, shift):
+    mask = places.shape[0] - 1
+    for i in range(items.shape[0]):
+        item = items[i]
+        digit = (item >> shift) & mask
+        at = places[digit]
+        places[digit] = at + 1
+        to_items[at], to_slots[at] = item, slots[i]
+
+
+@cpu_kernel
+def settle_cpu(items, slots, begins, known, bases, tree_shift, chunks, rows, trees, local_of_slot):
+    share = (items.shape[0] + chunks - 1) // chunks
+    for c in prange(chunks):
+        begin, end = min(c * share, items.shape[0]), min((c + 1) * share, items.shape[0])
+        kind = find_row(begins, known.shape[0], begin)
+        for i in range(begin, end):
+            while kind + 1 < known.shape[0] and begins[kind + 1] <= i:
+                kind += 1
+            row, tree, local = settle_node(i, items[i], kind, begins, known, bases, tree_shift)
+            rows[i] = row
+            if trees.shape[0] > 0:
+                trees[i] = tree
+            local_of_slot[slots[i]] = local
 
 
 @cpu_kernel
@@ -157,7 +205,8 @@ def insert_gpu(ends, items, bases, tree_shift, tree_bits, table, slots, new, new
 def settle_gpu(items, begins, known, bases, tree_shift, tree_bits, table, region, rows, trees, local_of_slot):
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < items.shape[0]:
-        row, tree, local = settle_node(i, items[i], begins, known, bases, tree_shift)
+        kind = find_row(begins, known.shape[0], i)
+        row, tree, local = settle_node(i, items[i], kind, begins, known, bases, tree_shift)
         rows[i] = row
         if trees.shape[0] > 0:
             trees[i] = tree

@@ -70,16 +70,22 @@ class HashNumbering(Numbering):
 
     def _enter_on_cpu(self, sources: Tensor) -> Tensor:
         regions = self._table.numel() // self._region
-        new, counts = np.empty((regions, sources.numel()), np.int64), np.empty(regions, np.int64)
-        run_cpu(kernels.insert_cpu, sources, *self._space[1:], self._table, self._region, self._slots, new, counts)
+        new, new_slots = np.empty((2, regions, sources.numel()), np.int64)
+        counts = np.empty(regions, np.int64)
+        run_cpu(kernels.insert_cpu, sources, *self._space[1:], self._table, self._region, self._slots, new, new_slots,
+                counts)  # fmt: skip
         if counts.min() < 0:
             # Too many identities begin their search in one region: one region holds them all.
             self._most_regions = 1
             self._rebuild(self._table.numel())
             return self.enter(sources, sources)
-        found = np.concatenate([row[:count] for row, count in zip(new, counts, strict=True)])
-        found.sort()
-        self._new = torch.from_numpy(found)
+        found, places = (np.concatenate([row[:count] for row, count in zip(rows, counts, strict=True)])
+                         for rows in (new, new_slots))  # fmt: skip
+        spare, spare_places = np.empty((2, len(found)), np.int64)
+        bits = int(self._space.bases[-1]).bit_length()
+        if run_cpu(kernels.sort_cpu, found, places, spare, spare_places, bits):
+            found, places = spare, spare_places
+        self._new, self._new_slots = torch.from_numpy(found), torch.from_numpy(places)
         bounds = np.searchsorted(found, self._space.bases.numpy())
         return torch.from_numpy(np.concatenate([[len(found)], np.diff(bounds)]).astype(np.int64))
 

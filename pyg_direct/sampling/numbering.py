@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyg_direct.kernels import identity as kernels
 from pyg_direct.kernels.state import FAR
-from pyg_direct.ops.launch import grid_for, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.launch import cpu_chunks, grid_for, run_cpu, run_gpu, runs_on_gpu
 from pyg_direct.ops.upload import upload
 
 
@@ -53,7 +53,8 @@ class Numbering:
         self._known = np.zeros(space.bases.numel() - 1, np.int64)
         self._table = space.bases[:0]
         self._region = 0
-        self._slots, self._new = self._table, self._table
+        # Of the sources of a hop; the new ones among them, ascending on a CPU, and where these lie.
+        self._slots, self._new, self._new_slots = self._table, self._table, self._table
         self._local_of_slot: Tensor
 
     def _start(self, seeds: Tensor, slots: Tensor, counts: np.ndarray) -> None:
@@ -72,12 +73,13 @@ class Numbering:
         rows = torch.empty_like(new)
         trees = torch.empty_like(new) if self._space.tree_bits > 0 else new[:0]
         if new.numel() > 0:
-            arguments = (new, table[: len(counts)], table[len(counts) :], *self._space, self._table, self._region, rows,
-                         trees, self._local_of_slot)  # fmt: skip
+            places = table[: len(counts)], table[len(counts) :]
+            out = rows, trees, self._local_of_slot
             if runs_on_gpu(new):
-                run_gpu(kernels.settle_gpu, grid_for(new.numel(), new), *arguments)
+                run_gpu(kernels.settle_gpu, grid_for(new.numel(), new), new, *places, *self._space, self._table,
+                        self._region, *out)  # fmt: skip
             else:
-                run_cpu(kernels.settle_cpu, *arguments)
+                run_cpu(kernels.settle_cpu, new, self._new_slots, *places, *self._space[:2], cpu_chunks(), *out)
         self._known = self._known + counts
         return Settled(rows, trees, self._local_of_slot.index_select(0, self._slots[:num_sources]).long())
 

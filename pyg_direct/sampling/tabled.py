@@ -73,7 +73,7 @@ class TableNumbering(Numbering):
             new = np.empty(most, np.int64)
             run_cpu(fresh.emit_fresh_cpu, scratch.fresh, scratch.seen, sums, new, 0)
             found = new[: sums.sum()]
-            self._new = torch.from_numpy(found)
+            self._new = self._new_slots = torch.from_numpy(found)
             bounds = np.searchsorted(found, bases.numpy())
             return torch.from_numpy(np.concatenate([[len(found)], np.diff(bounds)]).astype(np.int64))
         new_counts = torch.empty(bases.numel(), dtype=torch.int64, device=sources.device)
