@@ -28,13 +28,13 @@ RULES = {("cuda", True): Place("cuda", "cuda"), ("cuda", False): Place("cuda", "
          ("none", True): Place("cuda", "cuda"), ("none", False): Place("cpu", "unified")}  # fmt: skip
 # They make what is like the tensor they are given, or copy it.
 _LIKE = {aten.clone, aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
-         aten.randint_like, aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full,
-         aten.lift_fresh, aten.lift}  # fmt: skip
+         aten.randint_like, aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones,
+         aten.new_full}  # fmt: skip
 
 
 @functools.cache
-def _unified() -> Any:
-    # The class imports this file.
+def unified_tensors() -> Any:
+    """The file of the class, which imports this one."""
     from pyg_direct.features import unified
 
     return unified
@@ -54,12 +54,14 @@ def _written(func: Any) -> tuple[tuple[int, str], ...]:
                  if a.alias_info is not None and a.alias_info.is_write)  # fmt: skip
 
 
+# Compiled programs call it as it is, between their graphs.
+@torch.compiler.disable
 def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operation with at least one unified tensor among its arguments."""
-    unified = _unified()
+    unified = unified_tensors()
     cls = unified.UnifiedTensor
     packet = func.overloadpacket
-    if packet in (aten._to_copy, aten.copy_, aten._copy_from) or packet in _LIKE:
+    if packet in (aten._to_copy, aten.copy_) or packet in _LIKE:
         return _make_copy(func, packet, args, kwargs)
     if packet in (aten.is_pinned, aten._pin_memory):
         return False if packet is aten.is_pinned else args[0]
@@ -70,8 +72,6 @@ def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return tree_map(lambda v: tables[0].new_like(v) if isinstance(v, Tensor) else v, made)
     written = [args[n] if n < len(args) else kwargs.get(name) for n, name in _written(func)]
     place = choose_place(tables, [v for v in flat if isinstance(v, Tensor) and not isinstance(v, cls)], written)
-    if kwargs.get("device") is not None and torch.device(kwargs["device"]).type not in ("cpu", "cuda"):
-        kwargs = {**kwargs, "device": tables[0].memory.device if place.compute == "cuda" else torch.device("cpu")}
     return _compute(func, args, kwargs, place, [value for value in written if isinstance(value, Tensor)])
 
 
@@ -97,7 +97,7 @@ def choose_place(tables: list[Any], others: list[Tensor], written: list[Any]) ->
 
 
 def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, written: list[Tensor]) -> Any:
-    unified = _unified()
+    unified = unified_tensors()
     cls = unified.UnifiedTensor
     seen: dict[int, Any] = {}
     source: Any = None
@@ -133,16 +133,14 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Pl
 
 
 def _copy_to_unified(value: Tensor, source: Any) -> Any:
-    made = _unified().empty_unified(value.shape, value.dtype, source.memory.device, source.propagated,
+    made = unified_tensors().empty_unified(value.shape, value.dtype, source.memory.device, source.propagated,
                                     value.stride())  # fmt: skip
     made.host_view.copy_(value)
     return made
 
 
 def _make_copy(func: Any, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    unified = _unified()
-    if packet is aten._copy_from:
-        return run_copy(args[1], args[0])
+    unified = unified_tensors()
     if packet is aten.copy_:
         return run_copy(args[0], args[1])
     source = args[0]
@@ -153,25 +151,21 @@ def _make_copy(func: Any, packet: Any, args: tuple[Any, ...], kwargs: dict[str, 
         if wanted is not None and wanted.type == "cuda":
             made = torch.empty(source.shape, dtype=source.dtype, device=wanted)
             return run_copy(made, source).to(dtype)
-        if wanted is not None and wanted.type == "cpu" and not _is_unified_name(wanted):
+        if wanted is not None and wanted.type == "cpu":
             return source.on_cpu().to(dtype=dtype, copy=True)
-        made = unified.empty_unified(source.shape, dtype, source.memory.device, _read_hint(wanted, source))
-        return run_copy(made, source)
-    if wanted is not None and wanted.type in ("cpu", "cuda") and not _is_unified_name(wanted):
+        return run_copy(unified.empty_unified(source.shape, dtype, source.memory.device, source.propagated), source)
+    if wanted is not None and wanted.type in ("cpu", "cuda"):
         plain = source.on_gpu() if wanted.type == "cuda" and source.memory.device else source.on_cpu()
         return func(plain, *args[1:], **kwargs)
     # What is like a unified tensor is one: made by the CPU, into memory that is recycled.
     plain_kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
-    if packet in (aten.clone, aten.lift_fresh, aten.lift):
-        if packet is not aten.clone:
-            return source
+    if packet is aten.clone:
         made = unified.empty_unified(source.shape, source.dtype, source.memory.device, source.propagated,
                                      torch.empty_like(source.host_view, device="meta", **kwargs).stride())  # fmt: skip
         return run_copy(made, source)
     like = func(torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta"), *args[1:],
                 **plain_kwargs)  # fmt: skip
-    made = unified.empty_unified(like.shape, like.dtype, source.memory.device, _read_hint(wanted, source),
-                                 like.stride())  # fmt: skip
+    made = unified.empty_unified(like.shape, like.dtype, source.memory.device, source.propagated, like.stride())
     return _fill_like(packet, made, args, kwargs)
 
 
@@ -188,22 +182,11 @@ def _fill_like(packet: Any, made: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return made
 
 
-def _is_unified_name(device: torch.device) -> bool:
-    return device.type == _unified()._DEVICE[0].type != "cpu"
-
-
-def _read_hint(device: torch.device | None, source: Any) -> bool:
-    """What the name of a device says about propagation; else what `source` has."""
-    if device is None or device.index is None or not _is_unified_name(device):
-        return bool(source.propagated) if device is None or isinstance(source, _unified().UnifiedTensor) else True
-    return device.index == 0
-
-
 def run_copy(target: Any, source: Any) -> Any:
     """`target.copy_(source)`, one of them unified; over the link by a kernel, as the driver's own copy out of managed
     memory is slow.
     """
-    cls = _unified().UnifiedTensor
+    cls = unified_tensors().UnifiedTensor
     if isinstance(target, cls):
         if source.is_cuda and target.memory.device is not None:
             target.on_gpu().copy_(source)
@@ -230,7 +213,3 @@ def run_copy(target: Any, source: Any) -> Any:
 
 def _as_words(tensor: Tensor, unit: torch.dtype) -> Tensor:
     return as_bytes(tensor).view(unit)
-
-
-# Compiled programs call it as it is, between their graphs.
-run_op._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.link import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.features.placement import run_op
 from pyg_direct.features.tier import TableTier
+from pyg_direct.features.unified_move import run_to
 from pyg_direct.ops.check import INDEX_DTYPES
 from pyg_direct.runtime.advice import advise as advise_driver
 from pyg_direct.runtime.device import bind_thread, resolve_device
@@ -34,8 +35,7 @@ class MemAdvise(enum.IntEnum):
 # Nothing else is known to run beside: twice what keeps the link busy.
 _BLOCKS = 2 * DEFAULT_BLOCKS
 
-# The device that unified tensors say they are on; `enable_unified_device` gives it a name of its own.
-_DEVICE = [torch.device("cpu")]
+_CPU = torch.device("cpu")
 
 
 class _Bytes:
@@ -85,8 +85,9 @@ class UnifiedTensor(Tensor):
 
     A tensor on the CPU without dimensions is a scalar. One unified operand with `propagatedToCUDA` suffices. Views,
     `clone` and `torch.*_like` stay unified, and an operation in place leaves its result where it is. Without a GPU
-    everything is computed by the CPU, and all other results are CPU tensors. Gradients flow through indexing,
-    `.cpu()` and `.cuda()`; other operations whose result leaves unified memory are for tensors without gradient.
+    everything is computed by the CPU, and all other results are CPU tensors. Gradients flow through indexing and `to`;
+    other operations whose result leaves unified memory are for tensors without gradient. `device` is `cpu`, to autograd
+    too: `.cpu()` makes a CPU tensor nevertheless.
 
     In ids on a GPU, numbers below 0 do not count from the end: what is out of range gives a row of zeros, and an
     `IdError` at the next use.
@@ -115,7 +116,7 @@ class UnifiedTensor(Tensor):
         """A tensor over the bytes that `host` is a CPU view of."""
         made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype,
-            device=_DEVICE[0])  # fmt: skip
+            device=_CPU)  # fmt: skip
         made.host_view, made.memory, made.propagated = host, memory, propagated
         made._on_gpu = made._rows = None
         return made  # type: ignore[no-any-return]
@@ -153,6 +154,16 @@ class UnifiedTensor(Tensor):
             if host.is_conj():
                 seen = self._on_gpu = seen.conj()
         return seen
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As `Tensor.to`. To `"cpu"` makes a CPU tensor, though `device` of unified tensors is that, too; what names
+        no device leaves the result unified.
+        """
+        return run_to(self, *args, **kwargs)
+
+    def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
+        """A CPU tensor of its own."""
+        return self.to("cpu", memory_format=memory_format)
 
     @property
     def is_unified(self) -> bool:

@@ -1,91 +1,135 @@
-"""The device `unified`, by its name in torch: opt-in, as it changes things for a whole process."""
+"""The device `unified`, by its name in torch: opt-in, as it looks at every call of torch that its thread makes."""
 
 from __future__ import annotations
 
-import functools
+import threading
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from pyg_direct.errors import CudaError, DeviceError
-from pyg_direct.features import unified
-from pyg_direct.features.placement import run_copy
+from pyg_direct.errors import DeviceError
 from pyg_direct.features.unified import UnifiedTensor, empty_unified, gpu_for_unified
-from pyg_direct.runtime.device import bind_thread
-from pyg_direct.runtime.driver import call, load_driver
+from pyg_direct.features.unified_move import NAME, read_hint, run_to
 
-NAME = "unified"
-# Libraries of torch's dispatcher live as long as these objects.
-_KEPT: list[Any] = []
+_to, _module_to, _device = Tensor.to, torch._C._nn._parse_to, torch.device
+# They leave undefined what they make.
+_EMPTY = {torch.empty, torch.empty_strided, torch.empty_permuted, torch.empty_like, Tensor.new_empty,
+          Tensor.new_empty_strided}  # fmt: skip
+# They write into memory that they are given.
+_FILL = {torch.ones, torch.zeros, torch.full, torch.arange, torch.linspace, torch.logspace, torch.eye, torch.rand,
+         torch.randn, torch.randint, torch.randperm}  # fmt: skip
+_thread = threading.local()
 
 
 def enable_unified_device() -> None:
-    """Make `device="unified"` a device of torch, with PyTorch-Direct's spelling; calls after the first do nothing.
+    """Make `device="unified"` a device of torch, with PyTorch-Direct's spelling, for the thread that calls.
 
     `x.to("unified")`, `torch.ones(128, device="unified")` and the other factories then make a `UnifiedTensor`, and
     every tensor has `is_unified`, `memAdvise` and `set_propagatedToCUDA`, the last two of which raise RuntimeError for
-    other tensors. It takes torch's one place for a backend from outside (PrivateUse1) for the rest of the process.
-    `torch.accelerator` goes on to name the GPU, and memory is page-locked for it, as before. Inside, torch takes
-    `unified` for the accelerator of the process: a backward pass no longer moves to the CUDA streams of its forward
-    pass, so train on one stream (the default one, as programs do that set none), or use `to_unified` without this call.
-    Call it before the first backward pass of the process, at which torch fixes the devices that gradients can have.
+    other tensors. `torch.device("unified")` gives the name, a `str`, as no `torch.device` can say it; the `device` of a
+    unified tensor is `cpu`.
 
-    Raises:
-        DeviceError: torch is older than 2.10, or another backend has that place.
+    Calls after the first do nothing. A thread or process that is to know the name calls it too; in others torch says
+    that it knows no such device. What it sets up is a `TorchFunctionMode`, as `torch.set_default_device` does, which
+    sees each call of torch from Python, and costs as much: about 1 us for each, 3 us for functions of torch that are
+    written in Python. `to_unified` makes the same tensors without.
     """
-    if _KEPT:
+    if any(isinstance(mode, _UnifiedNames) for mode in _get_current_function_mode_stack()):
         return
-    try:
-        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-    except ImportError as error:
-        raise DeviceError(f"device='unified' needs torch 2.10 or newer, this is {torch.__version__}; to_unified and "
-                          "UnifiedTensor work without") from error  # fmt: skip
-    owner: str = torch._C._get_privateuse1_backend_name()
-    if owner != "privateuseone" or hasattr(torch, owner):
-        raise DeviceError(f"device='unified' needs torch's place for a backend from outside, which {owner!r} has; "
-                          "to_unified and UnifiedTensor work without")  # fmt: skip
-    accelerator, is_available = torch.accelerator.current_accelerator(), torch.accelerator.is_available()
-    _setup_privateuseone_for_python_backend(NAME)
-    unified._DEVICE[0] = torch.device(NAME, 0)
-    _KEPT.extend(_register_kernels())
     _add_methods()
-    _keep_accelerator(accelerator, is_available)
+    # Below the modes of `with` blocks, which take the top one off at their end, and above torch's default device, which
+    # wants the lowest place.
+    lowest = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    modes = [_pop_mode() for _ in _get_current_function_mode_stack()][::-1]
+    modes.insert(1 if modes[:1] == [lowest] else 0, _UnifiedNames())
+    for mode in modes:
+        _push_mode(mode)
+    _thread.is_enabled = True
 
 
-def unified_device(*, propagatedToCUDA: bool = True) -> torch.device:  # noqa: N803
+def unified_device(*, propagatedToCUDA: bool = True) -> str:  # noqa: N803
     """The device for `torch.ones(3, device=...)` and `x.to(...)`, with a hint that `torch.device` cannot take: the
     paper's `torch.device("unified", propagatedToCUDA=False)`.
 
+    Returns:
+        `"unified:0"`, or `"unified:1"` for tensors that are not propagated.
+
     Raises:
-        DeviceError: `enable_unified_device` was not called.
+        DeviceError: `enable_unified_device` was not called in this thread.
     """
-    if not _KEPT:
-        raise DeviceError("device='unified' needs a call of enable_unified_device first")
-    # The index carries the hint; tensors made with it all say `unified:0`.
-    return torch.device(NAME, 0 if propagatedToCUDA else 1)
+    if not getattr(_thread, "is_enabled", False):
+        raise DeviceError("device='unified' needs a call of enable_unified_device in this thread first")
+    return f"{NAME}:{0 if propagatedToCUDA else 1}"
 
 
-def _register_kernels() -> list[torch.library.Library]:
-    fallback, kernels = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
-    fallback.fallback(_make, "PrivateUse1")
-    # Called past `__torch_dispatch__` by torch.tensor(..., device="unified").
-    kernels.impl("_copy_from", lambda source, target, non_blocking=False: run_copy(target, source), "PrivateUse1")
-    return [fallback, kernels]
+class _UnifiedNames(TorchFunctionMode):
+    """Takes what names `unified` out of calls of torch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _to:
+            return _run_to(args, kwargs or {})
+        if func is _device or func is _module_to:
+            return _read_name(func, args, kwargs or {})
+        if not kwargs:
+            return func(*args)
+        if "device" in kwargs and _is_name(kwargs["device"]):
+            return _make(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
-def _make(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """A factory with `device="unified"`: made by the CPU into unified memory."""
-    device = kwargs.get("device")
-    if device is None or torch.device(device).type != NAME:
-        raise NotImplementedError(f"{op} is not offered for unified tensors")
-    propagated = torch.device(device).index in (None, 0)
-    plain = {key: value for key, value in kwargs.items() if key != "pin_memory"}
-    like = op(*args, **{**plain, "device": torch.device("meta")})
-    made = empty_unified(like.shape, like.dtype, gpu_for_unified(), propagated, like.stride())
-    if op.overloadpacket not in (torch.ops.aten.empty, torch.ops.aten.empty_strided):
-        made.host_view.copy_(op(*args, **{**plain, "device": torch.device("cpu")}))
-    return made
+def _is_name(device: Any) -> bool:
+    return isinstance(device, str) and device.startswith(NAME)
+
+
+def _run_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target = args[1] if len(args) > 1 else kwargs.get("device", kwargs.get("tensor"))
+    if isinstance(target, UnifiedTensor) or _is_name(target):
+        return run_to(*args, **kwargs)
+    return _to(*args, **kwargs)
+
+
+def _read_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.device(...)`, or the arguments of `Module.to`."""
+    first = args[0] if args else kwargs.get("device", kwargs.get("type"))
+    if not _is_name(first):
+        return func(*args, **kwargs)
+    if func is _module_to:
+        raise DeviceError(f"Module.to must name cpu or a GPU, where parameters are trained, got {str(first)!r}")
+    index = args[1] if len(args) > 1 else kwargs.get("index")
+    name = str(first) if index is None else f"{first}:{index}"
+    read_hint(name)
+    return name
+
+
+@torch.compiler.disable
+def _make(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a factory with `device="unified"` makes: made by the CPU in unified memory, or copied there."""
+    made: Any
+    hint = read_hint(kwargs["device"]) is not False
+    plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "requires_grad")}
+    if "out" in kwargs and not isinstance(kwargs["out"], UnifiedTensor | None):
+        raise DeviceError(f"out must be a unified tensor for device={NAME!r}, got one on {kwargs['out'].device}")
+    if kwargs.get("out") is None and (func in _EMPTY or func in _FILL):
+        plain.pop("out", None)
+        like = func(*args, **plain, device="meta")
+        _check(func, like)
+        made = empty_unified(like.shape, like.dtype, gpu_for_unified(), hint, like.stride())
+        if func in _FILL:
+            func(*args, **{**plain, "dtype": like.dtype, "device": "cpu"}, out=made.host_view)
+    else:
+        made = func(*args, **plain, device="cpu")
+        _check(func, made)
+        if not isinstance(made, UnifiedTensor):
+            made = run_to(made, f"{NAME}:{0 if hint else 1}")
+    return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+
+def _check(func: Any, made: Any) -> None:
+    if not isinstance(made, Tensor) or made.layout is not torch.strided:
+        raise DeviceError(f"device={NAME!r} is for calls that make strided tensors, got {func.__name__}, which made "
+                          f"{made.layout if isinstance(made, Tensor) else type(made).__name__}")  # fmt: skip
 
 
 def _add_methods() -> None:
@@ -98,43 +142,4 @@ def _add_methods() -> None:
 
     for name in ("memAdvise", "set_propagatedToCUDA"):
         setattr(Tensor, name, refuse(name))
-    UnifiedTensor.__module__ = "pyg_direct"
-
-
-def _keep_accelerator(accelerator: torch.device | None, is_available: bool) -> None:
-    """Let `torch.accelerator` and page-locking, which DataLoader(pin_memory=True) does, go on with the GPU."""
-    # Some builds of torch name the accelerator that they are made for on machines without one.
-    there = accelerator if is_available else None
-    torch.accelerator.current_accelerator = functools.partial(_tell_accelerator, accelerator, there)  # type: ignore[assignment]
-    torch.accelerator.is_available = lambda: is_available
-    Tensor.pin_memory = _pin_memory  # type: ignore[assignment, method-assign]
-    Tensor.is_pinned = _is_pinned  # type: ignore[assignment, method-assign]
-
-
-def _tell_accelerator(accelerator: torch.device | None, there: torch.device | None,
-                      check_available: bool = False) -> torch.device | None:  # fmt: skip
-    return there if check_available else accelerator
-
-
-def _is_pinned(self: Tensor, device: Any = None) -> bool:
-    """Whether the tensor lies in page-locked memory, as the driver knows it."""
-    if isinstance(self, UnifiedTensor) or self.device.type != "cpu" or self.numel() == 0:
-        return False
-    if not torch.cuda.is_initialized():
-        return False
-    bind_thread(torch.cuda.current_device())
-    driver = load_driver()
-    try:
-        kind = call("cuPointerGetAttribute", driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                    self.data_ptr())  # fmt: skip
-    except CudaError:
-        # Ordinary memory, which the driver has not heard of.
-        return False
-    return int(kind) == int(driver.CUmemorytype.CU_MEMORYTYPE_HOST)
-
-
-def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
-    """The tensor in page-locked memory; without a GPU, the tensor itself."""
-    if isinstance(self, UnifiedTensor) or not torch.cuda.is_available() or self.is_pinned():
-        return self
-    return torch.empty_like(self, pin_memory=True, memory_format=torch.preserve_format).copy_(self)
+    Tensor.is_unified = False  # type: ignore[attr-defined]

@@ -101,7 +101,7 @@ class Block:
         if isinstance(self._keep, Tensor):
             return self._keep[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
         if self.num_bytes == 0 or 0 in shape:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         buffer = (ctypes.c_uint8 * self.num_bytes).from_address(self.address)
         buffer._owner = self  # type: ignore[attr-defined]
         flat = torch.frombuffer(buffer, dtype=torch.uint8)
@@ -257,7 +257,7 @@ def _allocate_on_host(block: Block, shared: bool) -> None:
 
 def _empty_bytes(num_bytes: int, shared: bool) -> Tensor:
     try:
-        flat = torch.empty(num_bytes, dtype=torch.uint8)
+        flat = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
         return flat.share_memory_() if shared else flat
     except RuntimeError as error:
         raise MemoryLimitError(f"num_bytes must fit host memory, got {num_bytes}: {error}") from error
@@ -273,7 +273,7 @@ def _map_file(path: str | os.PathLike[str] | None, num_bytes: int) -> Tensor:
     if file.stat().st_size < num_bytes:
         raise ArgumentError(f"path must name a file of at least {num_bytes} bytes, {file} has {file.stat().st_size}")
     if num_bytes == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(num_bytes,)))
 
 

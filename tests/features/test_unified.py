@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-import pyg_direct
 from pyg_direct import UnifiedTensor, to_unified
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError, MemoryLimitError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, MemoryLimitError
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.memory import allocate
 from pyg_direct.runtime.recycle import UnifiedPool, round_size
@@ -95,19 +94,34 @@ def test_an_array_shares_its_memory():
 
 
 def test_gradients_flow_through_indexing(device):
-    # In a process that has not gone backward yet: torch then fixes the devices of its engine.
-    done = run_python(f"""
-import torch, pyg_direct
-pyg_direct.enable_unified_device()
-tensor = pyg_direct.to_unified(torch.arange(6.0).view(3, 2).clone()).requires_grad_()
-plain = torch.arange(6.0).view(3, 2).requires_grad_()
-ids = torch.tensor([0, 2, 2])
-(tensor[ids.to("{device}")] * 3).sum().backward()
-(plain[ids] * 3).sum().backward()
-print(tensor.grad.tolist() == plain.grad.tolist(), isinstance(tensor.grad, pyg_direct.UnifiedTensor))
-""")
+    tensor = to_unified(torch.arange(6.0).view(3, 2).clone()).requires_grad_()
+    plain = torch.arange(6.0).view(3, 2).requires_grad_()
+    ids = torch.tensor([0, 2, 2])
 
-    assert done == f"True {device.type == 'cuda'}"
+    (tensor[ids.to(device)] * 3).sum().backward()
+    (plain[ids] * 3).sum().backward()
+
+    assert tensor.grad.tolist() == plain.grad.tolist()
+    assert isinstance(tensor.grad, UnifiedTensor) == (device.type == "cuda")
+
+
+def test_to_the_cpu_makes_a_tensor_of_its_own():
+    tensor = to_unified(torch.arange(6.0).view(3, 2)).requires_grad_()
+
+    for got in (tensor.cpu(), tensor.to("cpu"), tensor.to(torch.ones(1)), tensor.to(tensor.device, torch.float64)):
+        assert (type(got), got.tolist()) == (torch.Tensor, tensor.tolist())
+        assert got.data_ptr() != tensor.data_ptr()
+    tensor.cpu().mul(3).sum().backward()
+    assert (type(tensor.grad), tensor.grad.tolist()) == (torch.Tensor, [[3, 3]] * 3)
+
+
+def test_what_names_no_device_leaves_it_unified():
+    tensor = to_unified(torch.arange(24.0).view(1, 2, 3, 4), propagatedToCUDA=False)
+
+    for got in (tensor.to(torch.float64), tensor.to(copy=True), tensor.to(memory_format=torch.channels_last)):
+        assert (type(got), got.propagatedToCUDA, got.tolist()) == (UnifiedTensor, False, tensor.tolist())
+    assert tensor.to(torch.float32) is tensor
+    assert tensor.to(memory_format=torch.channels_last).stride() == (24, 1, 8, 2)
 
 
 @pytest.mark.gpu
@@ -217,51 +231,3 @@ for make in (lambda: torch.ones(3, device="unified"), lambda: pyg_direct.unified
         print("refused")
 print(pyg_direct.to_unified(torch.ones(2)).is_unified)
 """).split() == ["refused", "refused", "True"]
-
-
-def test_another_backend_keeps_its_place():
-    assert "which 'other' has" in run_python("""
-import torch, pyg_direct
-torch.utils.rename_privateuse1_backend("other")
-try:
-    pyg_direct.enable_unified_device()
-except pyg_direct.errors.DeviceError as error:
-    print(error)
-""")
-
-
-def test_an_older_torch_is_told(monkeypatch):
-    from pyg_direct.features import unified_device
-
-    monkeypatch.setattr(unified_device, "_KEPT", [])
-    monkeypatch.delattr("torch.utils.backend_registration._setup_privateuseone_for_python_backend", raising=False)
-
-    with pytest.raises(DeviceError, match=r"needs torch 2\.10 or newer"):
-        pyg_direct.enable_unified_device()
-
-
-@pytest.mark.usefixtures("real_device")
-def test_enabling_changes_nothing_else():
-    assert (
-        run_python("""
-import torch, pyg_direct
-from torch.utils.data import DataLoader, TensorDataset
-before = torch.accelerator.current_accelerator()
-there = torch.accelerator.current_accelerator(check_available=True)
-pyg_direct.enable_unified_device()
-pyg_direct.enable_unified_device()
-assert torch.accelerator.current_accelerator() == before, torch.accelerator.current_accelerator()
-assert torch.accelerator.current_accelerator(check_available=True) == there
-assert torch.accelerator.is_available() == torch.cuda.is_available()
-import warnings
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    (batch,), = DataLoader(TensorDataset(torch.ones(4)), batch_size=4, pin_memory=True)
-assert batch.is_pinned() == torch.cuda.is_available() and batch.tolist() == [1] * 4
-assert torch.ones(2).pin_memory().is_pinned() == torch.cuda.is_available()
-torch.manual_seed(3)
-compiled = torch.compile(lambda x: (x * 2).sum(), backend="aot_eager")
-print(compiled(torch.ones(3)).item())
-""")
-        == "6.0"
-    )
