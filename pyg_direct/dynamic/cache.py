@@ -6,7 +6,7 @@ first stay, and no other choice would save more copies.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -87,3 +87,11 @@ class RowCache:
             rows.record_stream(stream)
             return rows
         return host.to(self.device, non_blocking=True)
+
+    def gather(self, keys: Sequence[Hashable]) -> Tensor | None:
+        """Rows of some keys, `[T, ...]`, of which those kept become parts; None unless all are on the device."""
+        if not all(key in self._here for key in keys):
+            return None
+        together = torch.stack([self._here[key] for key in keys])
+        self._here.update(zip(keys, together.unbind(0), strict=True))
+        return together

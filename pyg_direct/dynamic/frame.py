@@ -14,7 +14,12 @@ from torch_geometric.data import Data
 from pyg_direct.dynamic.lazy import LazyTensor, tag
 from pyg_direct.dynamic.operator import Operator
 from pyg_direct.dynamic.plan import SnapshotPlan
+from pyg_direct.dynamic.slots import Slots
 from pyg_direct.errors import PygDirectError
+from pyg_direct.runtime.device import free_bytes
+
+# Of the free memory of a GPU, what copies that only save time may take.
+_SHARE = 0.2
 
 
 class NotReplayableError(PygDirectError, RuntimeError):
@@ -32,12 +37,17 @@ class FramePlan(SnapshotPlan):
         super().__init__([real.parts[time] for time in times[:window]], real.device)
         # Structures and rows are the real plan's.
         self.real, self.times, self.window, self.first = real, times, window, 0
-        self.is_recording = self._is_moving = False
-        self._targets = targets
+        # Whether matrices lie at fixed places too, so that frames can be replayed.
+        self.has_slots = self.is_recording = self._is_moving = False
+        self._targets = torch.stack(targets)
         self._windows: dict[tuple[Operator, bool], Tensor] = {}
         self._features: Tensor | None = None
+        # What a window is filled from, of all snapshots; None where they do not all lie on the device.
+        self._sources: dict[Hashable, Tensor | None] = {}
+        self._slots: dict[tuple[Operator, bool], Slots | None] = {}
         self._once: dict[Hashable, Any] = {}
-        self.y = torch.stack(targets[:window])
+        self._deferred: list[Callable[[], None]] = []
+        self.y = self._targets[:window].clone()
 
     def move(self, first: int) -> None:
         """Let the frame begin at snapshot `first`."""
@@ -46,12 +56,53 @@ class FramePlan(SnapshotPlan):
         self._is_moving = True
         self.parts = tuple(self.real.parts[time] for time in self.times[first : first + self.window])
         self._once.clear()
-        for (operator, weighted), rows in self._windows.items():
-            self._fill(rows, step, partial(self._aggregate_at, operator, weighted))
-        if self._features is not None:
-            self._fill(self._features, step, self._features_at)
-        self._fill(self.y, step, self._targets.__getitem__)
+        self._deferred.clear()
+        if step != 0:
+            self._move_windows(step)
+            for slots in self._slots.values():
+                if slots is not None:
+                    slots.move(first)
         self._is_moving = False
+
+    def _move_windows(self, step: int) -> None:
+        part = slice(self.first, self.first + self.window)
+        windows, sources = [self.y], [self._targets[part]]
+        for (operator, weighted), rows in self._windows.items():
+            source = self._gather(operator, weighted)
+            if source is None:
+                self._fill(rows, step, partial(self._aggregate_at, operator, weighted))
+            else:
+                windows, sources = [*windows, rows], [*sources, source[part]]
+        if self._features is not None:
+            source = self._gather_features()
+            if source is None:
+                self._fill(self._features, step, self._features_at)
+            else:
+                windows, sources = [*windows, self._features], [*sources, source[part]]
+        torch._foreach_copy_(windows, sources)
+
+    def _gather(self, operator: Operator, weighted: bool) -> Tensor | None:
+        """Aggregated features of all snapshots, `[T, N, F]`, once all are on the device."""
+        key = operator, weighted
+        rows = self._windows[key]
+        num_bytes = len(self.times) * rows[0].numel() * rows.element_size()
+        if self._sources.get(key) is None and self.real.budget.limit is None and self._fits(num_bytes):
+            self._sources[key] = self.real.gather_features(operator, self.times, weighted)
+        return self._sources.get(key)
+
+    def _fits(self, num_bytes: int) -> bool:
+        """Whether something takes little of the memory that is free."""
+        return self.device.type != "cuda" or num_bytes <= _SHARE * free_bytes(self.device.index)
+
+    def _gather_features(self) -> Tensor | None:
+        """Features of all snapshots, where nothing limits what the device holds and they take little of it."""
+        if "x" not in self._sources:
+            x, all_ = self.real.parts[self.times[0]].x, None
+            assert x is not None, "checked when the trainer was made"
+            if self.real.budget.limit is None and self._fits(len(self.times) * x.numel() * x.element_size()):
+                all_ = torch.stack([self._features_at(number) for number in range(len(self.times))]).to(self.device)
+            self._sources["x"] = all_
+        return self._sources["x"]
 
     def prefetch(self) -> None:
         """Begin to copy what the next frame has and this one has not."""
@@ -95,12 +146,16 @@ class FramePlan(SnapshotPlan):
         return tag(LazyTensor(like, self.device, load), self, place, role)
 
     def _load_features(self, place: int) -> Tensor:
+        return self.get_features()[place]
+
+    def get_features(self) -> Tensor:
+        """Features of the frame, `[W, N, F]`."""
         if self._features is None:
             self._check_recording("features that no frame before asked for")
             self._features = torch.stack([self._features_at(self.first + p) for p in range(self.window)]).to(
                 self.device
             )
-        return self._features[place]
+        return self._features
 
     def _load_edges(self, like: Tensor) -> Tensor:
         self._check_recording("edges")
@@ -128,13 +183,33 @@ class FramePlan(SnapshotPlan):
         self._check_recording("edges")
         return self.real.aggregate(operator, self.times[self.first + time], x, weighted)
 
-    def aggregate_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0) -> Tensor:
-        """Aggregate other rows of consecutive snapshots of the frame, differentiably."""
+    def multiply_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0,
+                        transposed: bool = False) -> Tensor:  # fmt: skip
+        """Aggregate other rows of consecutive snapshots of the frame; without a gradient."""
+        slots = self._find_slots(operator, weighted)
+        if slots is not None:
+            return slots.multiply(x, first, transposed)
         self._check_recording("edges")
         if self.times.step == 1:
-            return self.real.aggregate_window(operator, x, weighted, self.times[self.first + first])
-        apart = enumerate(x.unbind(1), first)
-        return torch.stack([self.aggregate(operator, time, rows, weighted) for time, rows in apart], 1)
+            return self.real.multiply_window(operator, x, weighted, self.times[self.first + first], transposed)
+        apart = (
+            self.real.multiply_window(operator, rows, weighted, self.times[self.first + place], transposed)
+            for place, rows in enumerate(x.split(1, 1), first)
+        )
+        return torch.cat(list(apart), 1)
+
+    def _find_slots(self, operator: Operator, weighted: bool) -> Slots | None:
+        """Matrices of the frame at fixed places, where they take little of what is free."""
+        key = operator, weighted
+        if key not in self._slots and self.has_slots and self.window <= Slots.MOST and not self.is_recording:
+            factors = [self.real.factorise(operator, time, weighted) for time in self.times]
+            num_bytes = Slots.count_bytes(factors, self.num_nodes, self.window)
+            self._slots[key] = None
+            if self._fits(num_bytes) and self.real.budget.take(num_bytes):
+                self._slots[key] = slots = Slots(factors, self.num_nodes, self.window, self.device)
+                self.real.moved_bytes += slots.num_bytes
+                slots.move(self.first)
+        return self._slots.get(key)
 
     def keep(self, key: Hashable, time: int, make: Callable[[], Any]) -> Any:
         """What `make()` gives for the snapshot at a place; made once."""
@@ -151,3 +226,13 @@ class FramePlan(SnapshotPlan):
         if key not in self._once:
             self._once[key] = make()
         return self._once[key]
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Do something when all snapshots of the frame have gone through the model."""
+        self._deferred.append(work)
+
+    def finish(self) -> None:
+        """Do what was deferred."""
+        for work in self._deferred:
+            work()
+        self._deferred.clear()

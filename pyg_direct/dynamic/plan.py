@@ -23,7 +23,7 @@ from pyg_direct.dynamic.timeline import Timeline, trace
 from pyg_direct.dynamic.tuner import Option, Speeds, choose_groups, find_speeds
 from pyg_direct.errors import ArgumentError, MemoryLimitError
 from pyg_direct.ops.overlap import MAX_GROUP
-from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots
+from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots, multiply_snapshots
 
 
 class Parts(NamedTuple):
@@ -199,6 +199,10 @@ class SnapshotPlan:
                     self._rows.store((operator, weighted, t), rows)
         return self._rows.fetch(key)
 
+    def gather_features(self, operator: Operator, times: range, weighted: bool = True) -> Tensor | None:
+        """Aggregated features of snapshots of one shape, `[T, N, F]`; None unless all lie on the device already."""
+        return self._rows.gather([(operator, weighted, time) for time in times])
+
     def prefetch_features(self, operator: Operator, time: int, weighted: bool = True) -> None:
         """Begin to copy aggregated features that are soon asked for, beside what the device computes."""
         self._rows.prefetch((operator, weighted, time), self.timeline)
@@ -207,9 +211,17 @@ class SnapshotPlan:
         """What `make()` gives; plans of a frame make it once for all snapshots that share one backward pass."""
         return make()
 
+    def defer(self, work: Callable[[], None]) -> None:
+        """Do something now; plans of a frame do it when all its snapshots have gone through the model."""
+        work()
+
     def get_window(self, operator: Operator, weighted: bool) -> Tensor | None:
         """Aggregated features of all snapshots of a frame, `[W, N, F]`; None where there is no frame."""
         return None
+
+    def get_features(self) -> Tensor:
+        """Features of all snapshots of a frame, `[W, N, F]`."""
+        raise NotImplementedError("only plans of frames have windows")
 
     def _compute(self, operator: Operator, first: int, last: int, weighted: bool, form: str) -> list[Tensor]:
         features = []
@@ -249,18 +261,21 @@ class SnapshotPlan:
         out = aggregate_snapshots(rows, self.get_matrices(operator, time, time + 1, weighted))
         return out[:num_nodes].reshape(x.shape)
 
-    def aggregate_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0) -> Tensor:
-        """Aggregate other rows of consecutive snapshots, `[N, W, F]` from snapshot `first` on, differentiably."""
+    def multiply_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0,
+                        transposed: bool = False) -> Tensor:  # fmt: skip
+        """Aggregate other rows `[N, W, F]` of snapshots from `first` on, or with `transposed` their gradient; without a
+        gradient of its own.
+        """
         pieces, time, last, num_nodes = [], first, first + x.shape[1], x.shape[0]
-        x = F.pad(x, (0, 0, 0, 0, 0, self.num_nodes - num_nodes))
+        x = F.pad(x, (0, 0, 0, 0, 0, self.num_nodes - num_nodes)) if num_nodes < self.num_nodes else x
         while time < last:
             group = self._find_group(operator, time, weighted)
             until = min(group.last, last)
             matrices = self.get_matrices(operator, group.first, group.last, weighted, group.form)
             rows = x[:, time - first : until - first]
-            pieces.append(aggregate_snapshots(rows.contiguous(), matrices, time - group.first))
+            pieces.append(multiply_snapshots(rows.contiguous(), matrices, time - group.first, transposed))
             time = until
-        return torch.cat(pieces, 1)[:num_nodes]
+        return pieces[0][:num_nodes] if len(pieces) == 1 else torch.cat(pieces, 1)[:num_nodes]
 
     def summary(self) -> str:
         """Sizes and choices, a line each."""

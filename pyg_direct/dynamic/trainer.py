@@ -87,6 +87,7 @@ class FrameTrainer:
         self._static_loss: Tensor | None = None
         self._may_replay = replay is not False and self.plan.device.type == "cuda"
         self._must_replay = replay is True
+        self._frame.has_slots = self._may_replay
         self.history: list[dict[str, Any]] = []
         self.decisions: list[str] = []
         if replay and not self._may_replay:
@@ -156,6 +157,7 @@ class FrameTrainer:
             y_hat, state = self.step(self.model, snapshot, state)
             if self.target == "all" or place == self.window - 1:
                 costs.append(self.loss(y_hat, snapshot.y))
+        self._frame.finish()
         return costs[0] if len(costs) == 1 else torch.stack(costs).mean()
 
     def _record(self) -> None:

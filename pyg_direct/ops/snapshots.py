@@ -118,7 +118,13 @@ def aggregate_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0,
         deterministic = torch.are_deterministic_algorithms_enabled()
     if torch.is_grad_enabled() and x.requires_grad:
         return _Aggregate.apply(x, matrices, low, deterministic)
-    return _forward(x, matrices.pieces, _factors(matrices, low, x), low, deterministic)
+    return _multiply(x, matrices, low, deterministic)
+
+
+def multiply_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0, transposed: bool = False) -> Tensor:
+    """`aggregate_snapshots` of a checked `x`, or with `transposed` its adjoint, neither with a gradient."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return (_backward if transposed else _multiply)(x, matrices, low, deterministic)
 
 
 _Factors = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -133,6 +139,17 @@ def _factors(matrices: SnapshotMatrices, low: int, x: Tensor) -> _Factors:
         return factor[:, low : low + x.shape[1]].to(x.dtype).contiguous()
 
     return cut(matrices.row), cut(matrices.column), cut(matrices.diagonal)
+
+
+def _multiply(x: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bool) -> Tensor:
+    return _forward(x, matrices.pieces, _factors(matrices, low, x), low, deterministic)
+
+
+def _backward(grad: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bool) -> Tensor:
+    row, column, diagonal = _factors(matrices, low, grad)
+    if matrices.transpose == "atomic" and runs_on_gpu(grad) and not deterministic:
+        return _spread(grad, matrices.pieces, (row, column, diagonal), low)
+    return _forward(grad, matrices.by_source(), (column, row, diagonal), low, deterministic)
 
 
 def _start(x: Tensor, diagonal: Tensor | None) -> Tensor:
@@ -170,17 +187,12 @@ class _Aggregate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bool) -> Tensor:
         ctx.matrices, ctx.low, ctx.deterministic = matrices, low, deterministic
-        return _forward(x, matrices.pieces, _factors(matrices, low, x), low, deterministic)
+        return _multiply(x, matrices, low, deterministic)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        matrices: SnapshotMatrices = ctx.matrices
-        row, column, diagonal = _factors(matrices, ctx.low, grad)
-        if matrices.transpose == "atomic" and runs_on_gpu(grad) and not ctx.deterministic:
-            return _spread(grad, matrices.pieces, (row, column, diagonal), ctx.low), None, None, None
-        out = _forward(grad, matrices.by_source(), (column, row, diagonal), ctx.low, ctx.deterministic)
-        return out, None, None, None
+        return _backward(grad, ctx.matrices, ctx.low, ctx.deterministic), None, None, None
 
 
 def _spread(grad: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int) -> Tensor:
@@ -195,6 +207,23 @@ def _spread(grad: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low:
             run_gpu(kernels.spread_slices_gpu, _grid(piece.num_slices << lane_bits), scaled.view(-1),
                     *_arrays(piece, column, grad), low, grad.shape[1], grad.shape[2], lane_bits,
                     out.view(-1))  # fmt: skip
+    return out
+
+
+def multiply_slices(x: Tensor, piece: SlicedCSR, low: int = 0) -> Tensor:
+    """W x for `[N, S', F]` of snapshots from `low` on, by a structure whose slices belong to snapshots.
+
+    Edges weigh what `piece` says, without factors. Slices of snapshots that `x` does not hold may have any number of
+    edges and bring nothing.
+    """
+    if not runs_on_gpu(x):
+        return _forward(x, (piece,), (None, None, None), low, True)
+    x, out = x.contiguous(), torch.zeros_like(x, memory_format=torch.contiguous_format)
+    if x.numel() > 0:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        kernel = choose_kernel(x, piece, deterministic)
+        # The narrow kernel has room for slices of the usual size.
+        _sum(x, piece, None, low, deterministic, out, "plain" if kernel == "narrow" else kernel)
     return out
 
 

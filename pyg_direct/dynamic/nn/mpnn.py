@@ -10,19 +10,19 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from pyg_direct.dynamic.nn.convolve import Located, convolve, locate
-from pyg_direct.dynamic.nn.recurrence import run_lstm
+from pyg_direct.dynamic.nn.mpnn_frame import Frame, RunTogether
+from pyg_direct.dynamic.nn.recurrence import get_parameters, run_lstm
 from pyg_direct.dynamic.operator import GCN
 
-# Numbers of a layer in a snapshot, below which calls take longer than what they compute: then the snapshots of a frame
-# share them, although gradients of snapshots that no loss sees are computed too.
-_SMALL = 2**14
+# Numbers of a layer in a snapshot, above which a frame's would take much memory while single ones fill any device.
+_LARGE = 2**23
 
 
 class MPNNLSTM(nn.Module):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
-    The features of the snapshots of `pyg_direct.dynamic.stream` are aggregated once for all epochs; small snapshots
-    of a frame go through all layers together.
+    The features of the snapshots of `pyg_direct.dynamic.stream` are aggregated once for all epochs; the snapshots of
+    a frame go through all layers together.
 
     Args:
         in_channels, hidden_size: Features of a node, and of its representations.
@@ -53,7 +53,7 @@ class MPNNLSTM(nn.Module):
         if found is not None and found.holds(X) and self._goes_together(X):
             window = found.plan.get_window(GCN(), found.weighted)
             if window is not None:
-                return self._take(window, found, X)
+                return self._take(window, found)
         first = self._convolve(self._convolution_1, self._batch_norm_1, X, edge_index, edge_weight)
         second = self._convolve(self._convolution_2, self._batch_norm_2, first, edge_index, edge_weight)
         rows = self._by_graph(torch.cat([first, second], dim=1))
@@ -70,51 +70,60 @@ class MPNNLSTM(nn.Module):
         apart = rows.view(-1, self.window, self.num_nodes, rows.shape[1]).transpose(0, 1)
         return apart.reshape(self.window, -1, rows.shape[1])
 
+    def _norms(self) -> tuple[nn.BatchNorm1d, nn.BatchNorm1d]:
+        return self._batch_norm_1, self._batch_norm_2
+
     def _goes_together(self, x: Tensor) -> bool:
-        """Whether snapshots depend on each other through running statistics only, and are small."""
-        norms = self._batch_norm_1, self._batch_norm_2
+        """Whether snapshots depend on each other through running statistics only."""
         return (
             self.window == 1
-            and x.numel() // self.in_channels == self.num_nodes
-            and self.num_nodes * self.hidden_size <= _SMALL
-            and all(norm.training and norm.track_running_stats and norm.momentum is not None for norm in norms)
+            and x.numel() // self.in_channels == self.num_nodes > 1
+            and self.num_nodes * self.hidden_size <= _LARGE
+            and not torch.is_autocast_enabled(x.device.type)
+            and all(
+                norm.training and norm.affine and norm.track_running_stats and norm.momentum is not None
+                for norm in self._norms()
+            )
         )
 
-    def _take(self, window: Tensor, found: Located, x: Tensor) -> Tensor:
+    def _take(self, window: Tensor, found: Located) -> Tensor:
         """What the snapshot gives, of all those of its frame, which are computed with the first that asks."""
+        plan = found.plan
         key = id(self), torch.is_grad_enabled(), self.training
-        states, statistics = found.plan.once(key, lambda: self._run_together(window, found))
-        norms: list[Any] = [self._batch_norm_1, self._batch_norm_2]
-        for norm, (mean, variance) in zip(norms, statistics, strict=True):
-            norm.num_batches_tracked.add_(1)
-            norm.running_mean.lerp_(mean[found.time], norm.momentum)
-            norm.running_var.lerp_(variance[found.time], norm.momentum)
-        return torch.cat([states[found.time], x], 1)
+        rows, statistics, visited = plan.once(key, lambda: self._run_together(window, found))
+        if not visited:
+            plan.defer(lambda: self._update_statistics(statistics, visited))
+        visited.append(found.time)
+        out: Tensor = rows[found.time]
+        return out
 
-    def _run_together(self, window: Tensor, found: Located) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
-        """States `[N, 2 * hidden_size]` of each snapshot of a frame, and what its rows are normalised by."""
-        # The snapshots of a node side by side.
-        rows = window.transpose(0, 1)
-        layers: list[Tensor] = []
-        statistics: list[tuple[Tensor, Tensor]] = []
-        for conv, norm in ((self._convolution_1, self._batch_norm_1), (self._convolution_2, self._batch_norm_2)):
-            if layers:
-                rows = found.plan.aggregate_window(GCN(), rows, found.weighted)
-            rows = F.linear(rows, conv.lin.weight, conv.bias).relu()
-            rows, mean, variance = _normalise(norm, rows)
-            statistics.append((mean, variance))
-            rows = F.dropout(rows, self.dropout) if self.training and self.dropout else rows
-            layers.append(rows)
-        given = torch.cat(layers, 2).transpose(0, 1)
-        rows, state_1 = run_lstm(self._recurrent_1, given.flatten(0, 1).unsqueeze(0))
-        _, state_2 = run_lstm(self._recurrent_2, rows)
-        return torch.cat([state_1, state_2], 1).view(*given.shape[:2], -1).unbind(0), statistics
+    def _run_together(self, window: Tensor, found: Located) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], list[int]]:
+        """Rows of each snapshot of a frame, means and variances of all, and a list for those that were asked for."""
+        first, second = self._norms()
+        frame = Frame(found.plan, found.weighted, window, found.plan.get_features(), self._rate(),
+                      (first.eps, second.eps))  # fmt: skip
+        parameters: list[Tensor] = []
+        pairs: Any = ((self._convolution_1, first), (self._convolution_2, second))
+        for conv, norm in pairs:
+            parameters += [conv.lin.weight, conv.bias, norm.weight, norm.bias]
+        for layer in (self._recurrent_1, self._recurrent_2):
+            parameters += get_parameters(layer)
+        out = RunTogether.apply(frame, *parameters)
+        return out[:-4], out[-4:], []
 
+    def _rate(self) -> float:
+        return self.dropout if self.training else 0.0
 
-def _normalise(norm: Any, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows `[N, W, C]` normalised over the nodes of each snapshot, and means and unbiased variances `[W, C]`."""
-    count, window, _ = rows.shape
-    weight, bias = (None if p is None else p.repeat(window) for p in (norm.weight, norm.bias))
-    out, mean, inverse = torch.native_batch_norm(rows.flatten(1), weight, bias, None, None, True, 0.0, norm.eps)
-    variance = (inverse.detach() ** -2 - norm.eps) * (count / max(1, count - 1))
-    return out.view(rows.shape), mean.detach().view(window, -1), variance.view(window, -1)
+    def _update_statistics(self, statistics: tuple[Tensor, ...], visited: list[int]) -> None:
+        """Let running statistics see the snapshots that were asked for, in order, all in one step."""
+        count, together = len(visited), visited == list(range(statistics[0].shape[0]))
+        for norm, *seen in zip(self._norms(), statistics[::2], statistics[1::2], strict=True):
+            assert norm.momentum is not None, "asked before"
+            assert norm.num_batches_tracked is not None, "asked before"
+            norm.num_batches_tracked.add_(count)
+            ages = torch.arange(count - 1, -1, -1, dtype=seen[0].dtype, device=seen[0].device)
+            shares = norm.momentum * (1 - norm.momentum) ** ages
+            for running, rows in zip((norm.running_mean, norm.running_var), seen, strict=True):
+                assert running is not None, "asked before"
+                chosen = rows if together else torch.stack([rows[place] for place in visited])
+                running.addmv_(chosen.t(), shares, beta=(1 - norm.momentum) ** count)

@@ -1,7 +1,4 @@
-"""Single steps of recurrent layers on a CPU, where those of torch spend most of their time before they compute.
-
-On a GPU they are torch's.
-"""
+"""Single steps of recurrent layers, on which those of torch spend most of their time before they compute."""
 
 from __future__ import annotations
 
@@ -12,54 +9,82 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 _BACK = torch.ops.aten
-# Rows of which all are computed rather than looked at.
-_FEW = 64
+
+
+def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor,
+              state_bias: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+    """An LSTM's step `[N, F]` to `[N, C]` from a state of zeros, and what its gradient needs; has no gradient itself.
+
+    What such a step forgets and the weights of the state have no part in it.
+    """
+    size = weight.shape[0] // 4
+    if x.is_cuda:
+        gates = x @ weight.t()
+        zeros = gates.new_zeros(1, 1)
+        out, cell, opened = _BACK._thnn_fused_lstm_cell(gates, zeros.expand_as(gates), zeros.expand(len(x), size), bias,
+                                                        state_bias)  # fmt: skip
+        return out, (cell, opened)
+    # The gate that admits, the content, and the gate that exposes it.
+    weight, bias = _without_forget(weight), _without_forget(bias + state_bias)
+    opened = torch.addmm(bias, x, weight.t())
+    admit, content, expose = opened.split(size, 1)
+    admit.sigmoid_()
+    content.tanh_()
+    expose.sigmoid_()
+    cell = (admit * content).tanh_()
+    return expose * cell, (cell, opened)
+
+
+def open_lstm_backward(grad: Tensor, x: Tensor, kept: tuple[Tensor, ...], weight: Tensor,
+                       of_state: Tensor) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """Gradients of `x` and of the four parameters."""
+    cell, opened = kept
+    size = cell.shape[1]
+    if x.is_cuda:
+        before = cell.new_zeros(1, 1).expand_as(cell)
+        back = _BACK._thnn_fused_lstm_cell_backward_impl
+        gates, _, of_bias = back(grad.contiguous(), None, before, cell, opened, True)
+        return gates @ weight, [gates.t() @ x, torch.zeros_like(of_state), of_bias, of_bias]
+    admit, content, expose = opened.split(size, 1)
+    gates = torch.empty_like(opened)
+    of_admit, of_content, of_expose = gates.split(size, 1)
+    of_cell = _BACK.tanh_backward(grad * expose, cell)
+    _BACK.sigmoid_backward(of_cell * content, admit, grad_input=of_admit)
+    _BACK.tanh_backward(of_cell * admit, content, grad_input=of_content)
+    _BACK.sigmoid_backward(grad * cell, expose, grad_input=of_expose)
+    # Nothing reaches the gate that forgets.
+    of_weight, of_bias = torch.zeros_like(weight), grad.new_zeros(4 * size)
+    for whole, part in ((of_weight, gates.t() @ x), (of_bias, gates.sum(0))):
+        whole[:size], whole[2 * size :] = part[:size], part[size:]
+    return gates @ _without_forget(weight), [of_weight, torch.zeros_like(of_state), of_bias, of_bias]
+
+
+def _without_forget(gates: Tensor) -> Tensor:
+    size = gates.shape[0] // 4
+    return torch.cat([gates[:size], gates[2 * size :]])
 
 
 class _FirstStep(torch.autograd.Function):
-    """An LSTM's step from a state of zeros: what it forgets and the weights of the state have no part in it."""
+    """`open_lstm` with a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor) -> Tensor:
-        size = weight.shape[0] // 4
-        admit = torch.addmm(bias[:size], x, weight[:size].t()).sigmoid_()
-        # The content, and the gate that exposes it.
-        rest = torch.addmm(bias[2 * size :], x, weight[2 * size :].t())
-        content, expose = rest.split(size, 1)
-        content.tanh_()
-        expose.sigmoid_()
-        cell = (admit * content).tanh_()
-        ctx.save_for_backward(x, weight, admit, content, expose, cell)
-        ctx.of_state = of_state
-        return expose * cell
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+        out, kept = open_lstm(x, *parameters)
+        ctx.save_for_backward(x, *kept, *parameters[:2])
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *kept = ctx.saved_tensors
-        of_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
-        # Of snapshots that went together, losses often see the last one only.
-        seen = grad.any(1).nonzero() if grad.shape[0] > _FEW else None
-        rows = slice(None) if seen is None else slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0)
-        x, grad = x[rows], grad[rows]
-        admit, content, expose, cell = (part[rows] for part in kept)
-        # Nothing reaches the gate that forgets.
-        gates = grad.new_zeros(grad.shape[0], weight.shape[0])
-        of_admit, _, of_content, of_expose = gates.split(cell.shape[1], 1)
-        of_cell = _BACK.tanh_backward(grad * expose, cell)
-        _BACK.sigmoid_backward(of_cell * content, admit, grad_input=of_admit)
-        _BACK.tanh_backward(of_cell * admit, content, grad_input=of_content)
-        _BACK.sigmoid_backward(grad * cell, expose, grad_input=of_expose)
-        if of_x is not None:
-            torch.mm(gates, weight, out=of_x[rows])
-        return of_x, gates.t() @ x, torch.zeros_like(ctx.of_state), gates.sum(0)
+        x, cell, opened, *parameters = ctx.saved_tensors
+        of_x, of_parameters = open_lstm_backward(grad, x, (cell, opened), *parameters)
+        return of_x if ctx.needs_input_grad[0] else None, *of_parameters
 
 
 def run_lstm(layer: nn.LSTM, rows: Tensor) -> tuple[Tensor, Tensor]:
     """`(states, last state)` of an LSTM of one layer over `[T, N, F]` from a state of zeros."""
-    if rows.shape[0] == 1 and not rows.is_cuda:
-        of_input, of_state, *biases = _parameters(layer)
-        out = _FirstStep.apply(rows[0], of_input, of_state, biases[0] + biases[1])
+    if rows.shape[0] == 1 and not torch.is_autocast_enabled(rows.device.type):
+        out = _FirstStep.apply(rows[0], *get_parameters(layer))
         return out.unsqueeze(0), out
     states, (last, _) = layer(rows)
     return states, last[0]
@@ -70,8 +95,9 @@ def step_gru(layer: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
     if x.is_cuda:
         new: Tensor = layer(x, state)[1]
         return new
-    return torch.gru_cell(x[0], state[0], *_parameters(layer)).unsqueeze(0)
+    return torch.gru_cell(x[0], state[0], *get_parameters(layer)).unsqueeze(0)
 
 
-def _parameters(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def get_parameters(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weights of inputs and of states, and biases of both, of a recurrent layer of one layer."""
     return layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0

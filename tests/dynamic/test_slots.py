@@ -1,0 +1,60 @@
+"""Matrices at fixed places do what those of their snapshots do, forwards and backwards, wherever a frame lies."""
+
+import pytest
+import torch
+
+from pyg_direct.dynamic.operator import GCN, Mean, Sum
+from pyg_direct.dynamic.plan import Parts, SnapshotPlan
+from pyg_direct.dynamic.slots import Slots
+from tests.snapshots import make_snapshots
+
+NODES, TIMES, WINDOW = 40, 6, 3
+
+
+def make_plan(weighted):
+    parts = []
+    for number, (edges, weight) in enumerate(make_snapshots(NODES, 150, TIMES, weighted=weighted)):
+        edges, weight = torch.from_numpy(edges), None if weight is None else torch.from_numpy(weight)
+        # Snapshots of different sizes, one of which has more edges than go into a slice and one none at all.
+        count = (edges.shape[1], 60, 0)[number % 3]
+        hub = torch.stack([torch.arange(NODES), torch.full((NODES,), 7)])
+        edges = torch.cat([edges[:, :count], hub], 1) if number % 3 == 0 else edges[:, :count]
+        if weight is not None:
+            weight = torch.cat([weight, torch.rand(NODES)])[: edges.shape[1]]
+        parts.append(Parts(torch.randn(NODES, 4), edges, weight, NODES))
+    return SnapshotPlan(parts, torch.device("cpu"), group_size=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", [GCN(), GCN(add_self_loops=False), Mean(), Sum()], ids=str)
+@pytest.mark.parametrize("channels", [3, 8])
+def test_products_are_those_of_the_snapshots(device, operator, channels):
+    for weighted in (False, True):
+        plan = make_plan(weighted)
+        factors = [plan.factorise(operator, time, weighted) for time in range(TIMES)]
+        slots = Slots(factors, NODES, WINDOW, torch.device(device))
+        x = torch.randn(NODES, WINDOW, channels)
+        for first in (2, 3, 0):
+            slots.move(first)
+            for low, high in ((0, 3), (1, 2), (2, 3)):
+                for transposed in (False, True):
+                    rows = x[:, low:high]
+
+                    got = slots.multiply(rows.to(device), low, transposed)
+
+                    expected = plan.multiply_window(operator, rows, weighted, first + low, transposed)
+                    torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
+        assert slots.num_bytes <= 1.2 * Slots.count_bytes(factors, NODES, WINDOW)
+
+
+def test_rows_that_are_no_numbers_stay_where_they_are(device):
+    plan = make_plan(True)
+    slots = Slots([plan.factorise(Sum(), time) for time in range(TIMES)], NODES, WINDOW, torch.device(device))
+    slots.move(0)
+    x = torch.full((NODES, WINDOW, 4), torch.nan)
+
+    out = slots.multiply(x.to(device))
+
+    # The third snapshot has no edges.
+    assert not out[:, 2].isnan().any()
+    assert out[7, 0].isnan().all()
