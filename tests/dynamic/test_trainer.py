@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 
 from pyg_direct.datasets.dynamic import synthetic_dtdg
 from pyg_direct.dynamic import FrameTrainer, stream
-from pyg_direct.dynamic.nn import DCRNN, MPNNLSTM, TGCN, EvolveGCNH, EvolveGCNO, GConvGRU, mpnn
+from pyg_direct.dynamic.nn import DCRNN, MPNNLSTM, TGCN, EvolveGCNH, EvolveGCNO, GConvGRU, evolve, mpnn
 from pyg_direct.dynamic.trainer import run_stateless
 from pyg_direct.errors import ArgumentError, MemoryLimitError
 
@@ -159,6 +159,46 @@ def test_any_snapshot_of_a_frame_may_reach_the_loss(device, monkeypatch, seen, r
     for name, value in mine.items():
         torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4, msg=name)
     assert int(mine["cell._batch_norm_1.num_batches_tracked"]) == 2 * (TIMES - WINDOW + 1) * seen
+
+
+class Wayward(torch.nn.Module):
+    """Evolves twice at a place of a frame, or anew, or not at all; every output reaches the loss."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.cell, self.way, self.visit = EvolveGCNO(4), way, 0
+        self.linear = torch.nn.Linear(4, 1)
+
+    def forward(self, x, edge_index, edge_weight, state=None):
+        place, self.visit = self.visit, (self.visit + 1) % WINDOW
+        state = 0.0 if state is None else state
+        if place == 1 and self.way == "twice":
+            state = state + self.cell(x, edge_index, edge_weight)
+        elif place == 1 and self.way == "anew":
+            self.cell.reinitialize_weight()
+        elif place == 1 and self.way == "not at all":
+            return self.linear(state).view(-1), state
+        state = state + self.cell(x, edge_index, edge_weight)
+        return self.linear(state).view(-1) + self.cell.weight.sum(), state
+
+
+@pytest.mark.parametrize("way", ["once", "twice", "anew", "not at all"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_weights_evolve_as_often_as_they_are_asked_to(device, monkeypatch, way):
+    def train():
+        torch.manual_seed(0)
+        model = Wayward(way).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device)
+        return trainer.fit(2), model.state_dict()
+
+    losses, mine = train()
+    monkeypatch.setattr(evolve._Steps, "follow", lambda self, weight: False)
+    expected, other = train()
+
+    assert losses == pytest.approx(expected, rel=1e-3)
+    for name, value in mine.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4, msg=name)
 
 
 def test_dropped_numbers_are_those_of_the_gradient():

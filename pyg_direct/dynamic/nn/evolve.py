@@ -10,8 +10,9 @@ from torch.nn import GRU
 from torch_geometric.nn import TopKPooling
 from torch_geometric.nn.inits import glorot
 
-from pyg_direct.dynamic.nn.convolve import convolve
-from pyg_direct.dynamic.nn.recurrence import step_gru
+from pyg_direct.dynamic.nn.convolve import convolve, locate
+from pyg_direct.dynamic.nn.evolve_frame import EvolveTogether
+from pyg_direct.dynamic.nn.recurrence import get_parameters, step_gru
 from pyg_direct.dynamic.operator import GCN
 
 
@@ -43,6 +44,31 @@ class _Evolve(torch.nn.Module):
         return convolve(x, edge_index, edge_weight, self.operator) @ self.weight.squeeze(0)
 
 
+class _Steps:
+    """The steps of a frame, all made at once; each snapshot that asks takes the next.
+
+    Args:
+        window: Aggregated features, `[W, N, F]`.
+        layer: Whose weights evolve.
+    """
+
+    def __init__(self, window: Tensor, layer: EvolveGCNO) -> None:
+        self.window, self.taken, self.before = window, 0, layer.weight
+        weight = layer.initial_weight if layer.weight is None else layer.weight
+        out = EvolveTogether.apply(window, weight, *get_parameters(layer.recurrent_layer))
+        self.rows, self.weights = out[: len(window)], out[len(window) :]
+
+    def follow(self, weight: Tensor | None) -> bool:
+        """Whether weights are those that the next step begins with."""
+        return self.taken < len(self.weights) and weight is self.before
+
+    def take(self, place: int) -> tuple[Tensor, Tensor]:
+        """The rows of the snapshot at a place of the frame, and the weights that they were convolved with."""
+        step, self.taken, self.before = self.taken, self.taken + 1, self.weights[self.taken]
+        weight = self.weights[step]
+        return self.rows[step] if step == place else self.window[place] @ weight[0], weight
+
+
 class EvolveGCNO(_Evolve):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
@@ -65,6 +91,15 @@ class EvolveGCNO(_Evolve):
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
         """Features `[N, in_channels]` convolved with the weights of the next step."""
+        found = locate(X, edge_index, edge_weight)
+        if found is not None and found.holds(X) and not torch.is_autocast_enabled(X.device.type):
+            window = found.plan.get_window(self.operator, found.weighted)
+            if window is not None:
+                key = id(self), torch.is_grad_enabled()
+                steps = found.plan.once(key, lambda: _Steps(window, self))
+                if steps.follow(self.weight):
+                    rows, self.weight = steps.take(found.time)
+                    return rows
         weight = self.initial_weight if self.weight is None else self.weight
         self.weight = step_gru(self.recurrent_layer, weight, weight)
         return self._convolve(X, edge_index, edge_weight)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from pyg_direct.dynamic.nn.apart import set_apart
 from pyg_direct.dynamic.nn.recurrence import open_lstm, open_lstm_backward
 from pyg_direct.dynamic.operator import GCN
 from pyg_direct.dynamic.plan import SnapshotPlan
@@ -117,7 +118,7 @@ class RunTogether(torch.autograd.Function):
         statistics = [s for layer, eps in zip((first, second), frame.eps, strict=True)
                       for s in (layer.mean, _to_variance(layer.inverse, eps, num_nodes))]  # fmt: skip
         ctx.mark_non_differentiable(*statistics)
-        return *_split(out), *statistics
+        return *set_apart(out), *statistics
 
     @staticmethod
     @once_differentiable
@@ -151,12 +152,3 @@ class RunTogether(torch.autograd.Function):
 def _to_variance(inverse: Tensor, eps: float, count: int) -> Tensor:
     """Unbiased variances, as running statistics have them."""
     return (inverse**-2 - eps) * (count / max(1, count - 1))
-
-
-def _split(rows: Tensor) -> list[Tensor]:
-    """The parts of `[W, ...]`, in one memory, but none a view that autograd must guard against writing."""
-    like = rows[0]
-    return [
-        rows.new_empty(0).set_(rows.untyped_storage(), place * like.numel(), like.shape, like.stride())
-        for place in range(rows.shape[0])
-    ]

@@ -64,6 +64,35 @@ def _without_forget(gates: Tensor) -> Tensor:
     return torch.cat([gates[:size], gates[2 * size :]])
 
 
+def step_gates(from_input: Tensor, from_state: Tensor, state: Tensor, bias: Tensor,
+               state_bias: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+    """The next state of a GRU of what input and state add to its gates, `[N, 3 * C]` each without biases, and what its
+    gradient needs; has no gradient itself.
+    """
+    if state.is_cuda:
+        new, opened = _BACK._thnn_fused_gru_cell(from_input, from_state, state, bias, state_bias)
+        return new, (opened,)
+    size = state.shape[1]
+    from_input, from_state = from_input + bias, from_state + state_bias
+    reset, update = (from_input + from_state)[:, : 2 * size].sigmoid_().split(size, 1)
+    of_state = from_state[:, 2 * size :]
+    content = torch.addcmul(from_input[:, 2 * size :], reset, of_state).tanh_()
+    return torch.lerp(content, state, update), (reset, update, content, of_state, state)
+
+
+def step_gates_backward(grad: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of what input and state add to the gates, and of the state itself."""
+    if len(kept) == 1:
+        of_input, of_gates, of_state, _, _ = _BACK._thnn_fused_gru_cell_backward(grad.contiguous(), kept[0], False)
+        return of_input, of_gates, of_state
+    reset, update, content, from_state, state = kept
+    of_content = _BACK.tanh_backward(grad * (1 - update), content)
+    of_update = _BACK.sigmoid_backward(grad * (state - content), update)
+    of_reset = _BACK.sigmoid_backward(of_content * from_state, reset)
+    of_input = torch.cat([of_reset, of_update, of_content], 1)
+    return of_input, torch.cat([of_reset, of_update, of_content * reset], 1), grad * update
+
+
 class _FirstStep(torch.autograd.Function):
     """`open_lstm` with a gradient."""
 
