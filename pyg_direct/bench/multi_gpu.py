@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from pyg_direct.bench.gather import SkewedListing
 from pyg_direct.bench.row import Row
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.features.feature import Feature
+from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
 
 _FANOUTS = [15, 10, 5]
@@ -60,6 +61,7 @@ def _work(rank: int, world: int, folder: str, scale: float) -> None:
 
     limits = _measure_limits(rank, world)
     _measure_rows(rank, world, scale, limits, note)
+    _measure_rows_of_batches(rank, world, scale, limits, note)
     groups = {count: dist.new_group(list(range(count))) for count in _counts(world)}
     for measure in (_measure_products, _measure_papers):
         measure(rank, world, scale, groups, note)
@@ -89,18 +91,21 @@ def _median(values: list[float]) -> float:
 
 
 def _measure_limits(rank: int, world: int) -> dict[str, float]:
-    """Bytes a second of one copy between two GPUs, and of page-locked copies to all GPUs at once, for each."""
+    """Bytes a second of one copy between two GPUs, of copies from the next GPU to all at once, for each, and of
+    page-locked copies to all at once.
+    """
     num_bytes = 1 << 30
     on_gpu = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
     on_host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     pcie = num_bytes / _median(_together(lambda: on_gpu.copy_(on_host, non_blocking=True), 3))
-    peer = 0.0
+    peer = peers = 0.0
     if world > 1:
+        other = torch.empty(num_bytes, dtype=torch.uint8, device=f"cuda:{(rank + 1) % world}")
+        peers = num_bytes / _median(_together(lambda: on_gpu.copy_(other), 3))
         if rank == 0:
-            other = torch.empty(num_bytes, dtype=torch.uint8, device="cuda:1")
             seconds = []
             for _ in range(4):
-                torch.cuda.synchronize(1)
+                torch.cuda.synchronize(other.device)
                 begin = time.perf_counter()
                 for _ in range(4):
                     on_gpu.copy_(other)
@@ -110,7 +115,7 @@ def _measure_limits(rank: int, world: int) -> dict[str, float]:
         found = torch.tensor(peer, device="cuda")
         dist.broadcast(found, 0)
         peer = float(found)
-    return {"peer": peer, "pcie": pcie}
+    return {"peer": peer, "peers": peers, "pcie": pcie}
 
 
 def count_peer_bytes(feature: Feature, ids: Tensor) -> int:
@@ -137,18 +142,42 @@ def count_peer_bytes(feature: Feature, ids: Tensor) -> int:
 
 
 def _measure_rows(rank: int, world: int, scale: float, limits: dict[str, float], note: Callable[[Row], None]) -> None:
-    """Rows of nodes drawn by degree, all GPUs at once, for each policy and cache; ascending ids, as batches have."""
+    """Distinct nodes drawn by degree, ascending."""
     num_rows = int(_NUM_ROWS * scale)
     torch.manual_seed(5)
     listing = SkewedListing(num_rows, 8 * num_rows)
     torch.manual_seed(rank)
     ids = listing.draw(_NUM_READS).unique()
+    _compare_policies(rank, world, f"rows/{world} GPUs", (listing, num_rows), ids, CACHES, limits, note)
+
+
+def _measure_rows_of_batches(rank: int, world: int, scale: float, limits: dict[str, float],
+                             note: Callable[[Row], None]) -> None:  # fmt: skip
+    """The nodes of a batch of a graph of ogbn-products' shape, another batch for each GPU."""
+    graph = synthetic_graph("products", scale=scale, device="cuda", topology_only=True)
+    data = Data(edge_index=graph.edge_index, num_nodes=graph.num_nodes)
+    loader = NeighborLoader(data, _FANOUTS, graph.train_idx.cpu(), batch_size=1024, shuffle=True, seed=rank)
+    ids = next(iter(loader)).n_id
+    listing = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
+    del loader, data
+    table = listing, graph.num_nodes
+    _compare_policies(rank, world, f"rows of a batch/products/{world} GPUs", table, ids, CACHES[:1], limits, note)
+
+
+def _compare_policies(rank: int, world: int, name: str, table: tuple[Any, int], ids: Tensor, caches: Sequence[str],
+                      limits: dict[str, float], note: Callable[[Row], None]) -> None:  # fmt: skip
+    """Rates of reading rows, all GPUs at once, for each policy and cache.
+
+    Args:
+        table: What ranks its rows, and their number.
+    """
+    listing, num_rows = table
     num_bytes = len(ids) * _WIDTH * 4
     host = torch.empty(num_rows, _WIDTH)
     if rank == 0:
         host.copy_(torch.arange(num_rows, dtype=torch.float32)[:, None].expand(-1, _WIDTH))
     for policy in ("device_replicate", "p2p_clique_replicate")[: 1 + (world > 1)]:
-        for cache in CACHES:
+        for cache in caches:
             begin = time.perf_counter()
             feature = Feature(device=rank, device_list="group", device_cache_size=cache, cache_policy=policy,
                               csr_topo=listing, cold_policy="unified").from_cpu_tensor(host)  # fmt: skip
@@ -159,11 +188,12 @@ def _measure_rows(rank: int, world: int, scale: float, limits: dict[str, float],
             dist.all_reduce(from_peers)
             is_whole = policy != "device_replicate" and feature.placement == "cuda"
             limit = world / (world - 1) * limits["peer"] if is_whole else None
-            note(Row.of(f"multi_gpu/rows/{world} GPUs/{policy}", f"{cache} of the rows for each GPU", "GB/s", rates,
+            note(Row.of(f"multi_gpu/{name}/{policy}", f"{cache} of the rows for each GPU", "GB/s", rates,
                         None if limit is None else limit / 1e9, "N/(N-1) times a peer copy" if limit else "",
                         f"for each GPU, all at once; {float(from_peers) / world / num_bytes:.0%} of the bytes are a "
                         f"peer's; made in {seconds:.1f} s; a page-locked copy to each GPU at once "
-                        f"{limits['pcie'] / 1e9:.0f} GB/s, a peer copy {limits['peer'] / 1e9:.0f}"))  # fmt: skip
+                        f"{limits['pcie'] / 1e9:.0f} GB/s, a peer copy {limits['peer'] / 1e9:.0f}, all such copies at "
+                        f"once {limits['peers'] / 1e9:.0f}"))  # fmt: skip
             del feature
             gc.collect()
             torch.cuda.empty_cache()
