@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.owner import find_buckets
 
 # Constants of splitmix64's finaliser, as signed words.
 _MIX_0 = -0x40A7B892E31B1A47
@@ -74,6 +75,13 @@ class Book:
         mixed = _shift(ids, 30, ids) * _MIX_0
         mixed = _shift(mixed, 27, mixed) * _MIX_1
         return (((mixed >> 32) & 0x7FFFFFFF) * self.num_parts) >> 31
+
+    def find_buckets(self, ids: Tensor, own: int, scale: int, add: int, keys: Tensor) -> None:
+        """Keys of the buckets that nodes are asked for in; see `find_buckets` of `pyg_direct.ops.owner`."""
+        none = ids[:0]
+        bounds = none if self.bounds is None else self._on(ids, "bounds")[1:-1]
+        table = none.to(torch.uint8) if self.table is None else self._on(ids, "table")
+        find_buckets(ids, self.num_parts, bounds, table, own, scale, add, keys)
 
     def _on(self, ids: Tensor, name: str) -> Tensor:
         """`bounds` or `table` on the device of ids, copied there once."""

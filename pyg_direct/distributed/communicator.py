@@ -12,15 +12,18 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from pyg_direct.distributed.connections import Connections
 from pyg_direct.distributed.pulse import Pulse
-from pyg_direct.errors import ArgumentError, RankError
+from pyg_direct.errors import ArgumentError, IdError, RankError
 
 _MOST_WORDS = 1 << 12
+# Words of a row at least: how the process does, and one more.
+_LEAST_WIDTH = 2
 # How often who waits for an exchange looks whether the others are alive, in seconds.
 _LOOK = 1.0
 # Seconds that a process that failed waits for its threads.
@@ -43,8 +46,11 @@ class Communicator:
         timeout: Seconds that an exchange waits for the slowest process.
         silence: Seconds that it waits for one that gives no sign of life, over Gloo.
 
+    Partners are the other ranks, ascending, then this one: what is for others lies in one piece.
+
     Attributes:
         rank, size: This process in the group, and their number.
+        width: Words of the rows that processes begin an exchange with, equal in all.
         sent: Bytes sent to other processes so far, by what they are.
     """
 
@@ -67,7 +73,9 @@ class Communicator:
         self.rank, self.size = dist.get_rank(self._own_group), len(ranks)
         self._ranks, self._silence = ranks, silence
         self._pulse = Pulse(self._own_group.group_name, self.rank, self.size, silence) if self.size > 1 else None
+        self.width = _LEAST_WIDTH
         self.sent: Counter[str] = Counter()
+        self._memory: dict[str, Tensor] = {}
         self._broken: str | None = None
         self._turns: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -115,9 +123,16 @@ class Communicator:
             return
         done.set_result(result)
 
+    def widen(self, width: int) -> None:
+        """Have rows of at least so many words; all processes do so between the same exchanges."""
+        self.width = max(self.width, width)
+
     def agree(self, value: int) -> list[int]:
         """A small number of each process, at least 0, by rank."""
-        return self._exchange_sizes([value] * self.size)
+        words = torch.zeros(self.size, self.width, dtype=torch.int64)
+        words[:, 1] = value
+        found: list[int] = self.meet(words)[1][:, 1].tolist()
+        return [*found[: self.rank], found[-1], *found[self.rank : -1]]
 
     def exchange(self, parts: Sequence[Tensor], what: str) -> list[Tensor]:
         """Send part r to rank r, and get what each rank has for this one; that of this rank is handed over as it is.
@@ -129,49 +144,108 @@ class Communicator:
         Raises:
             RankError: another process failed or is gone.
         """
-        sizes = [0 if rank == self.rank else part.numel() for rank, part in enumerate(parts)]
-        sizes_back = self._exchange_sizes(sizes)
-        sent = torch.cat([part for rank, part in enumerate(parts) if rank != self.rank] or [parts[0][:0]])
-        received = self._all_to_all(sent, sizes, sizes_back).split(sizes_back)
-        self.sent[what] += sum(sizes)
-        return [parts[rank] if rank == self.rank else received[rank] for rank in range(self.size)]
+        others = [part for rank, part in enumerate(parts) if rank != self.rank]
+        words = torch.zeros(self.size, self.width, dtype=torch.int64)
+        words[:, 1] = torch.tensor([*(part.numel() for part in others), 0])
+        sent, found = (table[:, 1].tolist() for table in self.meet(words))
+        received = self.swap(torch.cat(others or [parts[0][:0]]), sent, found, what).clone().split(found)
+        return [*received[: self.rank], parts[self.rank], *received[self.rank : -1]]
 
-    def _exchange_sizes(self, sizes: list[int]) -> list[int]:
-        """The number that each rank has for this one; told of failures before anything else is waited for."""
+    def meet(self, words: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Exchange a row of words with each partner; told of failures before anything else is waited for.
+
+        Args:
+            words: int64 `[size, width]`, a row for each partner, on the device or the CPU. The first word of all rows
+                is 0, or below where this process cannot go on. The last row comes back.
+
+        Returns:
+            (these rows, those that the partners have for this process), on the host; one wait for the GPU.
+
+        Raises:
+            RankError: another process failed or is gone.
+            IdError: this process cannot go on.
+        """
         if self._broken is not None:
             raise RankError(self._broken)
-        words = torch.tensor(sizes, dtype=torch.int64)
-        found: list[int] = self._all_to_all(words, [1] * self.size, [1] * self.size).tolist()
-        failed = [rank for rank, word in enumerate(found) if word <= _FAILED]
-        if failed:
-            texts = self._all_to_all(torch.empty(0, dtype=torch.uint8), [0] * self.size,
-                                     [max(0, _FAILED - word) for word in found])  # fmt: skip
-            reasons = bytes(texts.cpu().tolist()).decode(errors="replace")
-            self._broken = f"rank {self._ranks[failed[0]]} failed: {reasons}"
-            raise RankError(self._broken)
-        return found
+        ones = [1] * (self.size - 1)
+        received = self._all_to_all(words[:-1], ones, ones) if ones else words[:0]
+        both = torch.cat([words, received if received.device == words.device else received.to(words.device)])
+        table = both.cpu().numpy()
+        sent, found = table[: self.size], np.concatenate([table[self.size :], table[self.size - 1 : self.size]])
+        if found[:, 0].min() < 0:
+            self._hear(found[:, 0])
+        return sent, found
+
+    def _hear(self, status: np.ndarray) -> None:
+        """What those who failed say, by partner."""
+        sizes_back = np.maximum(0, _FAILED - status[:-1]).tolist()
+        texts = self._all_to_all(torch.empty(0, dtype=torch.uint8), [0] * len(sizes_back), sizes_back)
+        reason = bytes(texts.cpu().tolist()).decode(errors="replace") or "it was asked for ids that it does not hold"
+        if status[-1] < 0:
+            self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
+            raise IdError("ids must be held by this part, got others")
+        failed = next(partner for partner, word in enumerate(status) if word < 0)
+        self._broken = f"rank {self._ranks[failed + (failed >= self.rank)]} failed: {reason}"
+        raise RankError(self._broken)
+
+    def swap(self, data: Tensor, sizes: Sequence[int], sizes_back: Sequence[int], what: str) -> Tensor:
+        """Send bytes to partners who know how many come, and get theirs; waits for no GPU.
+
+        Args:
+            data: uint8, for partner after partner.
+            sizes, sizes_back: Bytes for and from each; the last of both are those for this process.
+            what: What the bytes are, for `sent`. What came is valid until the next ones of the same.
+        """
+        if self.size == 1:
+            return data
+        own = sizes[-1]
+        here, back = data.numel() - own, sum(sizes_back[:-1])
+        out = self._take(what, back + own)
+        received = self._all_to_all(data[:here], sizes[:-1], sizes_back[:-1], out[:back])
+        if received.data_ptr() != out.data_ptr():
+            out[:back] = received
+        if own:
+            out[back:] = data[here:]
+        self.sent[what] += here
+        return out
+
+    def _take(self, name: str, num_bytes: int) -> Tensor:
+        """Memory that is used again and again."""
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < num_bytes:
+            memory = torch.empty(num_bytes + num_bytes // 4, dtype=torch.uint8, device=self.device)
+            self._memory[name] = memory
+        return memory[:num_bytes]
 
     def _tell(self, reason: str) -> None:
-        """Tell the others that this process failed; they are about to exchange sizes."""
+        """Tell the others that this process failed; they are about to meet."""
         if self._broken is not None:
             return
         self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
+        if self.size == 1:
+            return
         text = torch.tensor(list(reason.encode()[:_MOST_WORDS]), dtype=torch.uint8)
+        others = self.size - 1
         try:
-            words = torch.full((self.size,), _FAILED - text.numel(), dtype=torch.int64)
-            found = self._all_to_all(words, [1] * self.size, [1] * self.size).tolist()
+            words = torch.zeros(others, self.width, dtype=torch.int64)
+            words[:, 0] = _FAILED - text.numel()
+            found = self._all_to_all(words, [1] * others, [1] * others)[:, 0].tolist()
             sizes_back = [max(0, _FAILED - word) for word in found]
-            self._all_to_all(text.repeat(self.size), [text.numel()] * self.size, sizes_back)
+            self._all_to_all(text.repeat(others), [text.numel()] * others, sizes_back)
         except RankError:
             # What went wrong here is what the user should see.
             return
 
-    def _all_to_all(self, sent: Tensor, sizes: list[int], sizes_back: list[int]) -> Tensor:
+    def _all_to_all(self, sent: Tensor, sizes: Sequence[int], sizes_back: Sequence[int], out: Tensor | None = None
+                    ) -> Tensor:  # fmt: skip
+        """Rows for and from each of the others; where `out` lies where they arrive, they arrive there."""
         sent = sent.to(self._wire).contiguous()
-        received = sent.new_empty(sum(sizes_back))
+        if out is None or out.device != self._wire:
+            out = sent.new_empty((sum(sizes_back), *sent.shape[1:]))
+        by_rank, back_by_rank = ([*given[: self.rank], 0, *given[self.rank :]] for given in (sizes, sizes_back))
         try:
             waits = self._pulse is not None and self._wire.type == "cpu"
-            work = dist.all_to_all_single(received, sent, sizes_back, sizes, self._own_group, async_op=waits)
+            work = dist.all_to_all_single(out, sent, back_by_rank, by_rank, self._own_group, async_op=waits)
             if waits:
                 self._wait(work)
         except RankError as error:
@@ -181,7 +255,7 @@ class Communicator:
         except RuntimeError as error:
             self._broken = self._call_roll(error)
             raise RankError(self._broken) from error
-        return received.to(self.device) if sent.dtype == torch.uint8 else received
+        return out
 
     def _wait(self, work: Any) -> None:
         """Wait for an exchange as long as the others are alive."""

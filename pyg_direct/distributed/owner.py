@@ -1,4 +1,4 @@
-"""What the owner of nodes does for a hop of another process: pick the edges of their rows."""
+"""What the owner of nodes does for a hop of others: pick the edges of their rows, and answer in bytes."""
 
 from __future__ import annotations
 
@@ -8,88 +8,76 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.distributed.message import Unpacker, pack
 from pyg_direct.distributed.part import GraphPart, PlacedPart
-from pyg_direct.kernels.worklist import COLUMNS, FIRST
-from pyg_direct.ops.general import Frontier, Rows, Rules, pick_edges
+from pyg_direct.kernels.worklist import BY_PLACE, COLUMNS, FIRST, RELATION, ROWS, TIMED
+from pyg_direct.ops.answer import Layout, Wire, pack_edges
+from pyg_direct.ops.general import Frontier, Picked, Rows, Rules, pick_edges
+from pyg_direct.runtime.raw import as_bytes
 from pyg_direct.sampling.general import GeneralPlan
-from pyg_direct.sampling.worklist import list_work
+from pyg_direct.sampling.worklist import list_works
 
-# Words of a request before the fanouts of the relations and the counts of the types.
-_HEADER = 4
-_HAS_TREES, _HAS_TIMES = 1, 2
+_SMALL = 255
 
 
-class Request(NamedTuple):
-    """Nodes whose edges are asked for, type after type.
+class Words(NamedTuple):
+    """How a node is asked for: its id in the id space of all types, its tree and its time, as far as there are such.
 
     Attributes:
-        key, hop: Of the draws.
-        fanouts: By relation, int64 `[R]`.
-        counts: Nodes of each type, int64 `[T]`.
-        rows: Ids within their types, int64 `[F]`.
-        trees: Trees they belong to, int64 `[F]`; empty where trees are not told apart.
-        times: Times of these trees, int64 `[F]`; empty without times.
+        dtype: int32, or int64 where ids or edges are many.
+        has_trees, has_times: What is told of a node.
     """
 
-    key: int
-    hop: int
-    fanouts: np.ndarray
-    counts: np.ndarray
-    rows: Tensor
+    dtype: torch.dtype
+    has_trees: bool
+    has_times: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a node."""
+        return self.dtype.itemsize * (1 + self.has_trees) + 8 * self.has_times
+
+    def pack(self, ids: Tensor, trees: Tensor, times: Tensor) -> Tensor:
+        """Nodes in bytes, one after the other."""
+        if not ids.numel():
+            return ids.new_empty(0, dtype=torch.uint8)
+        if not self.has_trees:
+            return as_bytes(ids.to(self.dtype))
+        columns = [ids.to(self.dtype).view(-1, 1), trees.to(self.dtype).view(-1, 1)]
+        if self.has_times:
+            columns.append(as_bytes(times.contiguous()).view(self.dtype).view(ids.numel(), -1))
+        return as_bytes(torch.cat(columns, 1))
+
+    def unpack(self, message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, trees, times), int64 `[F]`; trees and times are empty where there are none."""
+        words = message.view(self.dtype)
+        if not self.has_trees:
+            ids = words.long()
+            return ids, ids[:0], ids[:0]
+        table = words.view(-1, self.num_bytes // self.dtype.itemsize)
+        ids, trees = table[:, :2].t().long().contiguous().unbind()
+        times = table[:, 2:].contiguous().view(-1).view(torch.int64) if self.has_times else ids[:0]
+        return ids, trees, times
+
+
+class Found(NamedTuple):
+    """Edges picked for several askers.
+
+    Attributes:
+        picked: Them.
+        trees: Of the nodes asked for, or empty.
+        bounds: Items of each asker, int64 `[S + 1]`: where they begin, and the end.
+        status: int64 `[1]`, below 0 where a node is not of this part.
+    """
+
+    picked: Picked
     trees: Tensor
-    times: Tensor
+    bounds: np.ndarray
+    status: Tensor
 
-    def pack(self, id_dtype: torch.dtype) -> Tensor:
-        """As bytes; nothing where nothing is asked for."""
-        if not self.counts.any():
-            return torch.empty(0, dtype=torch.uint8, device=self.rows.device)
-        flags = _HAS_TREES * (self.trees.numel() > 0) + _HAS_TIMES * (self.times.numel() > 0)
-        # The key as two words, since tensors know signed ones only.
-        words = [self.key >> 32, self.key & 0xFFFFFFFF, self.hop, flags, *self.fanouts.tolist(), *self.counts.tolist()]
-        header = torch.tensor(words, dtype=torch.int64, device=self.rows.device)
-        return pack([header, self.times, self.rows.to(id_dtype), self.trees.to(torch.int32)])
-
-    @classmethod
-    def unpack(cls, message: Tensor, num_relations: int, num_types: int, id_dtype: torch.dtype) -> Request | None:
-        """What the bytes say; None where nothing is asked for."""
-        if not message.numel():
-            return None
-        unpacker = Unpacker(message)
-        words = unpacker.take(torch.int64, _HEADER + num_relations + num_types).tolist()
-        high, low, hop, flags = words[:_HEADER]
-        fanouts, counts = np.array(words[_HEADER : _HEADER + num_relations]), np.array(words[_HEADER + num_relations :])
-        total = int(counts.sum())
-        times = unpacker.take(torch.int64, total if flags & _HAS_TIMES else 0)
-        rows = unpacker.take(id_dtype, total).long()
-        trees = unpacker.take(torch.int32, total if flags & _HAS_TREES else 0).long()
-        return cls((high << 32) | low, hop, fanouts.astype(np.int64), counts.astype(np.int64), rows, trees, times)
-
-
-class Answer(NamedTuple):
-    """Edges of a request, relation after relation, node after node.
-
-    Attributes:
-        counts: Edges of each (relation, node) that has a fanout, int64 `[I]`.
-        sources: Neighbors in the id space of all types, int64 `[E']`.
-        ids: Edge ids within the relation, int64 `[E']`.
-    """
-
-    counts: Tensor
-    sources: Tensor
-    ids: Tensor
-
-    def pack(self, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]) -> Tensor:
-        """As bytes."""
-        return pack([array.to(dtype) for array, dtype in zip(self, dtypes, strict=True)])
-
-    @classmethod
-    def unpack(cls, message: Tensor, num_items: int, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]) -> Answer:
-        """What the bytes say of so many items."""
-        unpacker = Unpacker(message)
-        counts = unpacker.take(dtypes[0], num_items).long()
-        total = int(counts.sum())
-        return cls(counts, unpacker.take(dtypes[1], total).long(), unpacker.take(dtypes[2], total).long())
+    def count_edges(self) -> Tensor:
+        """Edges for each asker, int64 `[S]`."""
+        assert self.picked.offsets is not None
+        return self.picked.offsets[torch.from_numpy(self.bounds).to(self.trees.device, non_blocking=True)].diff()
 
 
 class Picker:
@@ -98,45 +86,59 @@ class Picker:
     Args:
         part: The part.
         placed: Its rows for the recipe.
-        rows: The arrays that are read of them.
-        flags: TIMED and WEIGHTED of each relation, int64 `[R]`.
-        rules: How edges are chosen.
+        plan: Whose rows, flags and rules are followed.
     """
 
-    def __init__(self, part: GraphPart, placed: PlacedPart, rows: Rows, flags: np.ndarray, rules: Rules) -> None:
-        self._part, self._placed, self._rows, self._flags, self._rules = part, placed, rows, flags, rules
+    def __init__(self, part: GraphPart, placed: PlacedPart, plan: GeneralPlan) -> None:
+        self._part, self._topo, self._device = part, placed.topo, placed.device
+        self._rows: Rows = plan.rows
+        self._rules: Rules = plan.rules
+        # Times come with the nodes.
+        self._flags = plan.flags | np.where(plan.flags & TIMED, BY_PLACE, 0)
+        self.words = Words(placed.topo.word_dtype, plan.disjoint, placed.topo.is_temporal)
+        self._shifts = part.own_starts[placed.topo.expanded]
 
-    @classmethod
-    def of(cls, part: GraphPart, placed: PlacedPart, plan: GeneralPlan) -> Picker:
-        """One that picks as a plan does."""
-        return cls(part, placed, plan.rows, plan.flags, plan.rules)
+    def wire(self, fanouts: np.ndarray) -> Wire:
+        """Dtypes of the answers of a hop."""
+        is_small = len(fanouts) > 0 and fanouts.min() >= 0 and fanouts.max() <= _SMALL
+        return Wire(torch.uint8 if is_small else torch.int32, self.words.dtype)
 
-    def answer(self, request: Request) -> Answer:
-        """The edges that a request asks for.
+    def pick(self, message: Tensor, counts: np.ndarray, keys: np.ndarray, fanouts: np.ndarray, hop: int) -> Found:
+        """The edges that are asked for.
 
-        Raises:
-            IdError: a node is not of this part.
+        Args:
+            message: `Words` of the nodes, asker after asker and type after type within each.
+            counts: Their numbers, int64 `[S, T]`.
+            keys: Of the askers' batches, uint64 `[S]`.
+            fanouts: By relation, int64 `[R]`.
+            hop: Number of the hop.
         """
-        topo, device = self._placed.topo, self._placed.device
-        none = torch.empty(0, dtype=torch.int64, device=device)
-        begins = np.cumsum(request.counts) - request.counts
-        # Targets come back as places in the request, neighbors in the id space of all types.
-        _, work = list_work(topo, self._flags, request.fanouts, request.counts, begins, topo.type_starts)
-        if work[-COLUMNS + FIRST] == 0:
-            return Answer(none, none, none)
-        rows = request.rows.split(request.counts.tolist())
-        places = torch.cat([self._part.tables[kind].locate(own) for kind, own in
-                            zip(topo.node_types, rows, strict=True)])  # fmt: skip
-        times = none
-        if request.times.numel():
-            times = request.times.new_zeros(int(request.trees.max()) + 1)
-            times[request.trees] = request.times
-        frontier = Frontier(request.rows, request.trees, times, 0, places)
-        picked = pick_edges(self._rows, work, frontier, self._rules, key=request.key, hop=request.hop)
-        assert picked.offsets is not None
-        total = int(picked.offsets[-1])
-        sources = picked.sources[:total]
-        if request.trees.numel():
-            # Identities carry the number of the tree, which the one who asks knows.
-            sources = sources - request.trees[picked.targets[:total]]
-        return Answer(picked.offsets.diff(), sources, picked.ids[:total])
+        topo = self._topo
+        ids, trees, times = self.words.unpack(message)
+        begins = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
+        # Targets are places in the message, neighbors stand in the id space of all types.
+        found, work = list_works(topo, self._flags, fanouts, counts, begins, topo.type_starts, keys)
+        table = work.reshape(-1, COLUMNS)
+        table[:-1, ROWS] -= self._shifts[table[:-1, RELATION]]
+        ends = np.searchsorted(found, np.arange(len(counts) + 1) * len(topo.edge_types))
+        bounds = table[ends, FIRST]
+        places, status = self._part.find_places(ids)
+        frontier = Frontier(topo.ids_within(ids), trees, times, 0, places)
+        if table[-1, FIRST] == 0:
+            none = ids[:0]
+            return Found(Picked(none, none, none, none, none.new_zeros(1)), trees, bounds, status)
+        return Found(pick_edges(self._rows, work, frontier, self._rules, hop=hop), trees, bounds, status)
+
+    def pack(self, found: Found, num_edges: np.ndarray, wire: Wire, out: Tensor | None = None) -> tuple[Tensor, Layout]:
+        """(answers in bytes, asker after asker, how they lie).
+
+        Args:
+            found: The edges.
+            num_edges: Of each asker, int64 `[S]`.
+            wire: Dtypes.
+            out: Memory for as many bytes; made when None.
+        """
+        layout = Layout.of(np.diff(found.bounds), num_edges, wire)
+        out = torch.empty(int(layout.sizes.sum()), dtype=torch.uint8, device=self._device) if out is None else out
+        pack_edges(found.picked, found.trees, layout, wire, out)
+        return out, layout

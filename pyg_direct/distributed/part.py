@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from pyg_direct.errors import IdError, PartitionError
 from pyg_direct.graph.hetero import ALIGNMENT
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.compress import order_rows
+from pyg_direct.ops.gather import Directory
 from pyg_direct.ops.general import Rows, sum_weights
+from pyg_direct.ops.locate import locate_ids
 from pyg_direct.sampling.negative import EdgeSet
 
 
@@ -33,21 +36,35 @@ class Table:
     ids: Tensor
     rows: dict[str, Tensor]
 
-    def locate(self, ids: Tensor) -> Tensor:
-        """Where the rows of these ids stand, int64.
+    def find(self, ids: Tensor) -> Tensor:
+        """Where the rows of these ids stand, int64; -1 for one that is not held here. Waits for no GPU."""
+        if not self.ids.numel() or not ids.numel():
+            return torch.full_like(ids, -1)
+        return locate_ids(ids, self._directory, self._num_ids)
+
+    @cached_property
+    def _num_ids(self) -> int:
+        return int(self.ids[-1]) + 1
+
+    @cached_property
+    def _directory(self) -> Directory:
+        return Directory.of(self.ids, self._num_ids)
+
+    def locate(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(where the rows of these ids stand, int64; int64 `[1]` that is below 0 where one is not held here).
+
+        On a GPU nothing is waited for, and an id that is not held stands at 0; such a one must not be used.
 
         Raises:
-            IdError: one is not held here.
+            IdError: one is not held here, on the CPU; or ids are asked for where none is.
         """
-        if not self.ids.numel():
-            if ids.numel():
-                raise IdError(f"ids must be held by this part, got {int(ids[0])}")
-            return ids
-        places = torch.searchsorted(self.ids, ids).clamp_(max=self.ids.numel() - 1)
-        wrong = self.ids[places] != ids
-        if bool(wrong.any()):
-            raise IdError(f"ids must be held by this part, got {int(ids[wrong][0])}")
-        return places
+        places = self.find(ids)
+        if not ids.numel():
+            return places, places.new_zeros(1)
+        status = places.amin().view(1)
+        if not self.ids.numel() or (not ids.is_cuda and int(status) < 0):
+            raise IdError(f"ids must be held by this part, got {int(ids[places < 0][0])}")
+        return (places.clamp_(min=0), status.clamp_(max=0)) if ids.is_cuda else (places, places.new_zeros(1))
 
 
 class PartTopo:
@@ -72,6 +89,19 @@ class PartTopo:
         self.reached = np.array([index[kind[source]] for kind in self.edge_types], dtype=np.int64)
         self.row_starts = self.edge_starts = np.zeros(len(self.edge_types) + 1, np.int64)
         self.is_temporal = bool(self.timed.any()) or bool(self.timed_types)
+        most = max([self.type_starts[-1], *(entry.num_edges for entry in manifest.edges)])
+        # Of ids of nodes and edges on their way.
+        self.word_dtype = torch.int32 if most < 2**31 else torch.int64
+        self._starts: dict[torch.device, Tensor] = {}
+
+    def ids_within(self, ids: Tensor) -> Tensor:
+        """Ids within their types, of ids in the id space of all types, int64."""
+        if len(self.node_types) < 2:
+            return ids
+        if ids.device not in self._starts:
+            self._starts[ids.device] = torch.from_numpy(self.type_starts).to(ids.device)
+        starts = self._starts[ids.device]
+        return ids - starts[torch.bucketize(ids, starts[1:-1], right=True)]
 
 
 @dataclass(eq=False)
@@ -155,6 +185,25 @@ class GraphPart:
     def owners(self, kind: str, ids: Tensor) -> Tensor:
         """The part of each node of a type, int64."""
         return self.books[kind].owners(ids)
+
+    @cached_property
+    def own_starts(self) -> np.ndarray:
+        """Nodes of this part of the types before each, int64 `[T]`."""
+        sizes = [self.tables[entry.name].ids.numel() for entry in self.manifest.nodes]
+        return np.cumsum([0, *sizes], dtype=np.int64)[:-1]
+
+    @cached_property
+    def _all_nodes(self) -> Table:
+        """The part's nodes in the id space of all types."""
+        starts = PartTopo(self.manifest, False, False).type_starts.tolist()
+        own = [self.tables[entry.name].ids for entry in self.manifest.nodes]
+        if len(own) == 1:
+            return self.tables[self.manifest.nodes[0].name]
+        return Table(torch.cat([ids + start for ids, start in zip(own, starts, strict=False)]), {})
+
+    def find_places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Table.locate`, of ids in the id space of all types: places among the part's nodes, type after type."""
+        return self._all_nodes.locate(ids)
 
     def edge_set(self, edge_type: EdgeType) -> EdgeSet:
         """The edges of a relation that this part holds, to ask for pairs; 8 bytes an edge."""

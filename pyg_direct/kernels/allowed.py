@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyg_direct.kernels.jit import body
 from pyg_direct.kernels.neighbor import num_picks
 from pyg_direct.kernels.weighted import count_positive
-from pyg_direct.kernels.worklist import FANOUT, FLAGS, ROWS, TIMED, WEIGHTED, frontier_place
+from pyg_direct.kernels.worklist import BY_PLACE, FANOUT, FLAGS, ROWS, TIMED, WEIGHTED, frontier_place
 
 _EARLIEST = -(2**63)
 
@@ -53,7 +53,8 @@ def restrict_row(item, entry, work, start, end, indices, node_time, edge_time, e
     """(first position, number of positions to pick from, number of picks) of the item whose row is [start, end)."""
     fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
     if flags & TIMED:
-        time = seed_times[trees[frontier_place(work, entry, item)]]
+        place = frontier_place(work, entry, item)
+        time = seed_times[place] if flags & BY_PLACE else seed_times[trees[place]]
         start, end = allowed_range(indices, node_time, edge_time, start, end, time, strict, window)
         if last and fanout >= 0:
             start = max(start, end - fanout)

@@ -20,7 +20,6 @@ from pyg_direct.kernels.worklist import (
     FIRST,
     FLAGS,
     LOCAL,
-    RELATION,
     SOURCE_BASE,
     SOURCE_START,
     find_entry,
@@ -71,20 +70,20 @@ def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, ro
 
 
 @cpu_kernel
-def pick_items_cpu(key, hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, rows, trees,
+def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, rows, trees,
                    starts, sizes, offsets, chunks, scores, positions, sources, ids, targets):  # fmt: skip
     share = (starts.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
         begin, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
         entry = find_entry(work, begin)
-        key_of_relation = relation_key(key, hop, work[entry + RELATION])
+        key_of_relation = relation_key(work, entry, hop)
         for item in range(begin, end):
             at, count = offsets[item], offsets[item + 1] - offsets[item]
             if count > 0:
                 # Two draws for a relation, not for each of its items.
                 if work[entry + COLUMNS + FIRST] <= item:
                     entry = next_entry(work, entry, item)
-                    key_of_relation = relation_key(key, hop, work[entry + RELATION])
+                    key_of_relation = relation_key(work, entry, hop)
                 place = frontier_place(work, entry, item)
                 own_key = tree_key(key_of_relation, trees, place)
                 if is_weighted(work, entry, sizes[item], replace):
@@ -119,9 +118,9 @@ def count_items_gpu(work, indptr, indices, node_time, edge_time, edge_weight, ro
         item += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("u8 i8 i8 i8 i8[] I[] P[] i8[] i8[] i8[] i8[] i8[] i8[] u1[] i8[] i8[] i8[]", I=("i4", "i8"),
+@gpu_kernel("i8 i8 i8 i8[] I[] P[] i8[] i8[] i8[] i8[] i8[] i8[] u1[] i8[] i8[] i8[]", I=("i4", "i8"),
             P=("i4", "i8"))  # fmt: skip
-def pick_items_gpu(key, hop, replace, tree_shift, work, indices, edge_ids, rows, trees, starts, sizes, offsets, draws,
+def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, rows, trees, starts, sizes, offsets, draws,
                    repeats, sources, ids, targets):  # fmt: skip
     """A block takes a tile of items at a time, and has a thread for each of their edges.
 
@@ -140,7 +139,7 @@ def pick_items_gpu(key, hop, replace, tree_shift, work, indices, edge_ids, rows,
             entry = find_entry(work, item)
             entries[tid] = entry
             item_offsets[tid] = offsets[item]
-            item_keys[tid] = row_key(key, hop, work[entry + RELATION], trees, frontier_place(work, entry, item))
+            item_keys[tid] = row_key(work, entry, hop, trees, frontier_place(work, entry, item))
         cuda.syncthreads()
         first, end = offsets[tile], offsets[tile + num_items]
         e = first + tid

@@ -11,7 +11,7 @@ import numpy as np
 
 from pyg_direct.kernels.jit import SIMULATED, THREADS, body, cuda, gpu_kernel
 from pyg_direct.kernels.weighted import order_of, pick_weighted_row, score_of, sift_up, sort_heap
-from pyg_direct.kernels.worklist import RELATION, find_entry, frontier_place, is_weighted, row_key
+from pyg_direct.kernels.worklist import find_entry, frontier_place, is_weighted, row_key
 
 # Edges above which a block reads a row together.
 LONG_ROW = 16 if SIMULATED else 1024
@@ -26,8 +26,8 @@ def is_long(size, replace):
     return replace == 0 and size > LONG_ROW
 
 
-@gpu_kernel("u8 i8 i8 i8[] f4[] f8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]")
-def pick_weighted_gpu(key, hop, replace, work, edge_weight, weight_before, rows, trees, starts, sizes, offsets, scores,
+@gpu_kernel("i8 i8 i8[] f4[] f8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]")
+def pick_weighted_gpu(hop, replace, work, edge_weight, weight_before, rows, trees, starts, sizes, offsets, scores,
                       draws):  # fmt: skip
     """The places of items that choose by weight; a thread reads a row, unless that is long."""
     item = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
@@ -36,7 +36,7 @@ def pick_weighted_gpu(key, hop, replace, work, edge_weight, weight_before, rows,
         count = offsets[item + 1] - offsets[item]
         if count > 0 and is_weighted(work, entry, sizes[item], replace) and not is_long(sizes[item], replace):
             place = frontier_place(work, entry, item)
-            own_key = row_key(key, hop, work[entry + RELATION], trees, place)
+            own_key = row_key(work, entry, hop, trees, place)
             pick_weighted_row(own_key, rows[place], starts[item], sizes[item], count, replace, edge_weight,
                               weight_before, np.int64(0), scores, draws, offsets[item])  # fmt: skip
         item += np.int64(cuda.gridDim.x) * THREADS
@@ -53,8 +53,8 @@ def find_digit(counts, wanted):
     return digit, before
 
 
-@gpu_kernel("u8 i8 i8[] f4[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]")
-def pick_long_rows_gpu(key, hop, work, edge_weight, rows, trees, starts, sizes, offsets, scores, draws):
+@gpu_kernel("i8 i8[] f4[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]")
+def pick_long_rows_gpu(hop, work, edge_weight, rows, trees, starts, sizes, offsets, scores, draws):
     """The places of items without replacement whose rows are long; a block takes an item at a time."""
     counts = cuda.shared.array(_DIGITS, np.int32)
     # The digits found so far, how many scores are wanted among those that begin with them, and picks so far.
@@ -66,7 +66,7 @@ def pick_long_rows_gpu(key, hop, work, edge_weight, rows, trees, starts, sizes, 
         size, count, at = sizes[item], offsets[item + 1] - offsets[item], offsets[item]
         if count > 0 and is_long(size, 0) and is_weighted(work, entry, size, 0):
             place = frontier_place(work, entry, item)
-            row, own_key = rows[place], row_key(key, hop, work[entry + RELATION], trees, place)
+            row, own_key = rows[place], row_key(work, entry, hop, trees, place)
             if tid == 0:
                 found[0], found[1], found[2] = 0, count, 0
             shift = np.int64(_HIGHEST_DIGIT)

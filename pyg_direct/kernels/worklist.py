@@ -15,10 +15,12 @@ from pyg_direct.kernels.state import RELATION_DRAW, TREE_DRAW
 
 # Columns of an entry. First item of the relation; number of the relation; its fanout; where its rows begin in the
 # offsets; where its nodes begin in the frontier; the local id of the first of them; TIMED + WEIGHTED; where its edges
-# begin; where the type of its neighbors begins in the id space, and where among the identities.
-FIRST, RELATION, FANOUT, ROWS, FRONT, LOCAL, FLAGS, EDGES, SOURCE_START, SOURCE_BASE = range(10)
-COLUMNS = 10
-TIMED, WEIGHTED = 1, 2
+# begin; where the type of its neighbors begins in the id space, and where among the identities; the bits of the key of
+# its batch.
+FIRST, RELATION, FANOUT, ROWS, FRONT, LOCAL, FLAGS, EDGES, SOURCE_START, SOURCE_BASE, KEY = range(11)
+COLUMNS = 11
+# BY_PLACE: times are those of the nodes of the frontier, not of their trees.
+TIMED, WEIGHTED, BY_PLACE = 1, 2, 4
 
 
 @body
@@ -64,9 +66,10 @@ def tree_of(trees, place):
 
 
 @body
-def relation_key(key, hop, relation):
+def relation_key(work, entry, hop):
     """Key of the draws of a relation in a hop: relation 0 draws as a graph with one relation does."""
-    own_key = hop_key(key, hop)
+    own_key = hop_key(np.uint64(work[entry + KEY]), hop)
+    relation = work[entry + RELATION]
     if relation > 0:
         own_key = draw(own_key, relation, RELATION_DRAW)
     return own_key
@@ -81,9 +84,9 @@ def tree_key(own_key, trees, place):
 
 
 @body
-def row_key(key, hop, relation, trees, place):
+def row_key(work, entry, hop, trees, place):
     """Key of the draws of a row."""
-    return tree_key(relation_key(key, hop, relation), trees, place)
+    return tree_key(relation_key(work, entry, hop), trees, place)
 
 
 @body

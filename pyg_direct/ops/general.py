@@ -50,7 +50,7 @@ class Frontier(NamedTuple):
     Attributes:
         rows: Ids within their types, int64 `[F]`.
         trees: Trees they belong to, int64 `[F]`; empty where trees are not told apart.
-        seed_times: Time of each tree, int64; empty without times.
+        seed_times: Time of each tree, or of each node where flags say so (`BY_PLACE`), int64; empty without times.
         tree_shift: Place of the tree among the bits of an identity.
         places: Where the rows of these nodes stand among those of their relation, int64 `[F]`, for rows that are not
             those of all nodes; None: at their ids.
@@ -90,14 +90,13 @@ class Picked(NamedTuple):
     offsets: Tensor | None = None
 
 
-def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *, key: int, hop: int) -> Picked:
-    """Pick edges of every item of a work list; equal keys give equal picks on any device.
+def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *, hop: int) -> Picked:
+    """Pick edges of every item of a work list; equal keys in it give equal picks on any device.
 
     Waits for the GPU only where the number of edges has no bound, or a large one.
 
     Args:
         work: The work list, int64 `[(A + 1) * COLUMNS]`, on the host.
-        key: Unsigned 64-bit key of the batch.
         hop: Number of the hop; hops of one key draw independently.
     """
     device, num_items, on_gpu = frontier.rows.device, int(work[-COLUMNS]), runs_on_gpu(frontier.rows)
@@ -122,19 +121,19 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     is_weighted = rows.edge_weight.numel() > 0
     scores = torch.empty(capacity if is_weighted else 0, dtype=torch.float64, device=device)
     if not on_gpu:
-        run_cpu(kernels.pick_items_cpu, np.uint64(key), hop, replace, frontier.tree_shift, entries, rows.indices,
+        run_cpu(kernels.pick_items_cpu, hop, replace, frontier.tree_shift, entries, rows.indices,
                 rows.edge_ids, rows.edge_weight, rows.weight_before, frontier.rows, frontier.trees, starts, sizes,
                 offsets, cpu_chunks(), scores, draws, sources, ids, targets)  # fmt: skip
         return Picked(sources, ids, targets, ends, offsets)
     if is_weighted:
-        run_gpu(selected.pick_weighted_gpu, grid_for(num_items, starts), key, hop, replace, entries, rows.edge_weight,
+        run_gpu(selected.pick_weighted_gpu, grid_for(num_items, starts), hop, replace, entries, rows.edge_weight,
                 rows.weight_before, frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
         if not rules.replace:
-            run_gpu(selected.pick_long_rows_gpu, min(full_grid(starts), num_items), key, hop, entries, rows.edge_weight,
+            run_gpu(selected.pick_long_rows_gpu, min(full_grid(starts), num_items), hop, entries, rows.edge_weight,
                     frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
     repeats = torch.empty(capacity, dtype=torch.uint8, device=device)
     grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
-    run_gpu(kernels.pick_items_gpu, grid, key, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
+    run_gpu(kernels.pick_items_gpu, grid, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
             frontier.rows, frontier.trees, starts, sizes, offsets, draws, repeats, sources, ids, targets)  # fmt: skip
     return Picked(sources, ids, targets, ends, offsets)
 

@@ -123,7 +123,7 @@ class GeneralPlan:
         known = np.zeros_like(start.counts)
         for hop in range(len(self._fanouts)):
             front = hops[-1]
-            relations, work = list_work(topo, self.flags, self._fanouts[hop], front.counts, known, start.bases)
+            relations, work = list_work(topo, self.flags, self._fanouts[hop], front.counts, known, start.bases, key)
             known = known + front.counts
             picked = self._pick(work, front, start, key, hop)
             new_counts = numbering.enter(picked.sources, picked.ends)
@@ -147,7 +147,7 @@ class GeneralPlan:
             none = front.rows[:0]
             return Picked(none, none, none, none.new_zeros(1))
         frontier = Frontier(front.rows, front.trees, start.times, start.tree_shift)
-        return pick_edges(self.rows, work, frontier, self.rules, key=key, hop=hop)
+        return pick_edges(self.rows, work, frontier, self.rules, hop=hop)
 
     def _by_relation(self, relations: np.ndarray, counts: np.ndarray) -> np.ndarray:
         by_relation = np.zeros(len(self.topology.topo.edge_types), np.int64)
@@ -186,7 +186,7 @@ class GeneralPlan:
         rows = torch.cat(list(sample.node.values())) if topo.node_types else start.rows
         trees = torch.cat(list(sample.batch.values())) if sample.batch else rows[:0]
         all_neighbors = np.full(len(topo.edge_types), -1)
-        relations, work = list_work(topo, self.flags, all_neighbors, counts, np.zeros_like(counts), start.bases)
+        relations, work = list_work(topo, self.flags, all_neighbors, counts, np.zeros_like(counts), start.bases, 0)
         picked = self._pick(work, _Hop(rows, trees, counts), start, 0, 0)
         sources = numbering.find(picked.sources)
         is_inside = sources >= 0

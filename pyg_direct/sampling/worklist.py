@@ -13,6 +13,7 @@ from pyg_direct.kernels.worklist import (
     FIRST,
     FLAGS,
     FRONT,
+    KEY,
     LOCAL,
     RELATION,
     ROWS,
@@ -38,7 +39,7 @@ class Layout(Protocol):
 
 
 def list_work(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.ndarray, known: np.ndarray,
-              bases: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+              bases: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(relations with items, the work list) for nodes that stand type after type.
 
     Args:
@@ -48,17 +49,35 @@ def list_work(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.n
         counts: Nodes of each type, int64 `[T]`.
         known: Local id of the first of them, int64 `[T]`.
         bases: Where each type begins among the identities, int64 `[T]` at least.
+        key: Unsigned 64-bit key of the batch.
     """
-    items = counts[topo.expanded] * (fanouts != 0)
-    relations = np.flatnonzero(items)
-    work = np.zeros((len(relations) + 1, COLUMNS), np.int64)
+    return list_works(topo, flags, fanouts, counts[None], known[None], bases, np.array([key], np.uint64))
+
+
+def list_works(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.ndarray, known: np.ndarray,
+               bases: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """As `list_work` for nodes of several batches, batch after batch and type after type within each.
+
+    Args:
+        topo, flags, fanouts, bases: As there.
+        counts, known: As there, for each batch, int64 `[B, T]`.
+        keys: Key of each batch, uint64 `[B]`.
+
+    Returns:
+        (batch * R + relation of each entry, the work list).
+    """
+    items = counts[:, topo.expanded] * (fanouts != 0)
+    found = np.flatnonzero(items)
+    batches, relations = np.divmod(found, max(1, items.shape[1]))
+    work = np.zeros((len(found) + 1, COLUMNS), np.int64)
     entries, expanded, reached = work[:-1], topo.expanded[relations], topo.reached[relations]
-    np.cumsum(items[relations], out=work[1:, FIRST])
-    begins = np.cumsum(counts) - counts
+    np.cumsum(items.reshape(-1)[found], out=work[1:, FIRST])
+    begins = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
     entries[:, RELATION], entries[:, FANOUT] = relations, fanouts[relations]
     entries[:, ROWS], entries[:, EDGES] = topo.row_starts[relations], topo.edge_starts[relations]
-    entries[:, FRONT], entries[:, LOCAL] = begins[expanded], known[expanded]
+    entries[:, FRONT], entries[:, LOCAL] = begins[batches, expanded], known[batches, expanded]
     entries[:, FLAGS] = flags[relations]
     entries[:, SOURCE_START] = topo.type_starts[reached]
     entries[:, SOURCE_BASE] = bases[reached]
-    return relations, work.reshape(-1)
+    entries[:, KEY] = keys.view(np.int64)[batches]
+    return found, work.reshape(-1)

@@ -4,33 +4,39 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
+
+from pyg_direct.distributed.communicator import Communicator
+
 
 class Meeting:
     def __init__(self, size):
         self.size, self.barrier, self.box = size, threading.Barrier(size, timeout=60), {}
 
 
-class ThreadCommunicator:
-    """What `Communicator` offers to those who exchange, between threads."""
+class ThreadCommunicator(Communicator):
+    """A `Communicator` between threads."""
 
     def __init__(self, meeting, rank):
         self._meeting, self.rank, self.size, self.sent = meeting, rank, meeting.size, Counter()
-        self.num_exchanges = 0
+        self.device = self._wire = torch.device("cpu")
+        self._ranks, self._broken, self._memory, self.width, self.num_exchanges = range(self.size), None, {}, 2, 0
 
-    def _swap(self, values):
-        self._meeting.box[self.rank] = values
-        self._meeting.barrier.wait()
-        found = [self._meeting.box[rank][self.rank] for rank in range(self.size)]
-        self._meeting.barrier.wait()
-        return found
-
-    def agree(self, value):
-        return self._swap([value] * self.size)
-
-    def exchange(self, parts, what):
+    def meet(self, words):
         self.num_exchanges += 1
-        self.sent[what] += sum(part.numel() for rank, part in enumerate(parts) if rank != self.rank)
-        return self._swap(list(parts))
+        return super().meet(words)
+
+    def _all_to_all(self, sent, sizes, sizes_back, out=None):
+        pieces = sent.clone().split(list(sizes))
+        self._meeting.box[self.rank] = {rank: piece for rank, piece in zip(self._others(self.rank), pieces, strict=True)}
+        self._meeting.barrier.wait()
+        found = torch.cat([self._meeting.box[rank][self.rank] for rank in self._others(self.rank)] or [sent[:0]])
+        self._meeting.barrier.wait()
+        assert len(found) == sum(sizes_back)
+        return found if out is None else out.copy_(found)
+
+    def _others(self, own):
+        return [rank for rank in range(self.size) if rank != own]
 
     def run(self, fn, *args):
         return fn(*args)
