@@ -19,10 +19,11 @@ class DistAttributes:
 
     Args:
         graph: The graph.
+        is_distinct: Whether a node stands once in a batch: trees are not told apart.
     """
 
-    def __init__(self, graph: DistGraph) -> None:
-        self._graph = graph
+    def __init__(self, graph: DistGraph, is_distinct: bool = False) -> None:
+        self._graph, self._is_distinct = graph, is_distinct
         self._target = 2 if graph.part.manifest.direction == "in" else 0
 
     def describe(self) -> dict[str, Any]:
@@ -33,9 +34,6 @@ class DistAttributes:
         """Nothing of it is chosen by itself."""
         return []
 
-    def _nodes(self, kind: str, ids: Tensor) -> Wanted:
-        return Wanted(kind, ids, self._graph.part.owners(kind, ids))
-
     def _edges(self, edge_type: Any, ids: Tensor | None, ends: Tensor) -> list[Wanted]:
         """An edge belongs to the owner of the node that is expanded."""
         if edge_type not in self._graph.part.tables:
@@ -43,7 +41,7 @@ class DistAttributes:
         if ids is None:
             # All processes take part alike.
             ids = ends = ends[:0]
-        return [Wanted(edge_type, ids, self._graph.part.owners(edge_type[self._target], ends))]
+        return [Wanted(edge_type, ids, owned=(edge_type[self._target], ends))]
 
     def build(self, data: Any, sample: Any, input_id: Tensor | None = None, *, checked: bool = True) -> Any:
         """The batch of a sample: a `Data` for a `Sample`, a `HeteroData` for PyG's output."""
@@ -54,9 +52,11 @@ class DistAttributes:
 
     def _build(self, sample: Sample, input_id: Tensor, has_ids: bool) -> Data:
         kind, edge_type = self._graph.node_types[0], self._graph.edge_types[0]
-        expanded = sample.n_id[sample.edge_index[1 if self._target == 2 else 0]]
-        edges = self._edges(edge_type, sample.e_id if has_ids else None, expanded)
-        rows = self._graph.rows.fetch([self._nodes(kind, sample.n_id), *edges])
+        edges = []
+        if edge_type in self._graph.part.tables:
+            expanded = sample.n_id[sample.edge_index[1 if self._target == 2 else 0]]
+            edges = self._edges(edge_type, sample.e_id if has_ids else None, expanded)
+        rows = self._graph.rows.fetch([Wanted(kind, sample.n_id, is_distinct=self._is_distinct), *edges])
         batch = Data(edge_index=sample.edge_index, num_nodes=sample.n_id.numel())
         store = batch._store
         for name, value in rows[0].items():
@@ -70,7 +70,7 @@ class DistAttributes:
 
     def _build_hetero(self, out: HeteroSamplerOutput) -> HeteroData:
         none = torch.empty(0, dtype=torch.int64, device=self._graph.device)
-        wanted = [self._nodes(kind, out.node.get(kind, none)) for kind in self._graph.node_types]
+        wanted = [Wanted(kind, out.node.get(kind, none), is_distinct=self._is_distinct) for kind in self._graph.node_types]
         owned = []
         for edge_type in self._graph.edge_types:
             ids = (out.edge or {}).get(edge_type)

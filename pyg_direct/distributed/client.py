@@ -15,14 +15,16 @@ from torch import Tensor
 from pyg_direct.distributed.book import Book
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.manifest import EdgeEntry, Manifest, NodeEntry
-from pyg_direct.distributed.owner import Answer, Request
 from pyg_direct.distributed.pairs import PairExchange
-from pyg_direct.distributed.part import PartTopo, PlacedPart, Table
+from pyg_direct.distributed.parcel import Parcel
+from pyg_direct.distributed.part import PartTopo, PlacedPart, Table, word_dtype
 from pyg_direct.distributed.plan import DistPlan
-from pyg_direct.distributed.rows import RowExchange, Wanted
+from pyg_direct.distributed.rows import Asked as RowsAsked, RowExchange, Wanted
+from pyg_direct.distributed.serving import ALL_EDGES, as_tensor
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.relation import EdgeType
-from pyg_direct.ops.general import Rows
+from pyg_direct.ops.answer import Asked, Layout, join_edges
+from pyg_direct.ops.general import Picked, Rows
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.typing import Device
 
@@ -53,6 +55,9 @@ class _Alone:
     def agree(self, value: int) -> list[int]:
         return [value]
 
+    def widen(self, width: int) -> None:
+        """Nothing is exchanged."""
+
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -82,6 +87,9 @@ class _NoPart:
         none = torch.empty(0, dtype=torch.int64, device=device)
         self.tables: dict[Any, Table] = {kind: Table(none, {}) for kind in self.row_types}
         self.times: dict[str, Tensor] = {}
+        self.word_dtype = word_dtype(self.manifest)
+        # Of a part without nodes.
+        self.own_starts = np.zeros(len(nodes), np.int64)
 
     def owners(self, kind: str, ids: Tensor) -> Tensor:
         return self.books[kind].owners(ids)
@@ -111,15 +119,23 @@ class _ClientPlan(DistPlan):
         super().__init__(part, recipe, communicator, timed=timed, weighted=weighted)
         self._servers, self._how = servers, (asdict(recipe), timed, weighted)
 
-    def _fetch(self, requests: list[Request], items: list[Tensor], fanouts: np.ndarray) -> list[Answer]:
-        dtypes = self._dtypes(fanouts)
-        names = [str(dtype).removeprefix("torch.") for dtype in (self._id_dtype, *dtypes)]
-        questions = {part: (*self._how, names, request.pack(self._id_dtype).cpu().numpy())
-                     for part, request in enumerate(requests) if request.counts.any()}  # fmt: skip
+    def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, key: int, hop: int) -> Picked:
+        num_types, fanouts = len(self._placed.topo.node_types), self._fanouts_of(hop)
+        counts = np.diff(np.array(bounds.tolist(), np.int64)).reshape(-1, num_types)
+        asked, wire = asked._replace(counts=counts), self._picker.wire(fanouts)
+        sizes = (counts.sum(1) * self._picker.words.num_bytes).tolist()
+        hop = ALL_EDGES if self._wants_all else hop
+        questions = {part: (*self._how, key, hop, own.tolist(), nodes.cpu().numpy())
+                     for part, (own, nodes) in enumerate(zip(counts, message.split(sizes), strict=True))
+                     if nodes.numel()}  # fmt: skip
         answers = self._servers.ask("pick", questions)
-        none = torch.empty(0, dtype=torch.uint8, device=self._placed.device)
-        found = {part: _tensor(answer, none.device) for part, answer in answers.items()}
-        return [Answer.unpack(found.get(part, none), own.numel(), dtypes) for part, own in enumerate(items)]
+        num_edges = np.array([answers[part][0] if part in answers else 0 for part in range(len(counts))], np.int64)
+        layout = Layout.of(asked.num_items, num_edges, wire)
+        joined = torch.empty(int(layout.sizes.sum()), dtype=torch.uint8, device=message.device)
+        for part, piece in enumerate(joined.split(layout.sizes.tolist())):
+            if part in answers:
+                piece.copy_(as_tensor(answers[part][1]))
+        return join_edges(asked, layout, wire, joined)
 
 
 class _ClientRows(RowExchange):
@@ -128,16 +144,21 @@ class _ClientRows(RowExchange):
     def __init__(self, part: Any, communicator: Any, servers: Servers) -> None:
         shapes: Any = {kind: {name: _Shape(dtype, shape, part.device) for name, (dtype, shape) in own.items()}
                        for kind, own in part.row_types.items()}  # fmt: skip
-        super().__init__(part, communicator, shapes)
-        self._servers = servers
+        super().__init__(part, None, shapes)
+        self._servers, self._alone = servers, communicator
 
-    def _swap(self, messages: list[Tensor], wanted: Sequence[Wanted]) -> list[Tensor]:
-        kinds = [(one.kind, self._names(one)) for one in wanted]
-        questions = {part: (kinds, message.cpu().numpy()) for part, message in enumerate(messages) if message.numel()}
+    def _exchange(self, wanted: Sequence[Wanted], parcel: Parcel) -> tuple[RowsAsked, list[Tensor]]:
+        ids, order, bounds = self._group(wanted)
+        counts = np.diff(np.array(bounds.tolist(), np.int64)).reshape(-1, len(wanted))
+        asked, dtype = RowsAsked(ids, order, counts), self._part.word_dtype
+        sent = ids[order].to(dtype).cpu().split(counts.sum(1).tolist())
+        questions = {part: (parcel.kinds, own.tolist(), nodes.numpy())
+                     for part, (own, nodes) in enumerate(zip(counts, sent, strict=True)) if nodes.numel()}  # fmt: skip
         answers = self._servers.ask("read", questions)
-        self._communicator.sent["rows"] += sum(answer.size for answer in answers.values())  # type: ignore[union-attr]
-        return [_tensor(answers[part], message.device) if part in answers else message
-                for part, message in enumerate(messages)]  # fmt: skip
+        self._alone.sent["rows"] += sum(answer.size for answer in answers.values())
+        none = torch.empty(0, dtype=torch.uint8, device=ids.device)
+        return asked, [as_tensor(answers[part]).to(ids.device) if part in answers else none
+                       for part in range(len(counts) - 1)]  # fmt: skip
 
 
 class _ClientPairs(PairExchange):
@@ -151,7 +172,7 @@ class _ClientPairs(PairExchange):
         questions = {part: (edge_type, message.cpu().numpy()) for part, message in enumerate(messages)
                      if message.numel()}  # fmt: skip
         answers = self._servers.ask("find", questions)
-        return [_tensor(answers[part], message.device) if part in answers else message
+        return [as_tensor(answers[part]).to(message.device) if part in answers else message
                 for part, message in enumerate(messages)]  # fmt: skip
 
 
@@ -186,8 +207,3 @@ class ClientGraph(DistGraph):
 
     def __repr__(self) -> str:
         return f"ClientGraph({self._servers.size} servers, {self.num_nodes} nodes, {self.device})"
-
-
-def _tensor(message: np.ndarray, device: torch.device) -> Tensor:
-    # What came through shared memory is read only.
-    return torch.from_numpy(np.array(message)).to(device)

@@ -14,7 +14,7 @@ from pyg_direct.distributed.communicator import Communicator
 from pyg_direct.distributed.message import Unpacker, pack
 from pyg_direct.distributed.part import Table
 from pyg_direct.distributed.rows import RowExchange, Wanted
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.feature import Feature
 from pyg_direct.ops.check import check_ids
 from pyg_direct.runtime.device import resolve_device
@@ -57,13 +57,14 @@ class _Holding:
     """The rows of one host, as `RowExchange` reads them."""
 
     def __init__(self, info: PartitionInfo, rows: Tensor, device: torch.device) -> None:
-        self.device, self._book, self.part, self.num_parts = device, info.book, info.host, info.hosts
+        self.device, self.part, self.num_parts = device, info.host, info.hosts
+        self.books, self.word_dtype = {_KIND: info.book}, torch.int64
         self.times: dict[str, Tensor] = {}
         self.tables: dict[Any, Table] = {_KIND: Table(info.own.to(device), {_NAME: rows})}
 
     def owners(self, kind: str, ids: Tensor) -> Tensor:
         """The host of each node."""
-        return self._book.owners(ids)
+        return self.books[kind].owners(ids)
 
 
 class DistFeature:
@@ -127,7 +128,7 @@ class DistFeature:
         return rows
 
     def _fetch(self, ids: Tensor) -> Tensor:
-        return self._rows.fetch([Wanted(_KIND, ids, self.info.book.owners(ids))])[0][_NAME]
+        return self._rows.fetch([Wanted(_KIND, ids)])[0][_NAME]
 
     def put(self, ids: Tensor, rows: Tensor) -> None:
         """Write rows of nodes of any host, such as updated embeddings; every host calls it, with its own ids.
@@ -160,7 +161,9 @@ class DistFeature:
         for message in self._comm.exchange(messages, "updates"):
             unpacker = Unpacker(message)
             num_rows = int(unpacker.take(torch.int64, 1))
-            places = table.locate(unpacker.take(torch.int64, num_rows))
+            places, status = table.locate(unpacker.take(torch.int64, num_rows))
+            if int(status) < 0:
+                raise IdError("ids must be held by this part, got others")
             new = unpacker.take(self.dtype, num_rows, *self.shape[1:])
             # The last of those that write one row, whatever the device does with repeated places.
             last = torch.zeros(table.ids.numel(), dtype=torch.int64, device=ids.device)

@@ -31,7 +31,7 @@ class _DistLoader(GeneralLoader):
 
     def _prepare(self) -> Any:
         if self._general is None:
-            self._general = DistAttributes(self.graph)
+            self._general = DistAttributes(self.graph, not self._sampler.disjoint)
         return self._general
 
     def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None

@@ -67,6 +67,12 @@ class Table:
         return (places.clamp_(min=0), status.clamp_(max=0)) if ids.is_cuda else (places, places.new_zeros(1))
 
 
+def word_dtype(manifest: Manifest) -> torch.dtype:
+    """Of ids of nodes, in the id space of all types, and of edges on their way."""
+    most = max([sum(entry.num_nodes + ALIGNMENT for entry in manifest.nodes), *(e.num_edges for e in manifest.edges)])
+    return torch.int32 if most < 2**31 else torch.int64
+
+
 class PartTopo:
     """What sampling knows of a partitioned graph: names and sizes of the whole, and where the part's rows begin.
 
@@ -89,9 +95,7 @@ class PartTopo:
         self.reached = np.array([index[kind[source]] for kind in self.edge_types], dtype=np.int64)
         self.row_starts = self.edge_starts = np.zeros(len(self.edge_types) + 1, np.int64)
         self.is_temporal = bool(self.timed.any()) or bool(self.timed_types)
-        most = max([self.type_starts[-1], *(entry.num_edges for entry in manifest.edges)])
-        # Of ids of nodes and edges on their way.
-        self.word_dtype = torch.int32 if most < 2**31 else torch.int64
+        self.word_dtype = word_dtype(manifest)
         self._starts: dict[torch.device, Tensor] = {}
 
     def ids_within(self, ids: Tensor) -> Tensor:
@@ -185,6 +189,11 @@ class GraphPart:
     def owners(self, kind: str, ids: Tensor) -> Tensor:
         """The part of each node of a type, int64."""
         return self.books[kind].owners(ids)
+
+    @property
+    def word_dtype(self) -> torch.dtype:
+        """Of ids on their way."""
+        return word_dtype(self.manifest)
 
     @cached_property
     def own_starts(self) -> np.ndarray:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_direct.distributed.communicator import Communicator
-from pyg_direct.distributed.message import Unpacker, pack
+from pyg_direct.distributed.parcel import Parcel
 from pyg_direct.distributed.part import GraphPart, Table
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
+from pyg_direct.ops.owner import group_keys, make_keys
+from pyg_direct.ops.scatter import scatter_rows
+from pyg_direct.runtime.raw import as_bytes
 
 # Times of nodes, which are fetched by this name, but are no attribute of batches.
 TIME = ":time"
@@ -25,14 +28,35 @@ class Wanted(NamedTuple):
     Attributes:
         kind: Node type or relation.
         ids: int64 `[n]`, on the device of the part.
-        owners: Their parts, int64 `[n]`.
         names: Which attributes; None for all.
+        owned: (node type, ids of it `[n]`) whose owners have the rows; None: these nodes themselves.
+        is_distinct: Whether no id comes twice, or hardly any: repeated ones are then sent again.
     """
 
     kind: Any
     ids: Tensor
-    owners: Tensor
     names: Sequence[str] | None = None
+    owned: tuple[str, Tensor] | None = None
+    is_distinct: bool = False
+
+
+class Asked(NamedTuple):
+    """What owners are asked for.
+
+    Attributes:
+        ids: Of all kinds, kind after kind, int64 `[n]`.
+        order: Their places, owner after owner and kind after kind within each: partners, then copies.
+        counts: Ids of each owner and kind, int64 `[P + 1, K]`; the last row is that of copies.
+    """
+
+    ids: Tensor
+    order: Tensor
+    counts: np.ndarray
+
+    def places(self, owner: int, number: int) -> Tensor:
+        """Places of the ids of a kind that an owner has."""
+        end = int(self.counts[:owner].sum() + self.counts[owner, : number + 1].sum())
+        return self.order[end - int(self.counts[owner, number]) : end]
 
 
 class RowExchange:
@@ -45,7 +69,7 @@ class RowExchange:
 
     Attributes:
         features: Where the part's own rows lie, by kind and attribute.
-        num_remote, num_kept: Distinct rows fetched from others so far, and rows of others that were kept here.
+        num_remote, num_kept: Rows fetched from others so far, and rows of others that were kept here.
     """
 
     def __init__(self, part: GraphPart, communicator: Communicator | None,
@@ -60,6 +84,9 @@ class RowExchange:
             self.features[kind][TIME] = Feature(device=part.device).from_cpu_tensor(times)
         self._kept: dict[Any, Table] = {}
         self.num_remote = self.num_kept = 0
+        if communicator is not None:
+            # How a process does, the ids that it asks for, and those of which it has copies, by kind.
+            communicator.widen(1 + 2 * max(1, len(part.tables)))
 
     def names(self, kind: Any) -> list[str]:
         """Attributes of a kind."""
@@ -77,92 +104,119 @@ class RowExchange:
         Raises:
             IdError: an id that its owner does not hold.
         """
-        own_rank, size = self._part.part, self._part.num_parts
-        # Others of this call, distinct and by owner: what is asked, and where its rows belong.
-        asked: list[list[Tensor]] = [[] for _ in range(size)]
-        gaps: list[tuple[Tensor, Tensor]] = []
-        out = [self._read_here(one, asked, gaps) for one in wanted]
-        counts = [torch.tensor([ids.numel() for ids in own], dtype=torch.int64, device=self._part.device)
-                  for own in asked]  # fmt: skip
-        none = torch.empty(0, dtype=torch.uint8, device=self._part.device)
-        messages = [none if rank == own_rank or not int(counts[rank].sum()) else pack([counts[rank], *asked[rank]])
-                    for rank in range(size)]  # fmt: skip
-        received = self._swap(messages, wanted)
-        unpackers = [Unpacker(message) for message in received]
-        for number, one in enumerate(wanted):
-            places, order = gaps[number]
-            for name in self._names(one):
-                feature = self.features[one.kind][name]
-                shape = feature.shape[1:]
-                parts = [unpackers[rank].take(feature.dtype, asked[rank][number].numel(), *shape)
-                         for rank in range(size) if rank != own_rank]  # fmt: skip
-                if places.numel():
-                    out[number][name][places] = torch.cat(parts)[order]
-        return out
+        if self._part.num_parts == 1 and self._part.part == 0:
+            # Ids are places.
+            return [{name: self.features[one.kind][name].read(one.ids) for name in self._names(one)} for one in wanted]
+        inverses: list[Tensor | None] = []
+        distinct = []
+        for one in wanted:
+            inverse = None
+            if not self._names(one):
+                one = one._replace(ids=one.ids[:0], owned=None, is_distinct=True)
+            elif not one.is_distinct:
+                one, inverse = _drop_repeated(one)
+            distinct.append(one)
+            inverses.append(inverse)
+        parcel = Parcel.of([(one.kind, self._names(one)) for one in wanted], self.features)
+        asked, received = self._exchange(distinct, parcel)
+        num_others = self._num_others
+        self.num_remote += int(asked.counts[:num_others].sum())
+        self.num_kept += int(asked.counts[-1].sum())
+        arrays = parcel.open(received, asked.counts[:num_others])
+        found = []
+        for number, (one, inverse) in enumerate(zip(distinct, inverses, strict=True)):
+            rows = self._assemble(one, number, asked, arrays)
+            found.append(rows if inverse is None else {name: value[inverse] for name, value in rows.items()})
+        return found
 
-    def _swap(self, messages: list[Tensor], wanted: Sequence[Wanted]) -> list[Tensor]:
-        """What the owners answer; others are answered meanwhile."""
-        assert self._communicator is not None
-        requests = self._communicator.exchange(messages, "ids")
-        kinds = [(one.kind, self._names(one)) for one in wanted]
-        return self._communicator.exchange([self.answer(message, kinds) for message in requests], "rows")
+    @property
+    def _num_others(self) -> int:
+        return self._part.num_parts - (self._part.part >= 0)
 
     def _names(self, one: Wanted) -> list[str]:
         return self.names(one.kind) if one.names is None else list(one.names)
 
-    def _read_here(self, one: Wanted, asked: list[list[Tensor]], gaps: list[tuple[Tensor, Tensor]]
-                   ) -> dict[str, Tensor]:  # fmt: skip
-        """Rows of own and kept ids; the ids of others are noted for their owners."""
-        own_rank, names = self._part.part, self._names(one)
-        is_own = one.owners == own_rank
-        here = is_own.nonzero().view(-1)
-        places = self._part.tables[one.kind].locate(one.ids[here]) if names else here[:0]
+    def _group(self, wanted: Sequence[Wanted]) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids of all kinds, their places by owner and kind, where each begins and the end), as `Asked` has them."""
+        num_parts, ids = self._part.num_parts, [one.ids for one in wanted]
+        joined = ids[0] if len(ids) == 1 else torch.cat(ids)
+        num_buckets = (num_parts + 1) * len(wanted)
+        keys, at = make_keys(joined.numel(), num_buckets, joined.device), 0
+        for number, one in enumerate(wanted):
+            own = keys[at : at + one.ids.numel()]
+            at += one.ids.numel()
+            kind, nodes = (one.kind, one.ids) if one.owned is None else one.owned
+            if one.ids.numel():
+                self._part.books[kind].find_buckets(nodes, self._part.part, len(wanted), number, own)
+            kept = self._kept.get(one.kind)
+            if kept is not None and kept.ids.numel() and one.ids.numel():
+                is_own = own == (num_parts - 1) * len(wanted) + number
+                own.masked_fill_((kept.find(one.ids) >= 0) & ~is_own, num_parts * len(wanted) + number)
+        return joined, *group_keys(keys, num_buckets)
+
+    def _exchange(self, wanted: Sequence[Wanted], parcel: Parcel) -> tuple[Asked, list[Tensor]]:
+        """(what owners are asked for, bytes of theirs); others are answered meanwhile."""
+        assert self._communicator is not None
+        comm, num_kinds = self._communicator, len(wanted)
+        ids, order, bounds = self._group(wanted)
+        counted = bounds.diff().view(comm.size + 1, num_kinds)
+        rows = torch.zeros(comm.size, comm.width, dtype=torch.int64, device=ids.device)
+        rows[:, 1 : 1 + num_kinds] = counted[:-1]
+        rows[:, 1 + num_kinds : 1 + 2 * num_kinds] = counted[-1]
+        sent, found = comm.meet(rows)
+        own = slice(1, 1 + num_kinds)
+        asked = Asked(ids, order, np.concatenate([sent[:, own], sent[:1, 1 + num_kinds : 1 + 2 * num_kinds]]))
+        mine, theirs = sent[:-1, own], found[:-1, own]
+        dtype = self._part.word_dtype
+        message = as_bytes(ids[order[: int(mine.sum())]].to(dtype)) if mine.any() else ids.new_empty(0, dtype=torch.uint8)
+        sizes = [[*(n.sum(1) * dtype.itemsize).tolist(), 0] for n in (mine, theirs)]
+        answer, status = self.answer(comm.swap(message, *sizes, "ids").view(dtype).long(), theirs, parcel)
+        rows = torch.zeros(comm.size, comm.width, dtype=torch.int64, device=ids.device)
+        rows[:, 0] = status
+        comm.meet(rows)
+        received = comm.swap(answer, [*parcel.sizes(theirs), 0], [*parcel.sizes(mine), 0], "rows")
+        return asked, [received]
+
+    def answer(self, ids: Tensor, counts: np.ndarray, parcel: Parcel) -> tuple[Tensor, Tensor]:
+        """(the rows that others ask for in bytes, int64 `[1]` that is below 0 where an id is not held here).
+
+        Args:
+            ids: Asker after asker, kind after kind within each, int64.
+            counts: Their numbers, int64 `[S, K]`.
+            parcel: What is asked for of each kind.
+        """
+        rows, status = [], torch.zeros(1, dtype=torch.int64, device=ids.device)
+        pieces = ids.split(counts.reshape(-1).tolist()) if parcel.num_kinds > 1 else [ids]
+        for number, (kind, names) in enumerate(parcel.kinds):
+            own = torch.cat(pieces[number :: parcel.num_kinds]) if parcel.num_kinds > 1 and len(counts) else ids
+            places, found = self._part.tables[kind].locate(own if names else own[:0])
+            status = torch.minimum(status, found)
+            rows += [self.features[kind][name].read(places) for name in names]
+        return parcel.pack(rows, counts), status
+
+    def _assemble(self, one: Wanted, number: int, asked: Asked, arrays: Mapping[tuple[int, str], list[Tensor]]
+                  ) -> dict[str, Tensor]:  # fmt: skip
+        """Rows of a kind in the order of its ids: own ones, copies, and what has come."""
+        num_others, names = self._num_others, self._names(one)
+        if not names:
+            return {}
+        first = int(asked.counts[:, :number].sum())
+        there = [asked.places(owner, number) for owner in range(num_others)]
+        theirs = _join(there) if asked.counts.shape[1] > 1 else asked.order[: int(asked.counts[:num_others].sum())]
+        here = asked.places(num_others, number) if num_others < self._part.num_parts else theirs[:0]
+        places = self._part.tables[one.kind].locate(asked.ids[here])[0]
+        copied = asked.places(len(asked.counts) - 1, number)
+        kept = self._kept.get(one.kind)
         out = {}
         for name in names:
             feature = self.features[one.kind][name]
-            out[name] = torch.empty((one.ids.numel(), *feature.shape[1:]), dtype=feature.dtype, device=one.ids.device)
-            out[name][here] = feature.read(places)
-        there = (~is_own).nonzero().view(-1) if names else here[:0]
-        there = self._read_kept(one, there, out)
-        distinct, order = one.ids[there].unique(return_inverse=True)
-        owners = one.owners.new_empty(distinct.numel())
-        owners[order] = one.owners[there]
-        by_owner = owners.argsort(stable=True)
-        bounds = torch.searchsorted(owners[by_owner], torch.arange(len(asked) + 1, device=owners.device)).tolist()
-        for rank, (low, high) in enumerate(itertools.pairwise(bounds)):
-            asked[rank].append(distinct[by_owner[low:high]])
-        gaps.append((there, by_owner.argsort()[order]))
-        self.num_remote += distinct.numel()
+            rows = torch.empty((one.ids.numel(), *feature.shape[1:]), dtype=feature.dtype, device=one.ids.device)
+            scatter_rows(rows, theirs - first if first else theirs, _join(arrays[number, name]), is_unique=True)
+            scatter_rows(rows, here - first if first else here, feature.read(places), is_unique=True)
+            if kept is not None and copied.numel():
+                scatter_rows(rows, copied - first, kept.rows[name][kept.find(asked.ids[copied])], is_unique=True)
+            out[name] = rows
         return out
-
-    def _read_kept(self, one: Wanted, there: Tensor, out: dict[str, Tensor]) -> Tensor:
-        """Fill in rows of which a copy is kept; the places that are left."""
-        kept = self._kept.get(one.kind)
-        if kept is None or not kept.ids.numel() or not there.numel():
-            return there
-        ids = one.ids[there]
-        at = torch.searchsorted(kept.ids, ids).clamp_(max=kept.ids.numel() - 1)
-        is_kept = kept.ids[at] == ids
-        found = there[is_kept]
-        for name in out:
-            out[name][found] = kept.rows[name][at[is_kept]]
-        self.num_kept += found.numel()
-        return there[~is_kept]
-
-    def answer(self, message: Tensor, kinds: Sequence[tuple[Any, Sequence[str]]]) -> Tensor:
-        """The rows that another process asks for, as bytes.
-
-        Args:
-            message: Numbers of ids and ids, kind after kind; empty where nothing is asked for.
-            kinds: What it asks for: node types or relations, and names of attributes.
-        """
-        if not message.numel():
-            return message
-        unpacker, rows = Unpacker(message), []
-        for (kind, names), count in zip(kinds, unpacker.take(torch.int64, len(kinds)).tolist(), strict=True):
-            places = self._part.tables[kind].locate(unpacker.take(torch.int64, count)) if count else None
-            rows += [] if places is None else [self.features[kind][name].read(places) for name in names]
-        return pack(rows)
 
     def keep(self, ids: Mapping[Any, Tensor]) -> None:
         """Keep copies of rows of other parts, by kind; replaces those kept before.
@@ -172,11 +226,11 @@ class RowExchange:
         wanted = []
         for kind in self._part.tables:
             own = ids.get(kind, torch.empty(0, dtype=torch.int64)).to(self._part.device).long().unique()
-            owners = self._part.owners(kind, own) if isinstance(kind, str) else own.new_full(own.shape, -1)
-            if own.numel() and not isinstance(kind, str):
-                raise ArgumentError(f"ids must be of node types, got {kind}")
-            is_remote = owners != self._part.part
-            wanted.append(Wanted(kind, own[is_remote], owners[is_remote], list(self.features[kind])))
+            if own.numel():
+                if not isinstance(kind, str):
+                    raise ArgumentError(f"ids must be of node types, got {kind}")
+                own = own[self._part.owners(kind, own) != self._part.part]
+            wanted.append(Wanted(kind, own, list(self.features[kind]), is_distinct=True))
         self._kept = {}
         rows = self.fetch(wanted)
         self.num_remote = 0
@@ -186,3 +240,17 @@ class RowExchange:
     def kept_bytes(self) -> int:
         """Bytes of the copies that are kept."""
         return sum(t.numel() * t.element_size() for table in self._kept.values() for t in table.rows.values())
+
+
+def _join(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+
+
+def _drop_repeated(one: Wanted) -> tuple[Wanted, Tensor]:
+    """(the same with each id once, where each of the ids stands among these)."""
+    ids, inverse = one.ids.unique(return_inverse=True)
+    if one.owned is None:
+        return one._replace(ids=ids), inverse
+    nodes = torch.empty_like(ids)
+    nodes[inverse] = one.owned[1]
+    return one._replace(ids=ids, owned=(one.owned[0], nodes)), inverse

@@ -9,14 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from pyg_direct.distributed.owner import Picker, Request
+from pyg_direct.distributed.owner import Picker
 from pyg_direct.distributed.pairs import PairExchange
+from pyg_direct.distributed.parcel import Parcel
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.rows import RowExchange
+from pyg_direct.errors import IdError
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.options import GeneralRecipe
+
+
+# A hop that asks for all edges of its nodes.
+ALL_EDGES = -1
 
 
 class PartServer:
@@ -32,7 +38,7 @@ class PartServer:
                  num_threads: int | None = None) -> None:  # fmt: skip
         self._part = GraphPart(folder, part, device=torch.device(device), check=check)
         self._rows, self._pairs = RowExchange(self._part, None), PairExchange(self._part, None)
-        self._pickers: dict[str, Picker] = {}
+        self._pickers: dict[str, tuple[Picker, np.ndarray]] = {}
         self._num_threads = num_threads
 
     def describe(self) -> dict[str, Any]:
@@ -50,44 +56,62 @@ class PartServer:
         """Part of each node, for the types that a table tells of."""
         return {kind: book.table.numpy() for kind, book in self._part.books.items() if book.table is not None}
 
-    def pick(self, recipe: dict[str, Any], timed: bool, weighted: bool, dtypes: list[str], message: np.ndarray
-             ) -> np.ndarray:  # fmt: skip
-        """Edges for a request in bytes, in bytes.
+    def pick(self, recipe: dict[str, Any], timed: bool, weighted: bool, key: int, hop: int, counts: list[int],
+             message: np.ndarray) -> tuple[int, np.ndarray]:  # fmt: skip
+        """(number of edges, the edges in bytes) that are asked for.
 
         Args:
             recipe: Fields of a `GeneralRecipe`.
             timed, weighted: Whether times and weights decide.
-            dtypes: Of node ids, counts, neighbors and edge ids on the wire.
-            message: A `Request`, uint8.
+            key: Of the batch.
+            hop: Number of the hop; `ALL_EDGES` for all edges of the nodes.
+            counts: Nodes of each type.
+            message: These in bytes (`Words`), uint8.
         """
         self._use_threads()
-        key = repr((recipe, timed, weighted))
+        name = repr((recipe, timed, weighted))
         placed = self._part.place(timed=timed, weighted=weighted)
-        if key not in self._pickers:
+        if name not in self._pickers:
             topology: Any = placed
-            self._pickers[key] = Picker.of(self._part, placed, GeneralPlan(topology, GeneralRecipe(**recipe)))
-        topo = placed.topo
-        id_dtype, *answer = (getattr(torch, name) for name in dtypes)
-        bytes_there = _tensor(message, self._part.device)
-        request = Request.unpack(bytes_there, len(topo.edge_types), len(topo.node_types), id_dtype)
-        assert request is not None
-        return self._pickers[key].answer(request).pack(tuple(answer)).cpu().numpy()  # type: ignore[arg-type]
+            plan = GeneralPlan(topology, GeneralRecipe(**recipe))
+            self._pickers[name] = Picker(self._part, placed, plan), GeneralRecipe(**recipe).table(topology.topo)
+        picker, table = self._pickers[name]
+        fanouts = np.full(len(placed.topo.edge_types), -1) if hop == ALL_EDGES else table[hop]
+        nodes = as_tensor(message).to(self._part.device)
+        found = picker.pick(nodes, np.array([counts], np.int64), np.array([key], np.uint64), fanouts, max(0, hop))
+        num_edges = int(found.count_edges())
+        if int(found.status) < 0:
+            raise IdError("ids must be held by this part, got others")
+        return num_edges, picker.pack(found, np.array([num_edges]), picker.wire(fanouts))[0].cpu().numpy()
 
-    def read(self, kinds: list[tuple[Any, list[str]]], message: np.ndarray) -> np.ndarray:
-        """Rows for ids in bytes, in bytes; see `RowExchange.answer`."""
+    def read(self, kinds: list[tuple[Any, list[str]]], counts: list[int], ids: np.ndarray) -> np.ndarray:
+        """Rows in bytes (`Parcel`) of ids, int32 or int64, so many of each kind."""
         self._use_threads()
-        return self._rows.answer(_tensor(message, self._part.device), kinds).cpu().numpy()
+        own = as_tensor(ids).to(self._part.device).long()
+        rows, status = self._rows.answer(own, np.array([counts], np.int64), Parcel.of(kinds, self._rows.features))
+        if int(status) < 0:
+            raise IdError("ids must be held by this part, got others")
+        return rows.cpu().numpy()
 
     def find(self, edge_type: EdgeType, message: np.ndarray) -> np.ndarray:
         """Which pairs in bytes are edges, in bytes; see `PairExchange.answer`."""
         self._use_threads()
-        return self._pairs.answer(edge_type, _tensor(message, self._part.device)).cpu().numpy()
+        return self._pairs.answer(edge_type, as_tensor(message).to(self._part.device)).cpu().numpy()
 
     def _use_threads(self) -> None:
         if self._num_threads is not None:
             set_cpu_threads(self._num_threads)
 
 
-def _tensor(message: np.ndarray, device: torch.device) -> torch.Tensor:
-    # What came through shared memory is read only.
-    return torch.from_numpy(np.array(message)).to(device)
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """A tensor over an array that is only read, as one from shared memory is."""
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Readable(array)))
+
+
+class _Readable:
+    """Says of an array that it may be written, which torch wants of all."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        about = array.__array_interface__
+        self.__array_interface__ = {**about, "data": (about["data"][0], False)}

@@ -47,8 +47,8 @@ def test_only_distinct_rows_that_are_not_here_are_sent():
         feature[torch.tensor([0, 1, 1, 2, 2, 2])]
         return comm.sent["rows"] - before
 
-    # HOSTS: 0 of node 0, 1 of node 1, 2 of node 2; all ask for all and keep node 1. A row takes 16 bytes on the wire.
-    assert run_threads(run, 3) == [32, 0, 32]
+    # HOSTS: 0 of node 0, 1 of node 1, 2 of node 2; all ask for all and keep node 1. A row takes 12 bytes.
+    assert run_threads(run, 3) == [24, 0, 24]
 
 
 def test_written_rows_are_read_by_all():

@@ -78,7 +78,7 @@ def test_kept_rows_are_not_fetched(folder, data):
     def run(comm):
         rows = RowExchange(parts[comm.rank], comm)
         rows.keep({"nodes": ids[::2]})
-        found = rows.fetch([Wanted("nodes", ids, parts[comm.rank].owners("nodes", ids))])[0]
+        found = rows.fetch([Wanted("nodes", ids, is_distinct=True)])[0]
         return found, rows.num_remote, rows.num_kept
 
     for rank, (found, num_remote, num_kept) in enumerate(run_threads(run, 2)):
