@@ -55,12 +55,12 @@ def sample_alone(graph, requests, recipe):
     return [as_lists(plan.sample(seeds, KEY + n, seed_time=times)) for n, (seeds, times) in enumerate(requests)]
 
 
-def sample_in_parts(folder, graph, requests, recipe, num_parts):
+def sample_in_parts(folder, graph, requests, recipe, num_parts, device=CPU):
     """Every rank samples one of the requests at a time, the last ones nothing where there are no more."""
     timed = bool(graph.node_time or graph.edge_time)
     steps = -(-len(requests) // num_parts)
     none = {}, {} if timed else None
-    parts = [GraphPart(folder, part, device=CPU) for part in range(num_parts)]
+    parts = [GraphPart(folder, part, device=device) for part in range(num_parts)]
     for part in parts:
         part.place(timed=timed, weighted=bool(graph.edge_weight))
 
@@ -74,7 +74,7 @@ def sample_in_parts(folder, graph, requests, recipe, num_parts):
                 found[number] = as_lists(sample)
         return found, communicator.num_exchanges / steps
 
-    results = run_threads(run, num_parts)
+    results = run_threads(run, num_parts, device)
     found = {number: sample for samples, _ in results for number, sample in samples.items()}
     return [found[number] for number in range(len(requests))], results[0][1]
 
@@ -91,13 +91,13 @@ def make_requests(graph, timed):
 @pytest.mark.parametrize(("times", "weighted"), [("", False), ("node", False), ("edge", True)])
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.filterwarnings("ignore:.*has no reverse relation")
-def test_batches_are_those_of_one_machine(tmp_path, times, weighted, name):
+def test_batches_are_those_of_one_machine(tmp_path, real_device, times, weighted, name):
     num_parts = 2
     graph = make_parts(times=times, weighted=weighted)
     write(tmp_path / "p", graph, num_parts)
     requests, recipe = make_requests(graph, bool(times)), GeneralRecipe([3, -1, 2], **asdict(OPTIONS[name]))
 
-    got, num_exchanges = sample_in_parts(tmp_path / "p", graph, requests, recipe, num_parts)
+    got, num_exchanges = sample_in_parts(tmp_path / "p", graph, requests, recipe, num_parts, real_device)
 
     assert got == sample_alone(graph, requests, recipe)
     # Two a hop: nodes there, edges back.

@@ -9,6 +9,9 @@ import torch
 from pyg_direct.distributed.communicator import Communicator
 
 
+CPU = torch.device("cpu")
+
+
 class Meeting:
     def __init__(self, size):
         self.size, self.barrier, self.box = size, threading.Barrier(size, timeout=60), {}
@@ -17,9 +20,9 @@ class Meeting:
 class ThreadCommunicator(Communicator):
     """A `Communicator` between threads."""
 
-    def __init__(self, meeting, rank):
+    def __init__(self, meeting, rank, device):
         self._meeting, self.rank, self.size, self.sent = meeting, rank, meeting.size, Counter()
-        self.device = self._wire = torch.device("cpu")
+        self.device = self._wire = device
         self._ranks, self._broken, self._memory, self.width, self.num_exchanges = range(self.size), None, {}, 2, 0
 
     def meet(self, words):
@@ -42,13 +45,13 @@ class ThreadCommunicator(Communicator):
         return fn(*args)
 
 
-def run_threads(fn, size):
+def run_threads(fn, size, device=CPU):
     """What `fn(communicator)` returns on each rank."""
     meeting = Meeting(size)
 
     def run(rank):
         try:
-            return fn(ThreadCommunicator(meeting, rank))
+            return fn(ThreadCommunicator(meeting, rank, device))
         except BaseException:
             meeting.barrier.abort()
             raise
