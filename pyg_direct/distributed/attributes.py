@@ -70,7 +70,9 @@ class DistAttributes:
 
     def _build_hetero(self, out: HeteroSamplerOutput) -> HeteroData:
         none = torch.empty(0, dtype=torch.int64, device=self._graph.device)
-        wanted = [Wanted(kind, out.node.get(kind, none), is_distinct=self._is_distinct) for kind in self._graph.node_types]
+        wanted = [
+            Wanted(kind, out.node.get(kind, none), is_distinct=self._is_distinct) for kind in self._graph.node_types
+        ]
         owned = []
         for edge_type in self._graph.edge_types:
             ids = (out.edge or {}).get(edge_type)

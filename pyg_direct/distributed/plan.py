@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pyg_direct.distributed.communicator import Communicator
@@ -83,7 +82,8 @@ class DistPlan(GeneralPlan):
         rows[:, _HEAD : _HEAD + len(self._placed.topo.node_types)] = bounds.diff().view(comm.size, -1)
         sent, found = (table[:, : _HEAD + len(self._placed.topo.node_types)] for table in comm.meet(rows))
         counts, others = sent[:, _HEAD:], found[:, _HEAD:]
-        received = comm.swap(message, *((n.sum(1) * node_bytes).tolist() for n in (counts, others)), "nodes")
+        sizes, sizes_back = ((n.sum(1) * node_bytes).tolist() for n in (counts, others))
+        received = comm.swap(message, sizes, sizes_back, "nodes")
         picks = picker.pick(received, others, np.ascontiguousarray(found[:, 1]).view(np.uint64), fanouts, hop)
         rows = self._make_rows(np.array([0, 0]))
         rows[:, 1] = picks.count_edges()

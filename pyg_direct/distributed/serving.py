@@ -20,7 +20,6 @@ from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.options import GeneralRecipe
 
-
 # A hop that asks for all edges of its nodes.
 ALL_EDGES = -1
 

@@ -66,7 +66,8 @@ def pack_edges_cpu(table, offsets, sources, ids, targets, trees, chunks, counts,
             at = table[answer + COUNTS] - table[answer + ITEM]
             for i in range(item, end):
                 counts[at + i] = offsets[i + 1] - offsets[i]
-            source_at, id_at = (table[answer + SOURCES] - table[answer + EDGE], table[answer + IDS] - table[answer + EDGE])
+            source_at = table[answer + SOURCES] - table[answer + EDGE]
+            id_at = table[answer + IDS] - table[answer + EDGE]
             for e in range(offsets[item], offsets[end]):
                 words[source_at + e] = sources[e] - tree_of(trees, targets[e])
                 words[id_at + e] = ids[e]
@@ -92,7 +93,8 @@ def join_edges_cpu(table, before, offsets, items, work, trees, tree_shift, words
         while j < stop:
             answer = find_record(table, PLACES, ITEM, j)
             end = min(stop, table[answer + PLACES + ITEM])
-            source_at, id_at = (table[answer + SOURCES] - table[answer + EDGE], table[answer + IDS] - table[answer + EDGE])
+            source_at = table[answer + SOURCES] - table[answer + EDGE]
+            id_at = table[answer + IDS] - table[answer + EDGE]
             for i in range(j, end):
                 item = items[i]
                 entry = find_entry(work, item)

@@ -22,8 +22,9 @@ _BITS = np.uint64(0x7FFFFFFF)
 def multiply(a, b):
     """Low 64 bits of a product, by halves: NumPy, which the simulator runs on, warns of what overflows."""
     low = np.uint64((a & LOW_WORD) * (b & LOW_WORD))
-    cross = np.uint64(((a >> _HALF) * (b & LOW_WORD)) & LOW_WORD) + np.uint64(((a & LOW_WORD) * (b >> _HALF)) & LOW_WORD)
-    high = np.uint64(np.uint64((low >> _HALF) + cross) & LOW_WORD)
+    first = np.uint64(((a >> _HALF) * (b & LOW_WORD)) & LOW_WORD)
+    second = np.uint64(((a & LOW_WORD) * (b >> _HALF)) & LOW_WORD)
+    high = np.uint64(np.uint64((low >> _HALF) + first + second) & LOW_WORD)
     return np.uint64((high << _HALF) | (low & LOW_WORD))
 
 

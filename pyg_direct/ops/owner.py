@@ -40,7 +40,7 @@ def find_buckets(ids: Tensor, num_parts: int, bounds: Tensor, table: Tensor, own
 
 
 def group_keys(keys: Tensor, num_buckets: int) -> tuple[Tensor, Tensor]:
-    """(places of the keys, bucket after bucket, int64 `[n]`; where each bucket begins and the last ends, int64 `[B + 1]`).
+    """(places of the keys, bucket after bucket, int64 `[n]`; where each begins, and the end, int64 `[B + 1]`).
 
     Within a bucket they keep their order.
     """

@@ -119,7 +119,9 @@ class HgtPlan:
         topo = self.topology.topo
         rows = nodes - self._starts.repeat_interleave(torch.from_numpy(np.append(counts, 0)).to(nodes.device))
         none = rows[:0]
-        relations, work = list_work(topo, self._flags, self._fanouts, counts, np.zeros_like(counts), topo.type_starts, key)
+        relations, work = list_work(
+            topo, self._flags, self._fanouts, counts, np.zeros_like(counts), topo.type_starts, key
+        )
         if len(relations) == 0:
             return _Edges(none, none, none, none.new_zeros(1), relations)
         picked = pick_edges(self.topology.rows, work, Frontier(rows, none, none, 0), _RULES, hop=hop)

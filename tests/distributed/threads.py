@@ -8,7 +8,6 @@ import torch
 
 from pyg_direct.distributed.communicator import Communicator
 
-
 CPU = torch.device("cpu")
 
 
@@ -31,7 +30,7 @@ class ThreadCommunicator(Communicator):
 
     def _all_to_all(self, sent, sizes, sizes_back, out=None):
         pieces = sent.clone().split(list(sizes))
-        self._meeting.box[self.rank] = {rank: piece for rank, piece in zip(self._others(self.rank), pieces, strict=True)}
+        self._meeting.box[self.rank] = dict(zip(self._others(self.rank), pieces, strict=True))
         self._meeting.barrier.wait()
         found = torch.cat([self._meeting.box[rank][self.rank] for rank in self._others(self.rank)] or [sent[:0]])
         self._meeting.barrier.wait()

@@ -53,7 +53,7 @@ def test_matches_reference(real_device, wire, data, num_owners, has_trees):
     work = np.zeros((len(types) + 1, COLUMNS), np.int64)
     work[1:, FIRST] = np.cumsum([counts[kind] for kind in types])
     for entry, kind in enumerate(types):
-        work[entry, [FRONT, LOCAL, SOURCE_BASE, SOURCE_START]] = front[kind][:1] + [50 * entry, 1000 * entry, 10]
+        work[entry, [FRONT, LOCAL, SOURCE_BASE, SOURCE_START]] = [front[kind][0], 50 * entry, 1000 * entry, 10]
     trees = torch.arange(sum(counts) * has_trees, device=real_device) + 3
     order = [place for owner in range(num_owners) for kind in front for place in kind if owner_of[place] == owner]
     by_owner = np.array([[sum(owner_of[place] == owner for place in kind) for kind in front]
