@@ -68,75 +68,124 @@ __device__ __forceinline__ void store_fp32(u64 to, int piece, const float *value
         at[i] = make_float4(value[4 * i], value[4 * i + 1], value[4 * i + 2], value[4 * i + 3]);
 }
 
-// One piece of the sum over `count` edges; IN_FLIGHT rows are asked for before the first is added. Counters are 32 bits
-// wide, which leaves more registers to rows.
-template <class Kind, class Index>
-__device__ __forceinline__ void add_rows(const uint4 *x, const Index *row, unsigned first, const float *weight,
-                                         int count, int heads, unsigned pieces, float *total)
+// Writes one piece of the sums of `count` targets in a row, one after the other. Their edges lie in a row too, so that
+// ids of the next edges are asked for while rows of these are on their way. Counters are 32 bits wide, which leaves
+// more registers to rows.
+template <class Kind, class Index, bool WEIGHTED>
+__device__ __forceinline__ void sum_run(u64 to, const uint4 *x, const Index *ends, const Index *row,
+                                        const float *weight, int num_edges, int e, int last, int count, int longest,
+                                        int heads, unsigned pieces, int piece, float scale, bool to_fp32)
 {
-    const int IN_FLIGHT = 5;
+    // Rows that are asked for before the first is added: as many as registers hold without a detour over memory.
+    const int ROWS = (Kind::items == 4 ? 5 : 4) - (WEIGHTED ? 1 : 0);
+    const u64 row_bytes = (u64)pieces * Kind::items * (to_fp32 ? 4 : 2);
+    int degree = last - e, after = last;
+    if (count > 1) after = (int)min((long long)ends[2], (long long)num_edges);
+    if (degree > longest) e = last;
+    unsigned source[ROWS];
+#pragma unroll
+    for (int u = 0; u < ROWS; ++u)
+        if (e + u < last) source[u] = row == nullptr ? e + u : (unsigned)row[e + u];
+    float total[Kind::items];
 #pragma unroll
     for (int i = 0; i < Kind::items; ++i) total[i] = 0.0f;
-    for (int e = 0; e < count; e += IN_FLIGHT) {
-        unsigned source[IN_FLIGHT];
-        uint4 raw[IN_FLIGHT];
+    while (true) {
+        uint4 raw[ROWS];
+        float share[ROWS];
 #pragma unroll
-        for (int u = 0; u < IN_FLIGHT; ++u)
-            if (e + u < count) source[u] = row == nullptr ? first + e + u : (unsigned)row[e + u];
-#pragma unroll
-        for (int u = 0; u < IN_FLIGHT; ++u) {
+        for (int u = 0; u < ROWS; ++u) {
             raw[u] = make_uint4(0, 0, 0, 0);
-            if (e + u < count) raw[u] = x[(u64)source[u] * pieces];
+            if (e + u < last) raw[u] = x[(u64)source[u] * pieces];
+            share[u] = 1.0f;
+            if (WEIGHTED && e + u < last) share[u] = weight[(long long)(e + u) * heads];
+        }
+        const bool ends_here = e + ROWS >= last;
+        int next = e + ROWS, next_last = last, next_degree = degree;
+        if (ends_here) {
+            next = last, next_last = after, next_degree = next_last - next;
+            if (next_degree > longest) next = next_last;
+            if (count > 2) after = (int)min((long long)ends[3], (long long)num_edges);
         }
 #pragma unroll
-        for (int u = 0; u < IN_FLIGHT; ++u) {
+        for (int u = 0; u < ROWS; ++u)
+            if (next + u < next_last) source[u] = row == nullptr ? next + u : (unsigned)row[next + u];
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) {
             float value[Kind::items];
             unpack(Kind(), raw[u], value);
-            const float share = weight != nullptr && e + u < count ? weight[(long long)(e + u) * heads] : 1.0f;
 #pragma unroll
-            for (int i = 0; i < Kind::items; ++i) total[i] += share * value[i];
+            for (int i = 0; i < Kind::items; ++i)
+                total[i] = WEIGHTED ? total[i] + share[u] * value[i] : total[i] + value[i];
         }
+        if (ends_here) {
+            const float factor = scale != 0.0f ? scale : 1.0f / (float)max(degree, 1);
+#pragma unroll
+            for (int i = 0; i < Kind::items; ++i) total[i] *= factor;
+            // Long rows are others'.
+            if (degree <= longest) {
+                if constexpr (Kind::items == 4) {
+                    store_fp32<4>(to, piece, total);
+                } else {
+                    if (to_fp32) store_fp32<8>(to, piece, total);
+                    else store(Kind(), to, piece, total);
+                }
+            }
+            if (--count == 0) break;
+            to += row_bytes, ++ends;
+#pragma unroll
+            for (int i = 0; i < Kind::items; ++i) total[i] = 0.0f;
+        }
+        e = next, last = next_last, degree = next_degree;
     }
 }
 
 template <class Kind>
-__device__ __forceinline__ void sum_span(u64 to, u64 x, u64 row, int index_bytes, u64 weight, long long first,
-                                         long long last, int heads, int pieces, int piece, float scale, bool to_fp32)
+__device__ __forceinline__ void sum_run_of(u64 to, u64 x, u64 ends, u64 row, int index_bytes, u64 weight,
+                                           int num_edges, int first, int last, int count, int longest, int heads,
+                                           int pieces, int piece, float scale, bool to_fp32)
 {
-    float total[Kind::items];
     const uint4 *table = reinterpret_cast<const uint4 *>(x) + piece;
-    const int count = (int)(last - first);
     // A piece never spans two heads.
     const int head = heads == 1 ? 0 : piece / (pieces / heads);
-    const float *shares = weight == 0 ? nullptr : reinterpret_cast<const float *>(weight) + first * heads + head;
-    const u64 ids = row == 0 ? 0 : row + first * index_bytes;
-    if (index_bytes == 8)
-        add_rows<Kind>(table, reinterpret_cast<const long long *>(ids), (unsigned)first, shares, count, heads, pieces,
-                       total);
-    else
-        add_rows<Kind>(table, reinterpret_cast<const int *>(ids), (unsigned)first, shares, count, heads, pieces, total);
-#pragma unroll
-    for (int i = 0; i < Kind::items; ++i) total[i] *= scale;
-    if constexpr (Kind::items == 4) {
-        store_fp32<4>(to, piece, total);
+    const float *shares = reinterpret_cast<const float *>(weight) + head;
+#define SUM_RUN(Index, WEIGHTED)                                                                                    \
+    sum_run<Kind, Index, WEIGHTED>(to, table, reinterpret_cast<const Index *>(ends),                                \
+                                   reinterpret_cast<const Index *>(row), shares, num_edges, first, last, count,     \
+                                   longest, heads, pieces, piece, scale, to_fp32)
+    if (index_bytes == 8) {
+        if (weight == 0) SUM_RUN(long long, false);
+        else SUM_RUN(long long, true);
     } else {
-        if (to_fp32) store_fp32<8>(to, piece, total);
-        else store(Kind(), to, piece, total);
+        if (weight == 0) SUM_RUN(int, false);
+        else SUM_RUN(int, true);
     }
+#undef SUM_RUN
 }
 
-// Piece `piece` of the weighted sum of rows row[e] of `x` over edges [first, last), times `scale`; kind 0 is fp32, 1
-// fp16, 2 bfloat16. A null `row` stands for row[e] = e, a null `weight` for ones. Rows and edges are fewer than 2^31.
-extern "C" __device__ int sum_span_16(int *, u64 to, u64 x, u64 row, int index_bytes, u64 weight, long long first,
-                                      long long last, int heads, int pieces, int piece, float scale, int kind,
-                                      int to_kind)
+// Piece `piece` of the weighted sums of rows row[e] of `x` for `count` targets: over edges [first, last) for the first,
+// whose offsets are ends[0] and ends[1], times `scale`; a `scale` of zero stands for their mean. Rows with more than
+// `longest` edges are left out. Kind 0 is fp32, 1 fp16, 2 bfloat16. A null `row` stands for row[e] = e, a null `weight` for ones.
+// Rows and edges are fewer than 2^31.
+extern "C" __device__ int sum_run_16(int *, u64 to, u64 x, u64 ends, u64 row, int index_bytes, u64 weight,
+                                     long long num_edges, long long first, long long last, int count, int longest,
+                                     int heads, int pieces, int piece, float scale, int kind, int to_kind)
 {
     if (kind == 0)
-        sum_span<Float32>(to, x, row, index_bytes, weight, first, last, heads, pieces, piece, scale, true);
+        sum_run_of<Float32>(to, x, ends, row, index_bytes, weight, num_edges, first, last, count, longest, heads,
+                            pieces, piece, scale, true);
     else if (kind == 1)
-        sum_span<Float16>(to, x, row, index_bytes, weight, first, last, heads, pieces, piece, scale, to_kind == 0);
+        sum_run_of<Float16>(to, x, ends, row, index_bytes, weight, num_edges, first, last, count, longest, heads,
+                            pieces, piece, scale, to_kind == 0);
     else
-        sum_span<Bfloat16>(to, x, row, index_bytes, weight, first, last, heads, pieces, piece, scale, to_kind == 0);
+        sum_run_of<Bfloat16>(to, x, ends, row, index_bytes, weight, num_edges, first, last, count, longest, heads,
+                             pieces, piece, scale, to_kind == 0);
+    return 0;
+}
+
+// *result = number / divisor, in 32 bits where they do.
+extern "C" __device__ int quotient(int *result, u64 number, int divisor)
+{
+    *result = number >> 32 == 0 ? (unsigned)number / (unsigned)divisor : (int)(number / (u64)divisor);
     return 0;
 }
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, device_function, gpu_kernel, prange
-from pyg_direct.kernels.span import NOWHERE, TO_ROW, find_item, slice_length, span_of
+from pyg_direct.kernels.span import LONG_ROW, NOWHERE, TO_ROW, find_item, slice_length, span_of
 
-sum_span_16 = device_function("sum_span_16", "u8 u8 u8 i4 u8 i8 i8 i4 i4 i4 f4 i4 i4")
+sum_run_16 = device_function("sum_run_16", "u8 u8 u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 i4 i4 f4 i4 i4")
+quotient = device_function("quotient", "u8 i4")
 spread_span_16 = device_function("spread_span_16", "u8 u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 f4 i4")
 
 
@@ -101,30 +102,39 @@ def sum_rows_gpu(x, indptr, row, weight, num_edges, num_targets, width, channels
         item += step
 
 
-@gpu_kernel("u8 I[] u8 i4 u8 i8 i8 i4 i4 i4 i4 i4 i4 i4[] i4[] u8 u8", I=("i4", "i8"), sources=("aggregate",))
-def sum_wide_rows_gpu(x, indptr, row, index_bytes, weight, num_edges, num_targets, pieces, heads, lane_bits, mean, kind,
-                      out_kind, slices, counts, partials, out):  # fmt: skip
-    """Rows of `pieces` times 16 bytes, aligned; `x`, `row`, `weight`, `partials` (both fp32) and `out` are addresses.
+@gpu_kernel("u8 I[] u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 i4 i4 i4 i4[] i4[] u8 u8", I=("i4", "i8"), sources=("aggregate",),
+            resident_blocks=5)  # fmt: skip
+def sum_wide_rows_gpu(x, indptr, ends, row, index_bytes, weight, num_edges, num_targets, num_runs, run, pieces, heads,
+                      mean, kind, out_kind, slices, counts, partials, out):  # fmt: skip
+    """Rows of `pieces` times 16 bytes, aligned; `x`, `ends`, `row`, `weight`, `partials` (both fp32) and `out` are
+    addresses, `ends` that of `indptr`.
 
-    2**lane_bits threads share up to as many pieces of a row; what is left of a wider row is another group's.
+    A thread sees to one piece of `run` targets in a row, or of a slice; without slices, rows of any length are whole.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    lanes = np.int32(1 << lane_bits)
-    tiles = np.int64((pieces + lanes - 1) >> lane_bits)
-    group = thread >> lane_bits
-    item = group // tiles
-    piece = np.int32(group - item * tiles) * lanes + np.int32(thread & (lanes - 1))
-    if item < num_targets + slices.shape[0] // 2 and piece < pieces:
-        target, first, last, place, degree = find_item(indptr, num_edges, num_targets, slices, counts, item)
-        if place != NOWHERE:
-            # A piece of 16 bytes holds four fp32 or eight 16-bit items.
-            items = np.int64(4 if kind == 0 else 8)
-            if place == TO_ROW:
-                to, to_kind = out + np.uint64(target * pieces * items * (4 if out_kind == 0 else 2)), out_kind
-            else:
-                to, to_kind = partials + np.uint64(place * pieces * items * 4), np.int32(0)
+    group = np.int64(quotient(np.uint64(thread), pieces))
+    piece = np.int32(thread - group * pieces)
+    if group < num_runs + slices.shape[0] // 2:
+        # A piece of 16 bytes holds four fp32 or eight 16-bit items.
+        items = np.int64(4 if kind == 0 else 8)
+        scale, longest, place = np.float32(0 if mean != 0 else 1), np.int32(0x7FFFFFFF), np.int64(TO_ROW)
+        if group < num_runs:
+            target = group * run
+            first, last = span_of(indptr, target, num_edges)
+            count, to_kind = np.int32(min(run, num_targets - target)), out_kind
+            to = out + np.uint64(target * pieces * items * (4 if out_kind == 0 else 2))
+            if slices.shape[0] > 0:
+                longest = np.int32(LONG_ROW)
+        else:
+            item = num_targets + group - num_runs
+            target, first, last, place, degree = find_item(indptr, num_edges, num_targets, slices, counts, item)
+            count, to_kind = np.int32(1), np.int32(0)
+            to = partials + np.uint64(place * pieces * items * 4)
             scale = scale_of(np.float32(degree), mean, np.float32(1))
-            sum_span_16(to, x, row, index_bytes, weight, first, last, heads, pieces, piece, scale, kind, to_kind)
+        if place != NOWHERE:
+            ends += np.uint64(target * index_bytes)
+            sum_run_16(to, x, ends, row, index_bytes, weight, num_edges, first, last, count, longest, heads, pieces,
+                       piece, scale, kind, to_kind)  # fmt: skip
 
 
 @gpu_kernel("I[] i8 i4 i4[] i4[] T[] T[]", T=("f4", "f8"), I=("i4", "i8"))
