@@ -22,6 +22,7 @@ from pyg_direct.loader.rows import FeatureStore
 from pyg_direct.loader.shadow import ShaDowKHopSampler
 from pyg_direct.loader.subgraph import SubGraphLoader
 from pyg_direct.nn.accelerate import accelerate
+from pyg_direct.nn.graphed import GraphedStep
 from pyg_direct.noedit.install import install, uninstall
 from pyg_direct.runtime.peer import DeviceGroup, init_p2p, p2pCliqueTopo
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
@@ -41,6 +42,7 @@ __all__ = [
     "Feature",
     "FeatureStore",
     "GraphSageSampler",
+    "GraphedStep",
     "HGTLoader",
     "LinkLoader",
     "LinkNeighborLoader",

@@ -1,0 +1,164 @@
+"""`GraphedStep`: training steps on sampled batches as one CUDA graph, launched at once.
+
+A step of a small model takes the CPU longer to launch than the GPU to compute. Batches of one layout
+(`padded.py`) let the launches be recorded once.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+from torch_geometric.nn import norm
+
+from pyg_direct.errors import ArgumentError, PlacementWarning
+from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
+
+_NAMES = ("x", "y", "edge_attr", "edge_weight")
+# Batches in a row of those that found no room, after which there is made more.
+_MISSES = 4
+
+
+class GraphedStep:
+    """Trains a model by whole steps that a GPU replays; call it with each batch of a `NeighborLoader`.
+
+    The first steps are ordinary ones, and tell how large batches are. Then a step is recorded as a CUDA graph over
+    places for batches that are a little larger, and batches are copied there. A batch that finds no room, such as the
+    last of an epoch, is an ordinary step; if that happens often, more room is made. Losses are those of ordinary steps
+    up to rounding. On a CPU all steps are ordinary.
+
+    Args:
+        model: Any PyG model of convolutions, which may be accelerated. Norms over all nodes would see those that fill
+            places left over, and are refused; so would other layers over all nodes, which are not known.
+        compute: `compute(batch)` runs the model on a batch and gives the loss, a number. It must read nothing back from
+            the GPU, use only what `names` lists, `edge_index`, `batch_size`, `num_sampled_nodes` and
+            `num_sampled_edges` of the batch, and of the results only the rows of the seeds, the first `batch_size`.
+        optimizer: Steps after each replay as usual; within it where all its groups are `capturable` with a tensor for
+            the learning rate.
+        names: Attributes of nodes and edges to be copied; None takes `x`, `y`, `edge_attr` and `edge_weight`, those
+            that the batches have.
+        warm_up: Ordinary steps before one is recorded.
+        margin: How much larger batches may be than those seen.
+
+    Attributes:
+        replayed, ordinary: Steps of both kinds so far.
+        reason: Why steps are not replayed, None where they may be.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+
+    Example:
+        >>> from torch_geometric.nn import GraphSAGE
+        >>> model = GraphSAGE(16, 32, num_layers=2, out_channels=4)
+        >>> def compute(batch):
+        ...     out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+        ...                 num_sampled_edges_per_hop=batch.num_sampled_edges)
+        ...     return torch.nn.functional.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size])
+        >>> step = GraphedStep(model, compute, torch.optim.Adam(model.parameters()))
+        >>> # for batch in loader: loss = step(batch)
+    """
+
+    def __init__(self, model: torch.nn.Module, compute: Callable[[Any], Tensor], optimizer: torch.optim.Optimizer, *,
+                 names: Sequence[str] | None = None, warm_up: int = 8, margin: float = 0.05) -> None:  # fmt: skip
+        if warm_up < 1:
+            raise ArgumentError(f"warm_up must be at least 1, got {warm_up}")
+        if not 0 <= margin <= 1:
+            raise ArgumentError(f"margin must lie in [0, 1], got {margin}")
+        for name, module in model.named_modules():
+            if _mixes_rows(module):
+                raise ArgumentError(f"model must have no norm over all nodes, got {type(module).__name__} at {name!r}")
+        self.model, self.compute, self.optimizer = model, compute, optimizer
+        self._names, self._warm_up, self._margin = names, warm_up, margin
+        self.replayed = self.ordinary = 0
+        self.reason: str | None = None
+        self._largest: Sizes | None = None
+        self._seen = self._missed = 0
+        self._padded: PaddedBatch | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._loss: Tensor | None = None
+        self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Train on a batch; its loss, without a gradient."""
+        if self._graph is None or self._padded is None or not self._padded.fill(batch):
+            self._note(batch)
+            return self._step(batch)
+        self.replayed, self._missed = self.replayed + 1, 0
+        self._graph.replay()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        if not self._steps_inside():
+            self.optimizer.step()
+        assert self._loss is not None, "kept with the graph"
+        return self._loss.clone()
+
+    def _step(self, batch: Any) -> Tensor:
+        """An ordinary step."""
+        self.ordinary += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.compute(batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def _note(self, batch: Any) -> None:
+        """Learn the size of a batch that is an ordinary step, and record once enough are known."""
+        sizes = read_sizes(batch)
+        if sizes is None or self.reason is not None or not batch.edge_index.is_cuda:
+            return
+        is_alike = self._largest is not None and len(self._largest.edges) == len(sizes.edges)
+        self._largest = self._largest.join(sizes) if is_alike and self._largest is not None else sizes
+        self._seen += 1
+        self._missed += 1
+        if self._seen > self._warm_up if self._graph is None else self._missed >= _MISSES:
+            self._record(batch)
+
+    def _record(self, batch: Any) -> None:
+        assert self._largest is not None, "no batch was seen"
+        # The memory of an earlier graph serves the next.
+        self._graph = self._loss = self._padded = None
+        self._gradients, self._missed = [], 0
+        names = self._names if self._names is not None else [name for name in _NAMES if name in batch]
+        self._padded = PaddedBatch(batch, self._largest, self._margin, names)
+        if not self._padded.fill(batch):
+            self._padded = None
+            return
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        gc.collect()
+        torch.cuda.synchronize(batch.edge_index.device)
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                loss = self.compute(self._padded.data)
+                loss.backward()
+                if self._steps_inside():
+                    self.optimizer.step()
+        except RuntimeError as error:
+            torch.cuda.synchronize(batch.edge_index.device)
+            self._padded, self.reason = None, str(error).splitlines()[0]
+            warnings.warn(f"steps are not replayed as a CUDA graph: {self.reason}", PlacementWarning, stacklevel=4)
+            return
+        finally:
+            parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            self._gradients = [(parameter, parameter.grad) for parameter in parameters]
+            self.optimizer.zero_grad(set_to_none=True)
+        self._graph, self._loss = graph, loss.detach()
+
+    def _steps_inside(self) -> bool:
+        """Whether the optimizer may step within a graph: what is a number of Python's would stay as it was."""
+        return all(group.get("capturable", False) and isinstance(group.get("lr"), Tensor)
+                   for group in self.optimizer.param_groups)  # fmt: skip
+
+
+def _mixes_rows(module: torch.nn.Module) -> bool:
+    """Whether a module is a norm that looks at all nodes together."""
+    if isinstance(module, torch.nn.LayerNorm):
+        return False
+    if isinstance(module, norm.LayerNorm):
+        return bool(module.mode == "graph")
+    return isinstance(module, _NormBase) or type(module).__module__.startswith("torch_geometric.nn.norm")

@@ -1,0 +1,118 @@
+"""A batch whose tensors stay where they are and as large as they are, whatever batch they hold.
+
+Nodes and edges of each hop have places of their own; places that a batch leaves over hold nodes that only lead to
+themselves, so that they change no result of a model that looks at nodes and their neighbors alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_direct.nn.sorted import find_batch, register_sorted
+from pyg_direct.ops.pad import fits, pad_edges
+
+# Edges of a target of which no bound is known, in places that are left over.
+_FEW_EDGES = 16
+
+
+class Sizes(NamedTuple):
+    """Nodes and edges of each hop, or places for them."""
+
+    nodes: tuple[int, ...]
+    edges: tuple[int, ...]
+
+    def join(self, other: Sizes) -> Sizes:
+        """The larger of both."""
+        return Sizes(*(tuple(map(max, *pair)) for pair in zip(self, other, strict=True)))
+
+    def widen(self, margin: float, num_seeds: int, most_edges: int) -> Sizes:
+        """Places for batches that are larger by a share, the seeds as many as they are."""
+        edges = tuple(count + math.ceil(count * margin) for count in self.edges)
+        # Room for the edges that a smaller batch leaves over.
+        spare = [math.ceil(4 * margin * count / most_edges) + 1 for count in edges]
+        nodes = tuple(count + math.ceil(count * margin) for count in self.nodes)
+        return Sizes((num_seeds + spare[0], *(max(place, count + extra) for place, count, extra in
+                                              zip(nodes[1:], self.nodes[1:], [*spare[1:], 0], strict=True))),
+                     edges)  # fmt: skip
+
+
+def read_sizes(batch: Any) -> Sizes | None:
+    """Sizes of a batch of our loaders whose edges are known to be sorted; None for any other."""
+    if type(batch) is not Data or not isinstance(getattr(batch, "edge_index", None), Tensor):
+        return None
+    known = find_batch(batch.edge_index)
+    nodes, edges = getattr(batch, "num_sampled_nodes", None), getattr(batch, "num_sampled_edges", None)
+    if known is None or nodes is None or edges is None or sum(edges) != batch.edge_index.shape[1]:
+        return None
+    return Sizes(tuple(nodes), tuple(edges))
+
+
+class PaddedBatch:
+    """Places for batches of up to some size.
+
+    Args:
+        batch: A batch like those to come.
+        largest: Nodes and edges of each hop of the largest batches known.
+        margin: How much larger batches may be.
+        names: Attributes to take over, rows of nodes or of edges.
+
+    Attributes:
+        data: The batch that a model is given; its tensors keep their memory.
+    """
+
+    def __init__(self, batch: Data, largest: Sizes, margin: float, names: Sequence[str]) -> None:
+        known = find_batch(batch.edge_index)
+        assert known is not None, "edges are not known to be sorted"
+        self._num_seeds, self._max_degree = batch.batch_size, known.max_degree
+        self._most_edges, self._names = known.max_degree or _FEW_EDGES, tuple(names)
+        self.places = places = largest.widen(margin, self._num_seeds, self._most_edges)
+        self.data = Data()
+        for name in self._names:
+            rows = batch[name]
+            count = sum(places.nodes if rows.shape[0] == batch.num_nodes else places.edges)
+            self.data[name] = rows.new_zeros(count, *rows.shape[1:])
+        self.data.edge_index = batch.edge_index.new_zeros(2, sum(places.edges))
+        self.data.num_nodes = sum(places.nodes)
+        self.data.batch_size = self._num_seeds
+        self.data.num_sampled_nodes, self.data.num_sampled_edges = list(places.nodes), list(places.edges)
+
+    def fill(self, batch: Data) -> bool:
+        """Take a batch over; False where it finds no room, or is of another kind."""
+        sizes = read_sizes(batch)
+        if (
+            sizes is None
+            or batch.batch_size != self._num_seeds
+            or len(sizes.edges) != len(self.places.edges)
+            or not fits(*sizes, *self.places, self._most_edges)
+            or not all(self._matches(name, batch, sizes) for name in ("edge_index", *self._names))
+        ):
+            return False
+        pad_edges(batch.edge_index, *sizes, *self.places, self.data.edge_index)
+        # What was known of the batch before is forgotten; places left over give a target no more edges than others.
+        register_sorted(self.data.edge_index, *self.places, self._max_degree)
+        for name in self._names:
+            rows, out = batch[name], self.data[name]
+            counts, places = self._count(rows, sizes)
+            first = begin = 0
+            for count, room in zip(counts, places, strict=True):
+                out.narrow(0, begin, count).copy_(rows.narrow(0, first, count))
+                first, begin = first + count, begin + room
+        return True
+
+    def _count(self, rows: Tensor, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        is_of_nodes = rows.shape[0] == sum(sizes.nodes)
+        return (sizes.nodes, self.places.nodes) if is_of_nodes else (sizes.edges, self.places.edges)
+
+    def _matches(self, name: str, batch: Data, sizes: Sizes) -> bool:
+        given, own = getattr(batch, name, None), self.data[name]
+        if not isinstance(given, Tensor) or given.dtype != own.dtype or given.device != own.device:
+            return False
+        if name == "edge_index":
+            return True
+        count, room = (sum(part) for part in self._count(given, sizes))
+        return given.shape == (count, *own.shape[1:]) and own.shape[0] == room

@@ -1,0 +1,170 @@
+"""Steps replayed as a CUDA graph: the losses of ordinary steps, whatever the size of a batch."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
+
+from pyg_direct import GraphedStep, NeighborLoader, accelerate
+from pyg_direct.datasets import synthetic_graph
+from pyg_direct.errors import ArgumentError, PlacementWarning
+from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
+from tests.nn.convolutions import assert_near
+
+MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return synthetic_graph("products", scale=0.001, device="cpu")
+
+
+def make_loader(graph, device, fanouts=(5, 4, 3), batch_size=32, **options):
+    return NeighborLoader(graph.to_data(), list(fanouts), graph.train_idx, batch_size=batch_size, seed=0, device=device,
+                          **options)  # fmt: skip
+
+
+def make_model(graph, device, name="sage", **options):
+    torch.manual_seed(0)
+    return MODELS[name](graph.num_features, 32, 3, graph.num_classes, **options).to(device)
+
+
+def make_compute(model):
+    def compute(batch):
+        out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                    num_sampled_edges_per_hop=batch.num_sampled_edges)  # fmt: skip
+        return F.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size].long())
+
+    return compute
+
+
+def find_gradients(model, batch):
+    loss = make_compute(model)(batch)
+    return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+@pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
+@pytest.mark.parametrize("is_accelerated", [False, True], ids=["plain", "accelerated"])
+@pytest.mark.parametrize("name", MODELS)
+def test_padded_batches_give_the_loss_and_gradients_of_batches(real_device, graph, name, is_accelerated):
+    model = make_model(graph, real_device, name)
+    if is_accelerated:
+        accelerate(model)
+    batches = list(make_loader(graph, real_device, drop_last=True))[:4]
+    largest = read_sizes(batches[0])
+    for batch in batches:
+        largest = largest.join(read_sizes(batch))
+    padded = PaddedBatch(batches[0], largest, 0.05, ["x", "y"])
+    memory = padded.data.x.data_ptr(), padded.data.edge_index.data_ptr()
+
+    for batch in batches:
+        assert padded.fill(batch)
+        assert_near(find_gradients(model, padded.data), find_gradients(model, batch))
+
+    assert (padded.data.x.data_ptr(), padded.data.edge_index.data_ptr()) == memory
+
+
+def test_batches_that_find_no_room_are_told(graph):
+    first, *_, last = make_loader(graph, "cpu")
+    sizes = read_sizes(first)
+    padded = PaddedBatch(first, sizes, 0.05, ["x", "y"])
+
+    assert padded.fill(first)
+    assert not padded.fill(last)
+    assert not padded.fill(next(iter(make_loader(graph, "cpu", (9, 4, 3)))))
+    first.x = first.x.double()
+    assert not padded.fill(first)
+
+
+def test_places_hold_what_smaller_batches_leave_over():
+    sizes = Sizes((10, 30, 50), (40, 100))
+
+    places = sizes.widen(0.1, 10, 5)
+
+    assert places == Sizes((10 + 5, 30 + 10, 55), (44, 110))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["adam", "capturable"])
+# PyG's own GCNConv waits for the GPU.
+@pytest.mark.parametrize(
+    ("name", "is_accelerated"), [(name, True) for name in MODELS] + [("sage", False), ("gat", False)]
+)
+def test_losses_are_those_of_ordinary_steps(graph, name, optimizer, is_accelerated):
+    ordinary = make_model(graph, "cuda", name)
+    graphed = copy.deepcopy(ordinary)
+    losses = []
+    for model in (ordinary, graphed):
+        if is_accelerated:
+            accelerate(model)
+        lr = torch.tensor(0.01, device="cuda") if optimizer == "capturable" else 0.01
+        adam = torch.optim.Adam(model.parameters(), lr=lr, capturable=optimizer == "capturable")
+        step = GraphedStep(model, make_compute(model), adam, warm_up=3 if model is graphed else 1000)
+        losses.append([float(step(batch)) for _ in range(3) for batch in make_loader(graph, "cuda", shuffle=True)][:20])
+
+    assert step.reason is None
+    assert step.replayed > 8
+    torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-2, atol=1e-3)
+    assert min(losses[1]) < losses[1][0]
+
+
+@pytest.mark.gpu
+def test_more_room_is_made_for_larger_batches(graph):
+    model = make_model(graph, "cuda")
+    step = GraphedStep(model, make_compute(model), torch.optim.SGD(model.parameters(), lr=0.0), warm_up=2, margin=0.05)
+    small, large = (list(make_loader(graph, "cuda", fanouts, drop_last=True)) for fanouts in ((2, 2), (9, 9)))
+    for batch in small[:4]:
+        step(batch)
+    before = step.replayed
+
+    for batch in large[:8]:
+        step(batch)
+
+    assert before > 0
+    assert step.replayed > before
+    assert step.ordinary < 3 + 6
+
+
+@pytest.mark.gpu
+def test_steps_that_wait_for_the_gpu_stay_ordinary(graph):
+    model = make_model(graph, "cuda")
+    compute = make_compute(model)
+
+    def read_back(batch):
+        loss = compute(batch)
+        assert float(loss) > 0
+        return loss
+
+    step = GraphedStep(model, read_back, torch.optim.SGD(model.parameters()), warm_up=1)
+    batches = list(make_loader(graph, "cuda", drop_last=True))[:4]
+
+    with pytest.warns(PlacementWarning, match="steps are not replayed as a CUDA graph"):
+        losses = [float(step(batch)) for batch in batches]
+
+    assert (step.replayed, step.ordinary, len(losses)) == (0, 4, 4)
+    assert step.reason is not None
+
+
+def test_steps_on_a_cpu_are_ordinary(graph):
+    model = make_model(graph, "cpu")
+    step = GraphedStep(model, make_compute(model), torch.optim.Adam(model.parameters(), lr=0.01), warm_up=1)
+
+    losses = [float(step(batch)) for batch in list(make_loader(graph, "cpu"))[:4]]
+
+    assert (step.replayed, step.ordinary, step.reason) == (0, 4, None)
+    assert losses[-1] < losses[0]
+
+
+def test_arguments_are_checked(graph):
+    model = make_model(graph, "cpu", norm="batch_norm")
+    optimizer = torch.optim.SGD(model.parameters())
+
+    with pytest.raises(ArgumentError, match=r"no norm over all nodes, got BatchNorm at 'norms\.0"):
+        GraphedStep(model, make_compute(model), optimizer)
+    plain = make_model(graph, "cpu", norm="layer_norm", norm_kwargs={"mode": "node"})
+    with pytest.raises(ArgumentError, match="warm_up must be at least 1, got 0"):
+        GraphedStep(plain, make_compute(plain), optimizer, warm_up=0)
+    with pytest.raises(ArgumentError, match=r"margin must lie in \[0, 1\], got 2"):
+        GraphedStep(plain, make_compute(plain), optimizer, margin=2)
