@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -20,10 +21,12 @@ from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
+from pyg_direct.nn.graphed import GraphedStep
 
 _MODELS = {"SAGE": GraphSAGE, "GCN": GCN, "GIN": GIN, "GAT": GAT}
 _FANOUTS = [15, 10, 5]
 _RELATIONS = 8
+_WARM_UP = 8
 # (placement, topology placement, feature cache) of an epoch, and what that is.
 _PLACES = {"GPU": ("cuda", None, None), "20 % cached": ("unified", "cuda", "20%"), "host": ("unified", None, None)}
 
@@ -124,25 +127,31 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
         for kind, model_class in kinds.items():
             model = model_class(first.x.shape[1], 256, len(_FANOUTS), num_classes).to(first.x.device)
             case, times = f"models/{name}/{kind} epoch, {place}", {}
-            for way in ("PyG's kernels", "accelerated"):
+            for way in ("PyG's kernels", "accelerated", "accelerated, replayed")[: 3 if on_gpu else 2]:
                 if way == "accelerated":
                     accelerate(model)
-                step = _make_epoch_step(model)
+                step = _make_epoch_step(model, is_replayed=way.endswith("replayed"))
+                if way.endswith("replayed"):
+                    # Learns how large batches are.
+                    run_steps(without_end(loader), step, 2 * _WARM_UP, 2)
                 compute = _median(run_steps(repeat(first), step, batches))
                 times[way] = run_steps(without_end(loader), step, batches)
                 link = first.x.numel() * first.x.element_size() / pinned_copy_rate() * 1e3 if place == "host" else 0.0
                 limit = max(compute, _median(alone), link)
                 yield Row.of(case, f"step with loader, {way}", "ms", times[way], limit, "slowest part alone")
-            ratio = _median(times["PyG's kernels"]) / _median(times["accelerated"])
-            yield Row.of(case, "PyG's kernels over accelerated", "x", [ratio])
+            for way in list(times)[1:]:
+                ratio = _median(times["PyG's kernels"]) / _median(times[way])
+                yield Row.of(case, f"PyG's kernels over {way}", "x", [ratio])
 
 
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _make_epoch_step(model: torch.nn.Module) -> Callable[[Any], None]:
+def _make_epoch_step(model: torch.nn.Module, is_replayed: bool = False) -> Callable[[Any], Any]:
     optimizer = torch.optim.Adam(model.parameters())
+    if is_replayed:
+        return GraphedStep(model, partial(_find_loss, model), optimizer, warm_up=_WARM_UP)
 
     def step(batch: Any) -> None:
         optimizer.zero_grad(set_to_none=True)

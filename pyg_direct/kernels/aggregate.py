@@ -103,7 +103,7 @@ def sum_rows_gpu(x, indptr, row, weight, num_edges, num_targets, width, channels
 
 
 @gpu_kernel("u8 I[] u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 i4 i4 i4 i4[] i4[] u8 u8", I=("i4", "i8"), sources=("aggregate",),
-            resident_blocks=5)  # fmt: skip
+            resident_blocks=4)  # fmt: skip
 def sum_wide_rows_gpu(x, indptr, ends, row, index_bytes, weight, num_edges, num_targets, num_runs, run, pieces, heads,
                       mean, kind, out_kind, slices, counts, partials, out):  # fmt: skip
     """Rows of `pieces` times 16 bytes, aligned; `x`, `ends`, `row`, `weight`, `partials` (both fp32) and `out` are

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import aggr, conv
 
+from pyg_direct.nn.product import multiply
 from pyg_direct.nn.propagate import DTYPES, is_plain
 from pyg_direct.nn.sorted import SortedEdges, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
@@ -56,7 +57,7 @@ def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
                     num_targets=num_targets, max_degree=edges.max_degree)  # fmt: skip
     if late:
         bias = self.bias if self.res is None else None
-        out = F.linear(out, self.lin.weight, bias)
+        out = multiply(out, self.lin.weight, bias)
         return out if self.res is None else _add(out + self.res(targets), self.bias)
     out = out.view(num_targets, heads, channels)
     out = out.view(num_targets, heads * channels) if self.concat else out.mean(dim=1)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import aggr
 
+from pyg_direct.nn.product import multiply
 from pyg_direct.nn.propagate import DTYPES, is_plain, wins_on_cpu
 from pyg_direct.nn.sorted import SortedBatch, SortedEdges, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
@@ -52,7 +53,7 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
     out = aggregate(rows.to(dtype), edges.indptr, edges.row, weight=weight.to(dtype), target=edges.target,
                     num_targets=num_targets, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip
     if late:
-        return F.linear(out, self.lin.weight, self.bias)
+        return multiply(out, self.lin.weight, self.bias)
     return out if self.bias is None else out + self.bias
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import conv
 
+from pyg_direct.nn.product import multiply
 from pyg_direct.nn.propagate import is_plain
 from pyg_direct.nn.sorted import find_batch
 from pyg_direct.nn.trimmed import is_linear
@@ -55,4 +56,4 @@ def _add_product(summed: Tensor, first: Any, own: Tensor, second: Any) -> Tensor
     """first(summed) + second(own), without a pass over memory for the plus."""
     if summed.dtype != own.dtype:
         return first(summed) + second(own)  # type: ignore[no-any-return]
-    return F.linear(summed, first.weight, first.bias).addmm_(own, second.weight.t())
+    return multiply(summed, first.weight, first.bias, own, second.weight)

@@ -1,0 +1,61 @@
+"""Products of rows with matrices, as convolutions end with, whose bias takes little of the backward pass.
+
+On an H200 torch adds up the gradients of 107,000 rows of 256 in 117 us, and multiplies them with ones in 35.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_direct.ops.launch import runs_on_gpu
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None = None,
+             own_weight: Tensor | None = None) -> Tensor:  # fmt: skip
+    """rows @ weight.T + bias, and own @ own_weight.T added without a pass over memory for the plus."""
+    given = [part for part in (rows, weight, bias, own, own_weight) if part is not None]
+    if (
+        bias is not None
+        and bias.requires_grad
+        and torch.is_grad_enabled()
+        and runs_on_gpu(rows)
+        and rows.dtype in _DTYPES
+        and all(part.dtype == rows.dtype for part in given)
+        and not torch.is_autocast_enabled(rows.device.type)
+    ):
+        out: Tensor = _Products.apply(rows, weight, bias, own, own_weight)
+        return out
+    return _multiply(rows, weight, bias, own, own_weight)
+
+
+def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None,
+              own_weight: Tensor | None) -> Tensor:  # fmt: skip
+    out = F.linear(rows, weight, bias)
+    return out if own is None or own_weight is None else out.addmm_(own, own_weight.t())
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, own: Tensor | None,
+                own_weight: Tensor | None) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(rows, weight, own, own_weight)
+        return _multiply(rows, weight, bias, own, own_weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, own, own_weight = ctx.saved_tensors
+        wants = ctx.needs_input_grad
+        turned = grad.t()
+        return (
+            grad @ weight if wants[0] else None,
+            turned @ rows if wants[1] else None,
+            torch.mv(turned, grad.new_ones(grad.shape[0])) if wants[2] else None,
+            grad @ own_weight if wants[3] else None,
+            turned @ own if wants[4] else None,
+        )

@@ -1,0 +1,54 @@
+"""Products of rows with matrices: torch's results and gradients, also where a gradient is differentiated again."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pyg_direct.nn.product import multiply
+from pyg_direct.ops.launch import runs_on_gpu
+from tests.nn.convolutions import assert_near
+
+
+def make_parts(device, dtype, has_own, count=70):
+    shapes = [(count, 6), (5, 6), (5,), *([(count, 4), (5, 4)] if has_own else [])]
+    return [torch.randn(shape, dtype=dtype).to(device).requires_grad_() for shape in shapes]
+
+
+def expect(rows, weight, bias, own=None, own_weight=None):
+    out = F.linear(rows, weight, bias)
+    return out if own is None else out + F.linear(own, own_weight)
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+@pytest.mark.parametrize("count", [70, 0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equals_torch(device, has_own, count, dtype):
+    parts = make_parts(device, dtype, has_own, count)
+    grad = torch.randn(count, 5, dtype=dtype).to(device)
+    expected = expect(*parts)
+
+    got = multiply(*parts)
+
+    assert_near([got, *torch.autograd.grad(got, parts, grad)], [expected, *torch.autograd.grad(expected, parts, grad)])
+    assert ("Products" in type(got.grad_fn).__name__) == runs_on_gpu(got)
+
+
+def test_gradients_are_differentiated_again(device):
+    parts = make_parts(device, torch.float64, True)
+
+    assert torch.autograd.gradgradcheck(multiply, parts)
+
+
+def test_only_wanted_gradients_are_computed(device):
+    rows, weight, bias, own, own_weight = make_parts(device, torch.float32, True)
+    multiply(rows.detach(), weight, bias, own.detach(), own_weight.detach()).sum().backward()
+
+    assert all(part.grad is None for part in (rows, own, own_weight))
+    assert_near([bias.grad], [torch.full((5,), 70.0, device=device)])
+
+
+def test_other_dtypes_and_no_bias_are_left_to_torch(device):
+    rows, weight, bias = make_parts(device, torch.float32, False)
+
+    for got in (multiply(rows, weight, None), multiply(rows.bfloat16(), weight.bfloat16(), bias.bfloat16())):
+        assert "Products" not in type(got.grad_fn).__name__
