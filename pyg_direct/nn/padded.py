@@ -47,7 +47,10 @@ def read_sizes(batch: Any) -> Sizes | None:
         return None
     known = find_batch(batch.edge_index)
     nodes, edges = getattr(batch, "num_sampled_nodes", None), getattr(batch, "num_sampled_edges", None)
-    if known is None or nodes is None or edges is None or sum(edges) != batch.edge_index.shape[1]:
+    # Loaders of links tell of no seeds.
+    if known is None or nodes is None or edges is None or not isinstance(getattr(batch, "batch_size", None), int):
+        return None
+    if sum(edges) != batch.edge_index.shape[1] or sum(nodes) != batch.num_nodes:
         return None
     return Sizes(tuple(nodes), tuple(edges))
 
