@@ -30,7 +30,8 @@ class GraphedStep:
     The first steps are ordinary ones, and tell how large batches are. Then a step is recorded as a CUDA graph over
     places for batches that are a little larger, and batches are copied there. A batch that finds no room, such as the
     last of an epoch, is an ordinary step; if that happens often, more room is made. Losses are those of ordinary steps
-    up to rounding. On a CPU all steps are ordinary.
+    up to rounding. On a CPU all steps are ordinary. Where the GPU is what takes longer, as with PyG's own kernels, nothing
+    is won, and what fills the places costs a little.
 
     Args:
         model: Any PyG model of convolutions, which may be accelerated. Norms over all nodes would see those that fill
@@ -64,7 +65,7 @@ class GraphedStep:
     """
 
     def __init__(self, model: torch.nn.Module, compute: Callable[[Any], Tensor], optimizer: torch.optim.Optimizer, *,
-                 names: Sequence[str] | None = None, warm_up: int = 8, margin: float = 0.05) -> None:  # fmt: skip
+                 names: Sequence[str] | None = None, warm_up: int = 8, margin: float = 0.02) -> None:  # fmt: skip
         if warm_up < 1:
             raise ArgumentError(f"warm_up must be at least 1, got {warm_up}")
         if not 0 <= margin <= 1:
@@ -128,7 +129,13 @@ class GraphedStep:
         if not self._padded.fill(batch):
             self._padded = None
             return
-        self.optimizer.zero_grad(set_to_none=True)
+        self.reason = self._find_wait()
+        if self.reason is not None:
+            self._padded = None
+            warnings.warn(f"steps are not replayed as a CUDA graph: {self.reason}", PlacementWarning, stacklevel=4)
+            return
+        # What was computed of its edges must be computed within the graph.
+        self._padded.fill(batch)
         graph = torch.cuda.CUDAGraph()
         gc.collect()
         torch.cuda.synchronize(batch.edge_index.device)
@@ -138,16 +145,29 @@ class GraphedStep:
                 loss.backward()
                 if self._steps_inside():
                     self.optimizer.step()
-        except RuntimeError as error:
-            torch.cuda.synchronize(batch.edge_index.device)
-            self._padded, self.reason = None, str(error).splitlines()[0]
-            warnings.warn(f"steps are not replayed as a CUDA graph: {self.reason}", PlacementWarning, stacklevel=4)
-            return
         finally:
             parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
             self._gradients = [(parameter, parameter.grad) for parameter in parameters]
             self.optimizer.zero_grad(set_to_none=True)
         self._graph, self._loss = graph, loss.detach()
+
+    def _find_wait(self) -> str | None:
+        """Why a step cannot be recorded: it waits for the GPU. None where it does not.
+
+        Asked before: a recording that fails leaves torch's allocator waiting for its end, and no memory returns.
+        """
+        assert self._padded is not None, "no places are made"
+        mode = torch.cuda.get_sync_debug_mode()
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            self.compute(self._padded.data).backward()
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+            self.optimizer.zero_grad(set_to_none=True)
+        return None
 
     def _steps_inside(self) -> bool:
         """Whether the optimizer may step within a graph: what is a number of Python's would stay as it was."""
