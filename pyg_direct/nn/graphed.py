@@ -30,8 +30,8 @@ class GraphedStep:
     The first steps are ordinary ones, and tell how large batches are. Then a step is recorded as a CUDA graph over
     places for batches that are a little larger, and batches are copied there. A batch that finds no room, such as the
     last of an epoch, is an ordinary step; if that happens often, more room is made. Losses are those of ordinary steps
-    up to rounding. On a CPU all steps are ordinary. Where the GPU is what takes longer, as with PyG's own kernels, nothing
-    is won, and what fills the places costs a little.
+    up to rounding. On a CPU all steps are ordinary. Where the GPU is what takes longer, as with PyG's own kernels,
+    nothing is won, and what fills the places costs a little.
 
     Args:
         model: Any PyG model of convolutions, which may be accelerated. Norms over all nodes would see those that fill
