@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch_geometric.data import Data
@@ -188,7 +189,10 @@ class FramePlan(SnapshotPlan):
         """Aggregate other rows of consecutive snapshots of the frame; without a gradient."""
         slots = self._find_slots(operator, weighted)
         if slots is not None:
-            return slots.multiply(x, first, transposed)
+            num_nodes = x.shape[0]
+            if num_nodes < slots.num_nodes:
+                x = F.pad(x, (0, 0, 0, 0, 0, slots.num_nodes - num_nodes))
+            return slots.multiply(x, first, transposed)[:num_nodes]
         self._check_recording("edges")
         if self.times.step == 1:
             return self.real.multiply_window(operator, x, weighted, self.times[self.first + first], transposed)
@@ -203,10 +207,12 @@ class FramePlan(SnapshotPlan):
         key = operator, weighted
         if key not in self._slots and self.has_slots and self.window <= Slots.MOST and not self.is_recording:
             factors = [self.real.factorise(operator, time, weighted) for time in self.times]
-            num_bytes = Slots.count_bytes(factors, self.num_nodes, self.window)
+            # Their keys count the nodes of all snapshots, which may be more than those of the frames.
+            num_nodes = self.real.num_nodes
+            num_bytes = Slots.count_bytes(factors, num_nodes, self.window)
             self._slots[key] = None
             if self._fits(num_bytes) and self.real.budget.take(num_bytes):
-                self._slots[key] = slots = Slots(factors, self.num_nodes, self.window, self.device)
+                self._slots[key] = slots = Slots(factors, num_nodes, self.window, self.device)
                 self.real.moved_bytes += slots.num_bytes
                 slots.move(self.first)
         return self._slots.get(key)

@@ -108,7 +108,8 @@ def test_losses_are_those_of_the_plain_loop(device, name, target):
 
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("target", ["last", "all"])
-def test_snapshots_of_a_frame_go_through_a_model_together(device, monkeypatch, step, target):
+@pytest.mark.parametrize("has_slots", [False, True], ids=["", "at fixed places"])
+def test_snapshots_of_a_frame_go_through_a_model_together(device, monkeypatch, step, target, has_slots):
     signal = make_signal("MPNNLSTM")
     # One more than a window has, with more nodes than those trained on.
     signal.append(Data(x=torch.randn(NODES + 3, 4), edge_index=torch.tensor([[0], [1]])))
@@ -116,6 +117,7 @@ def test_snapshots_of_a_frame_go_through_a_model_together(device, monkeypatch, s
     together, apart = (
         make_trainer("MPNNLSTM", stream(signal, device)[times], device=device, target=target) for _ in range(2)
     )
+    together._frame.has_slots |= has_slots
     losses = together.fit(2)
 
     monkeypatch.setattr(mpnn, "_LARGE", 0)
@@ -132,14 +134,14 @@ class Echo(torch.nn.Module):
     def __init__(self, seen, reached):
         super().__init__()
         self.cell, self.seen, self.reached = MPNNLSTM(4, HIDDEN, NODES, 1, 0.0), seen, reached
-        self.linear, self.visit = torch.nn.Linear(2 * HIDDEN + 4, 1), 0
+        self.linear = torch.nn.Linear(2 * HIDDEN + 4, 1)
 
     def forward(self, x, edge_index, edge_weight, state=None):
-        place, self.visit = self.visit, (self.visit + 1) % WINDOW
+        place, kept = (0, None) if state is None else state
         if place < self.seen:
             out = self.linear(self.cell(x, edge_index, edge_weight)).view(-1)
-            state = out if place == self.reached else state
-        return state, state
+            kept = out if place == self.reached else kept
+        return kept, (place + 1, kept)
 
 
 @pytest.mark.parametrize(("seen", "reached"), [(3, 0), (3, 1), (2, 1), (1, 0)])
@@ -166,20 +168,18 @@ class Wayward(torch.nn.Module):
 
     def __init__(self, way):
         super().__init__()
-        self.cell, self.way, self.visit = EvolveGCNO(4), way, 0
+        self.cell, self.way = EvolveGCNO(4), way
         self.linear = torch.nn.Linear(4, 1)
 
     def forward(self, x, edge_index, edge_weight, state=None):
-        place, self.visit = self.visit, (self.visit + 1) % WINDOW
-        state = 0.0 if state is None else state
+        place, total = (0, 0.0) if state is None else state
         if place == 1 and self.way == "twice":
-            state = state + self.cell(x, edge_index, edge_weight)
+            total = total + self.cell(x, edge_index, edge_weight)
         elif place == 1 and self.way == "anew":
             self.cell.reinitialize_weight()
-        elif place == 1 and self.way == "not at all":
-            return self.linear(state).view(-1), state
-        state = state + self.cell(x, edge_index, edge_weight)
-        return self.linear(state).view(-1) + self.cell.weight.sum(), state
+        if place != 1 or self.way != "not at all":
+            total = total + self.cell(x, edge_index, edge_weight)
+        return self.linear(total).view(-1) + self.cell.weight.sum(), (place + 1, total)
 
 
 @pytest.mark.parametrize("way", ["once", "twice", "anew", "not at all"])
