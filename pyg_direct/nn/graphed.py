@@ -159,7 +159,10 @@ class GraphedStep:
         assert self._padded is not None, "no places are made"
         mode = torch.cuda.get_sync_debug_mode()
         self.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            # That not all waits are found.
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
         try:
             self.compute(self._padded.data).backward()
         except RuntimeError as error:

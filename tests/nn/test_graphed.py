@@ -148,6 +148,30 @@ def test_steps_that_wait_for_the_gpu_stay_ordinary(graph):
     assert step.reason is not None
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_waits_are_looked_for_before_a_step_is_recorded(graph, waits, monkeypatch):
+    model, modes = make_model(graph, "cpu"), []
+    compute = make_compute(model)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def run(batch):
+        if waits:
+            raise RuntimeError("called a synchronizing CUDA operation\nand more")
+        return compute(batch)
+
+    step = GraphedStep(model, run, torch.optim.SGD(model.parameters()))
+    batch = next(iter(make_loader(graph, "cpu")))
+    step._padded = PaddedBatch(batch, read_sizes(batch), 0.0, ["x", "y"])
+    step._padded.fill(batch)
+
+    reason = step._find_wait()
+
+    assert reason == ("called a synchronizing CUDA operation" if waits else None)
+    assert modes == ["error", 1]
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_steps_on_a_cpu_are_ordinary(graph):
     model = make_model(graph, "cpu")
     step = GraphedStep(model, make_compute(model), torch.optim.Adam(model.parameters(), lr=0.01), warm_up=1)
