@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, IdError
+from pyg_direct.kernels.gather import PIECE
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
-from pyg_direct.ops.gather import gather_rows
+from pyg_direct.ops.gather import Gather, choose_gather, gather_rows
 from pyg_direct.ops.scatter import scatter_rows
 from pyg_direct.runtime.memory import Block
 
@@ -96,6 +98,9 @@ class TableTier(Tier):
         self._table, self._block, self._max_blocks = table, block, max_blocks
         self._errors = (torch.full((1,), NO_POSITION, dtype=torch.int64, pin_memory=True) if table.is_cuda else
                         torch.full((1,), NO_POSITION, dtype=torch.int64))  # fmt: skip
+        # The same number, as Python reads it fastest.
+        self._position = ctypes.c_int64.from_address(self._errors.data_ptr())
+        self._gather: Gather | None = None
 
     @property
     def table(self) -> Tensor:
@@ -104,8 +109,23 @@ class TableTier(Tier):
             self._block.check_process()
         return self._table
 
+    def take(self, ids: Tensor) -> Tensor:
+        """Rows of ids that were checked, in a tensor of their own; otherwise as `read`."""
+        self.raise_earlier_error()
+        out = self._table.new_empty((ids.shape[0], *self.shape[1:]))
+        if out.numel() > 0:
+            self._read(ids.contiguous(), out)
+        return out
+
     def _read(self, ids: Tensor, out: Tensor) -> None:
-        gather_rows(self.table, ids, out=out, errors=self._errors, max_blocks=self._max_blocks)
+        if not ids.is_cuda or out.data_ptr() % PIECE:
+            gather_rows(self.table, ids, out=out, errors=self._errors, max_blocks=self._max_blocks)
+            return
+        if self._gather is None:
+            self._gather = choose_gather(self._table, None, None, self.dtype, None, self._errors, self._max_blocks)
+        if self._block is not None:
+            self._block.check_process()
+        self._gather(ids, out)
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
         """Replace row `ids[i]` by `rows[i]`; on a GPU enqueued on the current stream.
@@ -119,8 +139,8 @@ class TableTier(Tier):
 
     def raise_earlier_error(self) -> None:
         """Raise what a read on a GPU has met since."""
-        position = int(self._errors[0])
+        position = self._position.value
         if position != NO_POSITION:
-            self._errors[0] = NO_POSITION
+            self._position.value = NO_POSITION
             raise IdError(f"ids must lie in [0, {self.shape[0]}); an earlier read had an id outside at position "
                           f"{position}")  # fmt: skip

@@ -18,6 +18,7 @@ from pyg_direct.runtime.advice import advise as advise_driver
 from pyg_direct.runtime.device import bind_thread, resolve_device
 from pyg_direct.runtime.memory import Block, move
 from pyg_direct.runtime.recycle import POOL
+from pyg_direct.runtime.stream import current_stream
 from pyg_direct.typing import Device
 
 
@@ -45,6 +46,7 @@ class _Bytes:
         self.block = block
         # The GPU that reads them; None without one.
         self.device = device if block.placement in ("unified", "pinned") else None
+        self.gpu = None if self.device is None else self.device.index
         self._flat: Tensor | None = None
         self._is_dirty = False
 
@@ -53,7 +55,7 @@ class _Bytes:
         if self._flat is None:
             self._flat = self.block.view_on_gpu(torch.uint8, (self.block.num_bytes,), self.device)
         self.block.check_process()
-        stream = torch.cuda.current_stream(self.device)
+        stream = current_stream(self.gpu)  # type: ignore[arg-type]
         self.block.streams[stream.cuda_stream] = stream
         return self._flat
 
@@ -200,24 +202,25 @@ class UnifiedTensor(Tensor):
                -1 if target.type == "cpu" else target.index)  # fmt: skip
 
     def __getitem__(self, index: Any) -> Any:
-        is_ids = type(index) is Tensor and index.is_cuda and index.dim() == 1 and index.dtype in INDEX_DTYPES
-        if is_ids and self.memory.device == index.device and self.host_view.is_contiguous() and self.dim() > 0:
-            if torch.is_grad_enabled() and self.requires_grad:
-                return _Rows.apply(self, index)
-            return self.read_rows(index)
+        # A default device, or names of devices, would look at each of these calls.
+        with torch._C.DisableTorchFunction():
+            is_ids = (type(index) is Tensor and index.get_device() == self.memory.gpu and index.dim() == 1
+                      and index.dtype in INDEX_DTYPES)  # fmt: skip
+            if is_ids and (self._rows is not None or (self.host_view.is_contiguous() and self.dim() > 0)):
+                if self.requires_grad and torch.is_grad_enabled():
+                    return _Rows.apply(self, index)
+                return self.read_rows(index)
         return super().__getitem__(index)
 
     def read_rows(self, ids: Tensor) -> Tensor:
         """Rows of ids on the GPU, `[n, ...]` there, without a gradient."""
-        on_gpu = self.on_gpu()
+        self.memory.on_gpu()
         if self._rows is None:
             row_bytes = self.host_view.shape[1:].numel() * self.itemsize
             # A grid with a cap asks for whole rows, which is what the link serves best.
-            self._rows = TableTier(on_gpu, "unified", block=self.memory.block,
+            self._rows = TableTier(self.on_gpu(), "unified", block=self.memory.block,
                                    max_blocks=blocks_for_rows(_BLOCKS, row_bytes, row_bytes))  # fmt: skip
-        out = torch.empty((ids.shape[0], *self.host_view.shape[1:]), dtype=self.dtype, device=ids.device)
-        self._rows.read(ids, out)
-        return out
+        return self._rows.take(ids)
 
     def numpy(self, *, force: bool = False) -> Any:
         """An array over the same memory."""

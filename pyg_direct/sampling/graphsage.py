@@ -114,18 +114,20 @@ class GraphSageSampler:
         Raises:
             IdError: a seed lies outside the graph.
         """
-        self._topology.check_process()
-        seeds = self._read_seeds("input_nodes", input_nodes)
-        if key is None:
-            key = call_key(self.seed, self._num_calls)
-            self._num_calls += 1
-        sample = self._plan.sample(seeds, check_key("key", key))
-        adjs = []
-        for hop in range(len(self.sizes)):
-            part = slice(sample.edge_counts[hop], sample.edge_counts[hop + 1])
-            size = (sample.node_counts[hop + 1], sample.node_counts[hop])
-            adjs.append(Adj(sample.edge_index[:, part], sample.e_id[part], size))
-        return sample.n_id, seeds.numel(), adjs[::-1]
+        # A default device, or devices by name, would look at each call of torch below.
+        with torch._C.DisableTorchFunction():
+            self._topology.check_process()
+            seeds = self._read_seeds("input_nodes", input_nodes)
+            if key is None:
+                key = call_key(self.seed, self._num_calls)
+                self._num_calls += 1
+            sample = self._plan.sample(seeds, check_key("key", key))
+            adjs = []
+            for hop in range(len(self.sizes)):
+                part = slice(sample.edge_counts[hop], sample.edge_counts[hop + 1])
+                size = (sample.node_counts[hop + 1], sample.node_counts[hop])
+                adjs.append(Adj(sample.edge_index[:, part], sample.e_id[part], size))
+            return sample.n_id, seeds.numel(), adjs[::-1]
 
     def sample_layer(self, batch: Tensor | Sequence[int], size: int, *, key: int | None = None
                      ) -> tuple[Tensor, Tensor]:  # fmt: skip

@@ -137,6 +137,14 @@ def test_an_id_out_of_range_is_told_at_the_next_use(bad):
 
 
 @pytest.mark.gpu
+def test_ids_may_be_strided_and_of_none():
+    tensor = to_unified(torch.arange(24.0).view(8, 3))
+
+    assert tensor[torch.arange(8, device="cuda")[::3]].tolist() == tensor.tolist()[::3]
+    assert tensor[torch.empty(0, dtype=torch.int64, device="cuda")].shape == (0, 3)
+
+
+@pytest.mark.gpu
 def test_the_cpu_sees_what_the_gpu_wrote_and_the_gpu_what_the_cpu_wrote():
     tensor = to_unified(torch.zeros(1 << 20))
 

@@ -133,6 +133,15 @@ def test_seeds_of_any_form_give_one_batch(seeds):
     assert torch.equal(n_id, expected)
 
 
+def test_a_default_device_changes_no_batch():
+    (expected, _, _), sampler = make_sampler().sample(SEEDS), make_sampler()
+
+    with torch.device("meta"):
+        n_id, _, _ = sampler.sample(SEEDS)
+
+    assert torch.equal(n_id, expected)
+
+
 @pytest.mark.gpu
 def test_seeds_on_the_gpu_and_on_the_cpu_give_one_batch():
     expected, _, _ = make_sampler("cpu").sample(SEEDS)
