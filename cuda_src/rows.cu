@@ -10,6 +10,9 @@ typedef unsigned long long u64;
 // How a piece is read; the same numbers as in kernels/gather.py and kernels/widen.py.
 enum Kind { ALIGNED, WORDS, BYTES, HALF, BFLOAT, FLOAT8 };
 
+// Bytes that the link brings at once.
+constexpr int LINE = 128;
+
 // Where a piece lies: at `offset` of a row, and from its byte `cut` on at the begin of the `next` row.
 struct Place {
     u64 row, next;
@@ -246,6 +249,37 @@ template <int KIND> __device__ void widen_four(
     }
 }
 
+// As `copy_four`, in pieces that lie whole in lines of the table: a line is asked for once, not by two accesses.
+template <int KIND> __device__ void copy_four_by_lines(
+    u64 target, long long step, int count, int row_bytes, int lane, int lanes, const u64 *row)
+{
+    const int end = row_bytes + LINE - 1;
+    for (int begin = 16 * lane; begin < end; begin += 16 * lanes) {
+        uint4 piece[4];
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            const int offset = begin - static_cast<int>(row[u] % LINE);
+            piece[u] = make_uint4(0, 0, 0, 0);
+            if (u < count && row[u] && offset > -16 && offset < row_bytes) piece[u] = *at<const uint4>(row[u] + offset);
+        }
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            const int offset = begin - static_cast<int>(row[u] % LINE);
+            if (u >= count || offset <= -16 || offset >= row_bytes) continue;
+            const u64 place = target + u * step + offset;
+            if (KIND == ALIGNED) {
+                *at<uint4>(place) = piece[u];
+                continue;
+            }
+            const u32 word[4] = {piece[u].x, piece[u].y, piece[u].z, piece[u].w};
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                if (offset + 4 * k >= 0 && offset + 4 * k < row_bytes) *at<u32>(place + 4 * k) = word[k];
+            }
+        }
+    }
+}
+
 // `count` (at most four) rows to `target` and every `step` bytes from there, shared by the lanes of a group. A row is
 // asked for at once, which is what the link serves best, and four are under way.
 extern "C" __device__ int copy_four_rows(
@@ -254,7 +288,11 @@ extern "C" __device__ int copy_four_rows(
 {
     const u64 row[4] = {row_a, row_b, row_c, row_d};
     const int exponent[4] = {exponent_a, exponent_b, exponent_c, exponent_d};
-    if (kind == ALIGNED) copy_four<ALIGNED, true>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    // One access asks for each line of a shorter row.
+    const bool by_lines = row_bytes > 16 * lanes;
+    if (kind == ALIGNED && by_lines) copy_four_by_lines<ALIGNED>(target, step, count, row_bytes, lane, lanes, row);
+    else if (kind == WORDS && by_lines) copy_four_by_lines<WORDS>(target, step, count, row_bytes, lane, lanes, row);
+    else if (kind == ALIGNED) copy_four<ALIGNED, true>(target, step, count, row_bytes, lane, lanes, row, exponent);
     else if (kind == WORDS) copy_four<WORDS, false>(target, step, count, row_bytes, lane, lanes, row, exponent);
     else if (kind == BYTES) copy_four<BYTES, false>(target, step, count, row_bytes, lane, lanes, row, exponent);
     else if (kind == HALF) widen_four<HALF>(target, step, count, row_bytes, lane, lanes, row, exponent);
