@@ -218,6 +218,7 @@ def multiply_slices(x: Tensor, piece: SlicedCSR, low: int = 0) -> Tensor:
     Edges weigh what `piece` says, without factors. Slices of snapshots that `x` does not hold may have any number of
     edges and bring nothing.
     """
+    assert x.shape[0] == piece.num_rows, "rows of all nodes"
     if not runs_on_gpu(x):
         return _forward(x, (piece,), (None, None, None), low, True)
     x, out = x.contiguous(), torch.zeros_like(x, memory_format=torch.contiguous_format)

@@ -21,6 +21,8 @@ from pyg_direct.dynamic.plan import SnapshotPlan
 
 _BACK = torch.ops.aten
 _OPERATOR = GCN()
+# Numbers of a recurrent layer that a CPU works on at once, so that what lies between products stays in its cache.
+_CACHED = 2**15
 
 
 class Frame(NamedTuple):
@@ -107,14 +109,18 @@ class RunTogether(torch.autograd.Function):
         first = _convolve(given, parameters[:4], frame.eps[0], frame.dropout)
         given = frame.plan.multiply_window(_OPERATOR, first.out, frame.weighted)
         second = _convolve(given, parameters[4:8], frame.eps[1], frame.dropout)
-        rows = torch.cat([first.out, second.out], 2)
-        states_1, opened_1 = open_lstm(rows.view(num_nodes * window, -1), *parameters[8:12])
-        states_2, opened_2 = open_lstm(states_1, *parameters[12:16])
-        apart = (states.view(num_nodes, window, -1).transpose(0, 1) for states in (states_1, states_2))
-        out = torch.cat([*apart, frame.x], 2)
+        out = torch.empty(window, num_nodes, 2 * first.out.shape[2] + frame.x.shape[2], dtype=given.dtype,
+                          device=given.device)  # fmt: skip
+        step = num_nodes if given.is_cuda else max(1, _CACHED // (window * first.out.shape[2]))
+        for begin in range(0, num_nodes, step):
+            part = slice(begin, begin + step)
+            rows = torch.cat([first.out[part], second.out[part]], 2).flatten(0, 1)
+            states, _ = open_lstm(rows, *parameters[8:12])
+            states_2, _ = open_lstm(states, *parameters[12:16])
+            apart = (s.view(-1, window, s.shape[1]).transpose(0, 1) for s in (states, states_2))
+            torch.cat([*apart, frame.x[:, part]], 2, out=out[:, part])
         ctx.save_for_backward(*parameters)
-        ctx.frame, ctx.first, ctx.second, ctx.rows = frame._replace(x=out, aggregated=out), first, second, rows
-        ctx.states, ctx.opened = states_1, (opened_1, opened_2)
+        ctx.frame, ctx.first, ctx.second = frame, first, second
         statistics = [s for layer, eps in zip((first, second), frame.eps, strict=True)
                       for s in (layer.mean, _to_variance(layer.inverse, eps, num_nodes))]  # fmt: skip
         ctx.mark_non_differentiable(*statistics)
@@ -128,18 +134,17 @@ class RunTogether(torch.autograd.Function):
         if not places:
             return None, *[None] * len(parameters)
         seen = slice(places[0], places[-1] + 1)
-        num_nodes, window, size = first.out.shape
+        num_nodes, _, size = first.out.shape
         like = next(grad for grad in grads if grad is not None)
         given = [torch.zeros_like(like) if grad is None else grad for grad in grads[seen]]
         grad = given[0].unsqueeze(1) if len(given) == 1 else torch.stack(given, 1)
 
-        def cut(rows: Tensor) -> Tensor:
-            return rows.view(num_nodes, window, -1)[:, seen].reshape(-1, rows.shape[-1])
-
+        rows = torch.cat([first.out[:, seen], second.out[:, seen]], 2).flatten(0, 1)
+        states, opened_1 = open_lstm(rows, *parameters[8:12])
+        _, opened_2 = open_lstm(states, *parameters[12:16])
         of_state_1, of_state_2 = (part.reshape(-1, size) for part in grad[..., : 2 * size].split(size, 2))
-        opened_1, opened_2 = (tuple(cut(part) for part in opened) for opened in ctx.opened)
-        of_state, of_second = open_lstm_backward(of_state_2, cut(ctx.states), opened_2, *parameters[12:14])
-        of_rows, of_first = open_lstm_backward(of_state_1 + of_state, cut(ctx.rows), opened_1, *parameters[8:10])
+        of_state, of_second = open_lstm_backward(of_state_2, states, opened_2, *parameters[12:16])
+        of_rows, of_first = open_lstm_backward(of_state_1 + of_state, rows, opened_1, *parameters[8:12])
         left, right = of_rows.view(num_nodes, -1, 2 * size).split(size, 2)
         eps, dropout = frame.eps, frame.dropout
         rows, of_conv_2 = _convolve_backward(second, right, seen, parameters[6], eps[1], dropout)

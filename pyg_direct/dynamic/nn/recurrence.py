@@ -8,14 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from pyg_direct.ops.lstm import open_gates, pull_gates
+
 _BACK = torch.ops.aten
 
 
 def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor,
               state_bias: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-    """An LSTM's step `[N, F]` to `[N, C]` from a state of zeros, and what its gradient needs; has no gradient itself.
+    """An LSTM's step `[N, F]` to `[N, C]` from a state of zeros, and what its gradient needs.
 
-    What such a step forgets and the weights of the state have no part in it.
+    What such a step forgets and the weights of the state have no part in it. Autograd does not see it.
     """
     size = weight.shape[0] // 4
     if x.is_cuda:
@@ -24,44 +26,48 @@ def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor,
         out, cell, opened = _BACK._thnn_fused_lstm_cell(gates, zeros.expand_as(gates), zeros.expand(len(x), size), bias,
                                                         state_bias)  # fmt: skip
         return out, (cell, opened)
-    # The gate that admits, the content, and the gate that exposes it.
-    weight, bias = _without_forget(weight), _without_forget(bias + state_bias)
-    opened = torch.addmm(bias, x, weight.t())
-    admit, content, expose = opened.split(size, 1)
-    admit.sigmoid_()
-    content.tanh_()
-    expose.sigmoid_()
-    cell = (admit * content).tanh_()
-    return expose * cell, (cell, opened)
+    gates = x @ _without_forget(weight).t()
+    if x.dtype == torch.float32:
+        return open_gates(gates, bias, state_bias), (gates,)
+    admit, content, expose = _bend(gates, bias + state_bias)
+    return expose * (admit * content).tanh_(), (gates,)
 
 
-def open_lstm_backward(grad: Tensor, x: Tensor, kept: tuple[Tensor, ...], weight: Tensor,
-                       of_state: Tensor) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+def open_lstm_backward(grad: Tensor, x: Tensor, kept: tuple[Tensor, ...], weight: Tensor, of_state: Tensor,
+                       bias: Tensor, state_bias: Tensor) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """Gradients of `x` and of the four parameters."""
-    cell, opened = kept
-    size = cell.shape[1]
     if x.is_cuda:
+        cell, opened = kept
         before = cell.new_zeros(1, 1).expand_as(cell)
         back = _BACK._thnn_fused_lstm_cell_backward_impl
         gates, _, of_bias = back(grad.contiguous(), None, before, cell, opened, True)
         return gates @ weight, [gates.t() @ x, torch.zeros_like(of_state), of_bias, of_bias]
-    admit, content, expose = opened.split(size, 1)
-    gates = torch.empty_like(opened)
-    of_admit, of_content, of_expose = gates.split(size, 1)
-    of_cell = _BACK.tanh_backward(grad * expose, cell)
-    _BACK.sigmoid_backward(of_cell * content, admit, grad_input=of_admit)
-    _BACK.tanh_backward(of_cell * admit, content, grad_input=of_content)
-    _BACK.sigmoid_backward(grad * cell, expose, grad_input=of_expose)
+    if x.dtype == torch.float32:
+        gates = pull_gates(grad.contiguous(), kept[0], bias, state_bias)
+    else:
+        admit, content, expose = _bend(kept[0], bias + state_bias)
+        cell = (admit * content).tanh_()
+        of_cell = _BACK.tanh_backward(grad * expose, cell)
+        gates = torch.cat([_BACK.sigmoid_backward(of_cell * content, admit),
+                           _BACK.tanh_backward(of_cell * admit, content),
+                           _BACK.sigmoid_backward(grad * cell, expose)], 1)  # fmt: skip
+    size = bias.numel() // 4
     # Nothing reaches the gate that forgets.
-    of_weight, of_bias = torch.zeros_like(weight), grad.new_zeros(4 * size)
-    for whole, part in ((of_weight, gates.t() @ x), (of_bias, gates.sum(0))):
-        whole[:size], whole[2 * size :] = part[:size], part[size:]
+    of_weight, of_bias = (
+        torch.cat([part[:size], torch.zeros_like(part[:size]), part[size:]]) for part in (gates.t() @ x, gates.sum(0))
+    )
     return gates @ _without_forget(weight), [of_weight, torch.zeros_like(of_state), of_bias, of_bias]
 
 
 def _without_forget(gates: Tensor) -> Tensor:
     size = gates.shape[0] // 4
     return torch.cat([gates[:size], gates[2 * size :]])
+
+
+def _bend(gates: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    """The gate that admits, the content, and the gate that exposes it."""
+    admit, content, expose = (gates + _without_forget(bias)).chunk(3, 1)
+    return admit.sigmoid(), content.tanh(), expose.sigmoid()
 
 
 def step_gates(from_input: Tensor, from_state: Tensor, state: Tensor, bias: Tensor,
@@ -99,14 +105,14 @@ class _FirstStep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
         out, kept = open_lstm(x, *parameters)
-        ctx.save_for_backward(x, *kept, *parameters[:2])
+        ctx.save_for_backward(x, *parameters, *kept)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, cell, opened, *parameters = ctx.saved_tensors
-        of_x, of_parameters = open_lstm_backward(grad, x, (cell, opened), *parameters)
+        x, *rest = ctx.saved_tensors
+        of_x, of_parameters = open_lstm_backward(grad, x, tuple(rest[4:]), *rest[:4])
         return of_x if ctx.needs_input_grad[0] else None, *of_parameters
 
 
