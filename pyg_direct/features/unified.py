@@ -55,8 +55,12 @@ class _Bytes:
         if self._flat is None:
             self._flat = self.block.view_on_gpu(torch.uint8, (self.block.num_bytes,), self.device)
         self.block.check_process()
-        stream = current_stream(self.gpu)  # type: ignore[arg-type]
-        self.block.streams[stream.cuda_stream] = stream
+        stream, streams = current_stream(self.gpu), self.block.streams  # type: ignore[arg-type]
+        if self._is_dirty and streams.keys() != {stream.cuda_stream} and not torch.cuda.is_current_stream_capturing():
+            # Autograd takes them for the CPU's, and orders no streams for them.
+            for other in streams.values():
+                stream.wait_stream(other)
+        streams[stream.cuda_stream] = stream
         return self._flat
 
     def mark_written(self) -> None:

@@ -158,6 +158,35 @@ def test_the_cpu_sees_what_the_gpu_wrote_and_the_gpu_what_the_cpu_wrote():
 
 
 @pytest.mark.gpu
+def test_what_one_stream_wrote_another_one_reads():
+    tensor, stream = to_unified(torch.zeros(1 << 20)), torch.cuda.Stream()
+    tensor.cuda()
+
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        tensor.add_(torch.ones(1 << 20, device="cuda"))
+    got = tensor.cuda()
+
+    assert got.unique().tolist() == [1]
+
+
+@pytest.mark.gpu
+def test_gradients_of_another_stream_are_waited_for():
+    tensor = to_unified(torch.zeros(1 << 16, 4)).requires_grad_()
+    ids = torch.arange(1 << 16, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+
+    for _ in range(2):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            loss = tensor[ids].sum()
+        loss.backward()
+
+    assert tensor.grad.cuda().unique().tolist() == [2]
+
+
+@pytest.mark.gpu
 @pytest.mark.gpus
 def test_it_is_copied_to_another_gpu_than_reads_it():
     tensor = to_unified(torch.arange(6.0), device="cuda:0")
