@@ -70,6 +70,8 @@ class GraphedStep:
             raise ArgumentError(f"warm_up must be at least 1, got {warm_up}")
         if not 0 <= margin <= 1:
             raise ArgumentError(f"margin must lie in [0, 1], got {margin}")
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise ArgumentError("model must be of one process, got DistributedDataParallel")
         for name, module in model.named_modules():
             if _mixes_rows(module):
                 raise ArgumentError(f"model must have no norm over all nodes, got {type(module).__name__} at {name!r}")
@@ -124,7 +126,9 @@ class GraphedStep:
         # The memory of an earlier graph serves the next.
         self._graph = self._loss = self._padded = None
         self._gradients, self._missed = [], 0
-        names = self._names if self._names is not None else [name for name in _NAMES if name in batch]
+        names = self._names
+        if names is None:
+            names = [name for name in _NAMES if isinstance(getattr(batch, name, None), Tensor)]
         self._padded = PaddedBatch(batch, self._largest, self._margin, names)
         if not self._padded.fill(batch):
             self._padded = None

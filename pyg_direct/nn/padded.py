@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.sorted import find_batch, register_sorted
 from pyg_direct.ops.pad import fits, pad_edges
 
@@ -66,6 +67,9 @@ class PaddedBatch:
 
     Attributes:
         data: The batch that a model is given; its tensors keep their memory.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
     """
 
     def __init__(self, batch: Data, largest: Sizes, margin: float, names: Sequence[str]) -> None:
@@ -74,11 +78,13 @@ class PaddedBatch:
         self._num_seeds, self._max_degree = batch.batch_size, known.max_degree
         self._most_edges, self._names = known.max_degree or _FEW_EDGES, tuple(names)
         self.places = places = largest.widen(margin, self._num_seeds, self._most_edges)
-        self.data = Data()
+        self.data, self._of_edges = Data(), dict[str, bool]()
         for name in self._names:
-            rows = batch[name]
-            count = sum(places.nodes if rows.shape[0] == batch.num_nodes else places.edges)
-            self.data[name] = rows.new_zeros(count, *rows.shape[1:])
+            rows = getattr(batch, name, None)
+            if not isinstance(rows, Tensor) or not (batch.is_node_attr(name) or batch.is_edge_attr(name)):
+                raise ArgumentError(f"names must be of tensors with a row for each node or edge, got {name!r}")
+            self._of_edges[name] = batch.is_edge_attr(name)
+            self.data[name] = rows.new_zeros(sum(self._read(name, places)), *rows.shape[1:])
         self.data.edge_index = batch.edge_index.new_zeros(2, sum(places.edges))
         self.data.num_nodes = sum(places.nodes)
         self.data.batch_size = self._num_seeds
@@ -100,16 +106,15 @@ class PaddedBatch:
         register_sorted(self.data.edge_index, *self.places, self._max_degree)
         for name in self._names:
             rows, out = batch[name], self.data[name]
-            counts, places = self._count(rows, sizes)
             first = begin = 0
-            for count, room in zip(counts, places, strict=True):
+            for count, room in zip(self._read(name, sizes), self._read(name, self.places), strict=True):
                 out.narrow(0, begin, count).copy_(rows.narrow(0, first, count))
                 first, begin = first + count, begin + room
         return True
 
-    def _count(self, rows: Tensor, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        is_of_nodes = rows.shape[0] == sum(sizes.nodes)
-        return (sizes.nodes, self.places.nodes) if is_of_nodes else (sizes.edges, self.places.edges)
+    def _read(self, name: str, sizes: Sizes) -> tuple[int, ...]:
+        """Rows of an attribute in each hop."""
+        return sizes.edges if self._of_edges[name] else sizes.nodes
 
     def _matches(self, name: str, batch: Data, sizes: Sizes) -> bool:
         given, own = getattr(batch, name, None), self.data[name]
@@ -117,5 +122,4 @@ class PaddedBatch:
             return False
         if name == "edge_index":
             return True
-        count, room = (sum(part) for part in self._count(given, sizes))
-        return given.shape == (count, *own.shape[1:]) and own.shape[0] == room
+        return given.shape == (sum(self._read(name, sizes)), *own.shape[1:])

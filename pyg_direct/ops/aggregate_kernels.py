@@ -16,7 +16,8 @@ from pyg_direct.ops.launch import full_grid, grid_for, run_cpu, run_gpu, runs_on
 # As `cuda_src/aggregate.cu` numbers them.
 _WIDE_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _PIECE = 16
-_MOST = 2**31
+# Counters of 32 bits run a few rows ahead.
+_MOST = 2**31 - 8
 # Blocks of sums that a multiprocessor holds, how often a GPU is filled at least, and targets of a thread at most: on an
 # H200, rows of 512 bytes are added at 4.2 TB/s by threads of four targets each, at 3.3 by threads of one.
 _RESIDENT_BLOCKS = 4

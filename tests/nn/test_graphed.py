@@ -78,6 +78,21 @@ def test_batches_that_find_no_room_are_told(graph):
     assert not padded.fill(first)
 
 
+def test_attributes_of_nodes_and_edges_move_to_their_places(real_device, graph):
+    batch = next(iter(make_loader(graph, real_device)))
+    batch.edge_attr = torch.arange(batch.num_edges, device=real_device)
+    batch.y = torch.arange(batch.num_nodes, device=real_device)
+    padded = PaddedBatch(batch, read_sizes(batch), 0.1, ["y", "edge_attr"])
+
+    assert padded.fill(batch)
+
+    row, target = padded.data.edge_index[:, padded.data.edge_attr > 0]
+    expected = batch.edge_index[:, batch.edge_attr > 0]
+    assert torch.equal(torch.stack([padded.data.y[row], padded.data.y[target]]), expected)
+    with pytest.raises(ArgumentError, match="a row for each node or edge, got 'batch_size'"):
+        PaddedBatch(batch, read_sizes(batch), 0.1, ["batch_size"])
+
+
 def test_places_hold_what_smaller_batches_leave_over():
     sizes = Sizes((10, 30, 50), (40, 100))
 
