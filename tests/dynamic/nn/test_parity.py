@@ -6,6 +6,7 @@ from torch_geometric.data import Data
 
 from pyg_direct.dynamic import nn as ours, stream
 from pyg_direct.dynamic.lazy import find_tag
+from pyg_direct.dynamic.nn import tgcn
 from tests.snapshots import make_snapshots
 
 pytestmark = [
@@ -107,6 +108,17 @@ def test_values_and_gradients_are_equal(name, weighted, streamed):
         if mine.grad is not None:
             scale = max(1.0, float(theirs.grad.abs().max()))
             torch.testing.assert_close(mine.grad / scale, theirs.grad / scale, rtol=1e-4, atol=1e-5)
+
+
+def test_many_nodes_are_projected_with_folded_weights(monkeypatch):
+    layer, reference, kind = make_pair("TGCN")
+    signal = make_signal(True)
+    monkeypatch.setattr(tgcn, "_FEW", {})
+
+    got = run_layer(layer, kind, signal, "TGCN")
+
+    for mine, theirs in zip(got, run_layer(reference, kind, signal, "TGCN"), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 @layers
