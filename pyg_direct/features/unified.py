@@ -205,6 +205,7 @@ class UnifiedTensor(Tensor):
         advise_driver(memory.block.address, memory.block.num_bytes, advice.name.removeprefix("cudaMemAdvise"),
                -1 if target.type == "cpu" else target.index)  # fmt: skip
 
+    @torch.compiler.disable
     def __getitem__(self, index: Any) -> Any:
         # A default device, or names of devices, would look at each of these calls.
         with torch._C.DisableTorchFunction():
