@@ -1,7 +1,8 @@
 """Times of the latest batches of a loader: when each was sampled, fetched, waited for and used.
 
 Nothing of it is there unless `record` of a loader switches it on. Then a stage takes two looks at the clock; on a GPU
-also two events, which are read when a report is asked for and which the host never waits for before.
+also two events, which are read when a report is asked for and which the host never waits for before. It waits for one
+event an epoch, on a stream where nothing runs, to know where the GPU's clock stands.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class BatchTimes:
         spans: (begin, end) of each stage on the host; None for what was not seen.
         events: The same on the GPU; none on a CPU.
         used: When the batch after it was asked for; 0 before that.
-        origin: An event and the time on the host when it passed, from which events are told.
+        origin: An event and the time on the host when it had passed, from which events are told.
     """
 
     __slots__ = ("events", "number", "origin", "spans", "used")
@@ -97,6 +98,8 @@ class Recorder:
         if self._idle is not None:
             event = torch.cuda.Event(enable_timing=True)
             event.record(self._idle)
+            # Once it has passed: what the GPU did is told some microseconds late rather than before it was asked for.
+            event.synchronize()
             origin = event, perf_counter_ns()
         return EpochRecord(self, origin)
 
@@ -158,8 +161,8 @@ class EpochRecord:
             return call(*args)
         has_range = self._nvtx or profiler._is_profiler_enabled
         noted = self._enter(stage) if has_range else None
-        first = self._recorder.mark() if self._origin is not None and stage != FINISH else None
         begin = perf_counter_ns()
+        first = self._recorder.mark() if self._origin is not None and stage != FINISH else None
         try:
             return call(*args)
         finally:
@@ -175,8 +178,8 @@ class EpochRecord:
         try:
             while True:
                 noted = self._enter(WAIT)
-                first = None if self._origin is None else self._recorder.mark()
                 begin = perf_counter_ns()
+                first = None if self._origin is None else self._recorder.mark()
                 if times is not None:
                     times.used = begin
                 try:

@@ -93,6 +93,28 @@ def test_a_batch_is_sampled_then_fetched_then_handed_out(real_device, prefetch):
     assert min(span.begin for span in spans) == 0
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("prefetch", PREFETCH)
+def test_the_gpu_begins_nothing_before_the_host_asks(prefetch):
+    loader = make_loader("cuda", prefetch=prefetch)
+    # Two clocks drift apart while kernels are compiled.
+    list(loader)
+    loader.record()
+    for batch in loader:
+        batch.x.sum()
+
+    spans = loader.report().spans
+
+    asked = {}
+    for span in spans:
+        if span.where == "host":
+            asked[span.lane, span.batch] = min(span.begin, asked.get((span.lane, span.batch), span.begin))
+    begun = [span for span in spans if span.where == "GPU" and span.lane != "train"]
+    assert len(begun) == 3 * NUM_BATCHES
+    # Events are told to half a microsecond.
+    assert all(span.begin >= asked[span.lane, span.batch] - 1e-6 for span in begun)
+
+
 def test_time_is_told_where_it_is_spent():
     def slow_fetch(out):
         time.sleep(DELAY)
