@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from pyg_direct.features.feature import Feature
+from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.narrow import MOST_TABLES, NarrowReader, is_narrow
 
 
@@ -23,11 +24,14 @@ class ReadTogether:
         # What the kernel finds is told by the first of them.
         first, tables = self._features[0], [feature.whole for feature in self._features]
         assert first._errors is not None
+        # Through NumPy, as looking at an item of a tensor costs more than the launch of a kernel.
+        self._flag = first._errors.numpy()
         self._reader = NarrowReader([table for table in tables if table is not None], first._errors)
 
     def read(self, ids: Tensor) -> dict[str, Tensor]:
         """Rows of ids that a sampler made, as `Feature.read` returns those of each."""
-        self._features[0]._raise_earlier_error()
+        if self._flag[0] != NO_POSITION:
+            self._features[0]._raise_earlier_error()
         if self._features[0]._served is not None:
             for feature in self._features:
                 feature._count(ids)

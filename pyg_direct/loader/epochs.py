@@ -158,7 +158,8 @@ class EpochLoader(ReportedLoader):
             if batch is _END:
                 break
             result = batch if self.transform is None else self.transform(batch)
-            self._standing = (epoch, number)
+            # Not by the `__setattr__` of torch's loader, which looks at each name.
+            self.__dict__["_standing"] = (epoch, number)
             yield result
         if self._standing[0] == epoch:
             self._standing = (epoch + 1, 0)

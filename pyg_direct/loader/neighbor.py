@@ -21,7 +21,7 @@ from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, settle_sharing, settle_workers
 from pyg_direct.loader.graph import count_nodes
 from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds
-from pyg_direct.loader.order import largest_fanout, note_order
+from pyg_direct.loader.order import largest_fanout, note_hops
 from pyg_direct.loader.output import from_output, to_output
 from pyg_direct.loader.own import device_for
 from pyg_direct.loader.placement import announce, describe
@@ -306,7 +306,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         checked = self.transform_sampler_output is None
         batch = self._attributes.build(self.data, sample, input_id, checked=checked, shared=shared)
         if checked:
-            note_order(batch, sample, self._max_degree)
+            counts = batch._store._mapping
+            note_hops(batch, counts["num_sampled_nodes"], counts["num_sampled_edges"], self._max_degree)
         return batch
 
     def _is_own(self) -> bool:

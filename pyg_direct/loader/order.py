@@ -32,14 +32,19 @@ def note_order(batch: Any, out: Any, max_degree: int | None) -> None:
     if nodes is None or edges is None:
         return
     if not isinstance(out, HeteroSamplerOutput):
-        edge_index = batch._store._mapping.get("edge_index")
-        if type(edge_index) is Tensor:
-            register_sorted(edge_index, nodes, edges, max_degree)
+        note_hops(batch, nodes, edges, max_degree)
         return
     for kind, counts in edges.items():
         edge_index = batch._edge_store_dict[kind]._mapping.get("edge_index") if kind in out.row else None
         if type(edge_index) is Tensor:
             register_sorted(edge_index, nodes[kind[0]], counts, max_degree, nodes[kind[-1]])
+
+
+def note_hops(batch: Any, num_sampled_nodes: list[int], num_sampled_edges: list[int], max_degree: int | None) -> None:
+    """`note_order` of a `Data` whose new nodes and edges of each hop are counted."""
+    edge_index = batch._store._mapping.get("edge_index")
+    if type(edge_index) is Tensor:
+        register_sorted(edge_index, num_sampled_nodes, num_sampled_edges, max_degree)
 
 
 def to_edge_index(batch: Any) -> Any:

@@ -215,10 +215,13 @@ def hold_for(batch: Any, stream: Any) -> None:
             hold_for(one, stream)
         return
     store = getattr(batch, "_store", None)
-    stores = getattr(batch, "stores", None) if store is None else [store]
+    stores = getattr(batch, "stores", None) if store is None else [store._mapping]
     values = (batch,) if stores is None else chain.from_iterable(part.values() for part in stores)
     for value in values:
-        if type(value) is Tensor and value.layout is torch.strided:
+        kind = type(value)
+        if kind is int or kind is list:
+            continue
+        if kind is Tensor and value.layout is torch.strided:
             if value.is_cuda:
                 value.record_stream(stream)
             continue

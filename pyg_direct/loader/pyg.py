@@ -286,8 +286,9 @@ class Attributes(PlacedRows):
         store = out._store._mapping
         if checked:
             for group in self._groups:
-                rows = group.read(sample.n_id)
-                store.update((key, rows[key]) for key in group.names if key in store)
+                for key, rows in group.read(sample.n_id).items():
+                    if key in store:
+                        store[key] = rows
         for key, feature in (self._single if checked else self._node).items():
             if key in shared:
                 store[key] = shared[key].read(sample.n_id)

@@ -43,13 +43,14 @@ class SortedEdges(NamedTuple):
 class SortedBatch:
     """What is known of one `edge_index` and its views; does not keep them alive."""
 
-    def __init__(self, edge_index: Tensor, nodes: list[int], targets: list[int], edges: list[int],
-                 max_degree: int | None) -> None:  # fmt: skip
+    def __init__(self, edge_index: Tensor, storage: torch.UntypedStorage, num_nodes: Sequence[int],
+                 num_targets: Sequence[int], num_edges: Sequence[int], max_degree: int | None) -> None:  # fmt: skip
         # While it is held no other storage gets the address, so that an address tells storages apart.
-        self.storage = StorageWeakRef(edge_index.untyped_storage())
+        self.storage = StorageWeakRef(storage)
         self.version, self.stride, self.dtype = edge_index._version, edge_index.stride(), edge_index.dtype
-        # Known after each hop.
-        self.nodes, self.targets, self.edges, self.max_degree = nodes, targets, edges, max_degree
+        # New in each hop.
+        self._num_nodes, self._num_targets, self._num_edges = tuple(num_nodes), tuple(num_targets), tuple(num_edges)
+        self.shape, self.max_degree = edge_index.shape, max_degree
         self._indptr: Tensor | None = None
         self._indptr_edges = -1
         self._made: dict[Any, Any] = {}
@@ -57,10 +58,10 @@ class SortedBatch:
     def view(self, edge_index: Tensor) -> SortedEdges:
         """The edges of `edge_index`, which holds the first of the batch."""
         num_edges = edge_index.shape[1]
-        hop = next(hop for hop, bound in enumerate(self.edges) if num_edges <= bound)
+        hop = next(hop for hop, bound in enumerate(accumulate(self._num_edges, initial=0)) if num_edges <= bound)
         row, target = edge_index.unbind(0)
-        return SortedEdges(self._find_offsets(target), row, target, self.nodes[hop],
-                           self.targets[hop - 1] if hop > 0 else 0, self.max_degree)  # fmt: skip
+        return SortedEdges(self._find_offsets(target), row, target, sum(self._num_nodes[: hop + 1]),
+                           sum(self._num_targets[:hop]), self.max_degree)  # fmt: skip
 
     def fits(self, edge_index: Tensor, num_sources: int, num_targets: int) -> bool:
         """Whether the edges of `edge_index` lie among so many nodes."""
@@ -70,7 +71,7 @@ class SortedBatch:
     def _find_offsets(self, target: Tensor) -> Tensor:
         if self._indptr is not None and self._indptr_edges >= target.numel():
             return self._indptr
-        indptr = compress(target, self.targets[-1])
+        indptr = compress(target, sum(self._num_targets))
         if not _is_capturing(target):
             self._indptr, self._indptr_edges = indptr, target.numel()
         return indptr
@@ -134,40 +135,36 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
     global _look_at
     targets = num_sampled_nodes if num_sampled_targets is None else num_sampled_targets
     hops = len(num_sampled_edges)
-    if len(num_sampled_nodes) != hops + 1 or len(targets) != hops + 1 or sum(num_sampled_edges) != edge_index.shape[1]:
+    num_edges = edge_index.shape[1]
+    if len(num_sampled_nodes) != hops + 1 or len(targets) != hops + 1 or sum(num_sampled_edges) != num_edges:
         raise ArgumentError(
             "num_sampled_nodes must have one item more than num_sampled_edges, whose sum must be the "
-            f"{edge_index.shape[1]} edges of edge_index, got {list(num_sampled_nodes)} and {list(num_sampled_edges)}"
+            f"{num_edges} edges of edge_index, got {list(num_sampled_nodes)} and {list(num_sampled_edges)}"
         )
     # Writes to such a tensor leave no trace.
-    if edge_index.is_inference() or (edge_index.shape[1] > 0 and edge_index.stride(1) != 1):
+    if edge_index.is_inference() or (num_edges > 0 and edge_index.stride(1) != 1):
         return
     if len(_BATCHES) >= _look_at:
         for key in [key for key, batch in list(_BATCHES.items()) if batch.storage.expired()]:
             _BATCHES.pop(key, None)
         # As many more may come before the next look, so that it costs each of them the same.
         _look_at = 2 * len(_BATCHES) + 1
-    nodes = list(accumulate(num_sampled_nodes))
-    ends = nodes if targets is num_sampled_nodes else list(accumulate(targets))
-    _BATCHES[_place_of(edge_index)] = SortedBatch(
-        edge_index, nodes, ends, [0, *accumulate(num_sampled_edges)], max_degree
+    storage = edge_index.untyped_storage()
+    _BATCHES[storage._cdata, edge_index.storage_offset()] = SortedBatch(
+        edge_index, storage, num_sampled_nodes, targets, num_sampled_edges, max_degree
     )
-
-
-def _place_of(edge_index: Tensor) -> tuple[int, int]:
-    return edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())
 
 
 def find_batch(edge_index: Tensor) -> SortedBatch | None:
     """The batch whose edges, or whose first edges, these are; None unless they are known to be sorted."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.is_inference():
         return None
-    batch = _BATCHES.get(_place_of(edge_index))
+    batch = _BATCHES.get((edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())))
     if (
         batch is None
         or edge_index._version != batch.version
         or edge_index.shape[0] != 2
-        or edge_index.shape[1] > batch.edges[-1]
+        or edge_index.shape[1] > batch.shape[1]
         or edge_index.stride() != batch.stride
         or edge_index.dtype != batch.dtype
     ):

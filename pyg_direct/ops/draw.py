@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,8 +19,11 @@ _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
 
 
-def derive_key(key: int, item: int, slot: int) -> int:
-    """`draw(key, item, slot)` in Python integers: an unsigned 64-bit key for what `item` and `slot` number."""
+def derive_key(key: int, item: int, slot: Any) -> Any:
+    """`draw(key, item, slot)` in Python integers: an unsigned 64-bit key for what `item` and `slot` number.
+
+    For slots in an array of NumPy, uint64, the key of each.
+    """
     c0, c1 = item & _MASK, (item >> 32) & _MASK
     c2, c3 = slot & _MASK, (slot >> 32) & _MASK
     k0, k1 = key & _MASK, (key >> 32) & _MASK

@@ -84,9 +84,11 @@ _DISPATCHES: dict[GpuKernel, _Dispatch] = {}
 
 
 def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None) -> None:
-    """Enqueue a GPU grid on `stream`, or on torch's current stream. Every tensor must be contiguous and on the GPU."""
+    """Enqueue a GPU grid on `stream`, or on torch's current stream. Every tensor must be contiguous and on the GPU; the
+    kernel sees it without its shape.
+    """
     if SIMULATED:
-        kernel.simulate(grid, THREADS, [a.numpy() if isinstance(a, Tensor) else a for a in args])
+        kernel.simulate(grid, THREADS, [a.view(-1).numpy() if isinstance(a, Tensor) else a for a in args])
         return
     dispatch = _DISPATCHES.get(kernel)
     if dispatch is None:

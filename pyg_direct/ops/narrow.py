@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from pyg_direct.kernels import narrow as kernels
@@ -36,33 +36,39 @@ class NarrowReader:
         assert 2 <= len(tables) <= MOST_TABLES, f"{len(tables)} tables"
         assert all(is_narrow(table) and len(table) == len(tables[0]) for table in tables)
         self._tables, self._errors, self._num_rows = tables, errors, len(tables[0])
-        self._bits = [_ROW_BYTES.index(math.prod(t.shape[1:]) * t.element_size()) for t in tables]
-        rest = MOST_TABLES - len(tables)
-        self._addresses = [table.data_ptr() for table in tables] + [0] * rest
-        self._padded_bits = self._bits + [0] * rest
-        self._missing = [0] * rest
+        rest = [0] * (MOST_TABLES - len(tables))
+        row_bytes = [math.prod(table.shape[1:]) * table.element_size() for table in tables]
+        self._addresses = [table.data_ptr() for table in tables] + rest
+        self._bits = [_ROW_BYTES.index(size) for size in row_bytes] + rest
+        # Tables of one dtype and row are read into one piece of memory, but for numbers that could take part in a
+        # gradient: torch refuses some writes to what comes out of `unbind`.
+        places: dict[Any, list[int]] = {}
+        for place, table in enumerate(tables):
+            is_whole = not (table.dtype.is_floating_point or table.dtype.is_complex)
+            places.setdefault((table.dtype, table.shape[1:]) if is_whole else place, []).append(place)
+        # (the first of them, its row, its bytes, their places)
+        self._alike = [(tables[at[0]], tuple(tables[at[0]].shape[1:]), row_bytes[at[0]], at) for at in places.values()]
 
     def read(self, ids: Tensor) -> list[Tensor]:
         """Rows of `ids`, int32 or int64 `[n]`, contiguous and where the tables are: `[n, ...]` of each table.
 
-        On a GPU they share one piece of memory.
+        On a GPU those of integers or bools of one dtype and row share a piece of memory.
         """
         if SIMULATED or not ids.is_cuda:
             return [gather_rows(table, ids, errors=self._errors) for table in self._tables]
-        count, device = ids.shape[0], ids.device
-        # Each begins where 16 bytes may be stored at once.
-        sizes = [count << bits for bits in self._bits]
-        begins = [0]
-        for size in sizes:
-            begins.append(begins[-1] + -(-size // 16) * 16)
-        memory = torch.empty(begins[-1], dtype=torch.uint8, device=device)
-        address = memory.data_ptr()
+        count, out, outputs = ids.shape[0], list(self._tables), [0] * MOST_TABLES
+        for table, row, row_bytes, places in self._alike:
+            if len(places) == 1:
+                memory = out[places[0]] = table.new_empty((count, *row))
+            else:
+                memory = table.new_empty((len(places), count, *row))
+                for place, rows in zip(places, memory.unbind(0), strict=True):
+                    out[place] = rows
+            address = memory.data_ptr()
+            for place in places:
+                outputs[place] = address
+                address += count * row_bytes
         if count > 0:
-            outputs = [address + begin for begin in begins[:-1]] + self._missing
             run_gpu(kernels.gather_narrow_gpu, -(-count // THREADS), ids, self._num_rows, *self._addresses, *outputs,
-                    *self._padded_bits, self._errors)  # fmt: skip
-        out = []
-        for table, begin, size in zip(self._tables, begins, sizes, strict=False):
-            rows = memory[begin : begin + size].view(table.dtype)
-            out.append(rows.view(count, *table.shape[1:]) if table.dim() > 1 else rows)
+                    *self._bits, self._errors)  # fmt: skip
         return out

@@ -20,15 +20,16 @@ class RowReader:
     def __init__(self, hot: Tensor, cold: Tensor | None, directory: Directory | None, errors: Tensor,
                  max_blocks: int | None, *, dtype: torch.dtype | None = None,
                  exponents: Tensor | None = None) -> None:  # fmt: skip
-        self._shape, self._device = hot.shape[1:], hot.device
-        self._dtype = hot.dtype if dtype is None else dtype
+        dtype = hot.dtype if dtype is None else dtype
+        # What torch makes like another tensor costs it half of what it makes of a dtype and a device.
+        self._row, self._like = tuple(hot.shape[1:]), torch.empty(0, dtype=dtype, device=hot.device)
         num_rows = hot.shape[0] if cold is None else cold.shape[0]
-        exponents = check_widening(hot.dtype, self._dtype, exponents, num_rows, hot.device)
-        self._gather = choose_gather(hot, cold, directory, self._dtype, exponents, errors, max_blocks)
+        exponents = check_widening(hot.dtype, dtype, exponents, num_rows, hot.device)
+        self._gather = choose_gather(hot, cold, directory, dtype, exponents, errors, max_blocks)
 
     def read(self, ids: Tensor) -> Tensor:
         """Rows `[n, ...]` of `ids`, int64 `[n]`, contiguous and on the GPU."""
-        out = torch.empty((ids.shape[0], *self._shape), dtype=self._dtype, device=self._device)
+        out = self._like.new_empty((ids.shape[0], *self._row))
         if out.numel() > 0:
             self._gather(ids, out)
         return out

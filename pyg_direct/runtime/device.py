@@ -77,10 +77,16 @@ def _primary_context(index: int) -> Any:
     return call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", index))
 
 
-def bind_thread(index: int) -> None:
-    """Give this thread torch's context on GPU `index` when it has none: torch only does so at its own first call."""
-    if int(call("cuCtxGetCurrent")) == 0:
+def bind_thread(index: int) -> bool:
+    """Give this thread torch's context on GPU `index` when it has none: torch only does so at its own first call.
+
+    Returns:
+        Whether it had none.
+    """
+    has_none = int(call("cuCtxGetCurrent")) == 0
+    if has_none:
         call("cuCtxSetCurrent", _primary_context(index))
+    return has_none
 
 
 def free_bytes(index: int) -> int:

@@ -51,13 +51,16 @@ class CapturedGraph:
                 if collects:
                     gc.enable()
                 call("cuStreamDestroy", stream)
+        self._launch = driver.cuGraphLaunch
 
     def replay(self, stream: int | None = None) -> None:
         """Enqueue all of it on `stream`, or on torch's current stream."""
         if stream is None:
             stream = torch._C._cuda_getCurrentRawStream(self.index)
-        bind_thread(self.index)
-        call("cuGraphLaunch", self._executable, stream)
+        if self._launch(self._executable, stream)[0]:
+            # Once more, for the error, or because this thread is new.
+            bind_thread(self.index)
+            call("cuGraphLaunch", self._executable, stream)
 
     def __del__(self) -> None:
         executable = getattr(self, "_executable", None)

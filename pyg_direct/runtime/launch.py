@@ -109,15 +109,18 @@ class Launcher:
         self._bound: dict[tuple[int, int], tuple[Any, Callable[..., None], int]] = {}
         # One expression instead of a loop over the arguments, which would cost as much as the rest of the call.
         values = (f"a[{i}].data_ptr(), a[{i}].numel()" if p.is_array else f"a[{i}]" for i, p in enumerate(parameters))
-        self._read_values = eval(f"lambda a: ({', '.join(values)},)")
+        self._write_values = eval(f"lambda write, a: write({', '.join(values)})")
 
     def __call__(self, grid: int, block: int, args: Sequence[Any], stream: int | None = None) -> None:
         """Enqueue on `stream`, or on torch's current stream; arrays must be contiguous and on this GPU."""
         if stream is None:
             stream = self._current_stream(self.index)
-        bound = self._bound.get((stream, get_ident())) or self._bind(stream)
-        bound[1](*self._read_values(args))
-        code = self._launch(self._function, grid, 1, 1, block, 1, 1, 0, bound[0], bound[2], 0)[0]
+        handle, write, values = self._bound.get((stream, get_ident())) or self._bind(stream)
+        self._write_values(write, args)
+        code = self._launch(self._function, grid, 1, 1, block, 1, 1, 0, handle, values, 0)[0]
+        if code and bind_thread(self.index):
+            # Numbers of threads are given again: this one was new.
+            code = self._launch(self._function, grid, 1, 1, block, 1, 1, 0, handle, values, 0)[0]
         if code:
             raise CudaError("cuLaunchKernel", int(code), code.name, f"grid {grid}, block {block}")
 

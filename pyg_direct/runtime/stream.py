@@ -26,6 +26,12 @@ def set_stream(stream: torch.cuda.Stream) -> None:
                              device_type=stream.device_type)  # fmt: skip
 
 
+def is_current(stream: torch.cuda.Stream) -> bool:
+    """Whether a stream is the current one of its GPU, and its GPU the current one."""
+    index = stream.device_index
+    return bool(torch._C._cuda_getCurrentRawStream(index) == stream.cuda_stream and torch._C._cuda_getDevice() == index)
+
+
 class kept_stream:  # noqa: N801
     """`with kept_stream(index):` whatever is set inside, the current stream and GPU are afterwards as they were."""
 

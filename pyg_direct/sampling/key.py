@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
 import torch
 
 from pyg_direct.errors import ArgumentTypeError
@@ -11,6 +14,8 @@ _WORD = 2**64
 # Stands where an epoch stands, for calls outside any epoch.
 _DIRECT_CALLS = 2**63
 _SHUFFLES = 2**63 + 1
+# Keys of so many batches are derived together, as one alone takes as long as the launch of a kernel.
+_TOGETHER = 256
 
 
 def resolve_seed(seed: int | None) -> int:
@@ -31,14 +36,21 @@ def resolve_seed(seed: int | None) -> int:
 
 def batch_key(seed: int, epoch: int, number: int) -> int:
     """Key of the batch `number` of an epoch."""
-    return derive_key(seed, epoch, number)
+    return _batch_keys(seed, epoch, number // _TOGETHER)[number % _TOGETHER]
+
+
+@functools.lru_cache(maxsize=64)
+def _batch_keys(seed: int, epoch: int, block: int) -> list[int]:
+    numbers = np.arange(_TOGETHER, dtype=np.uint64) + np.uint64(block * _TOGETHER)
+    keys: list[int] = derive_key(seed, epoch, numbers).tolist()
+    return keys
 
 
 def call_key(seed: int, number: int) -> int:
     """Key of the call `number` of a sampler that is used outside an epoch."""
-    return derive_key(seed, _DIRECT_CALLS, number)
+    return int(derive_key(seed, _DIRECT_CALLS, number))
 
 
 def shuffle_key(seed: int, epoch: int) -> int:
     """Key of the order of an epoch's seeds."""
-    return derive_key(seed, _SHUFFLES, epoch)
+    return int(derive_key(seed, _SHUFFLES, epoch))

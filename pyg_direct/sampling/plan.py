@@ -35,7 +35,7 @@ from pyg_direct.ops.launch import full_grid, grid_for, run_gpu
 from pyg_direct.ops.neighbor import gpu_picks
 from pyg_direct.runtime.graph import CapturedGraph, fill_words
 from pyg_direct.runtime.mode import ordinary_tensors
-from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream
+from pyg_direct.runtime.stream import current_stream, is_current, kept_stream, set_stream
 from pyg_direct.sampling.budget import make_room, touch
 from pyg_direct.sampling.buffers import Scratch, Slot
 from pyg_direct.sampling.sample import Recipe, Sample, empty_sample
@@ -116,7 +116,6 @@ class GpuPlan:
         """The batch of `seeds` under `key`."""
         return self.submit(seeds, key).finish()
 
-    @ordinary_tensors()
     def submit(self, seeds: Tensor, key: int) -> Pending:
         """Enqueue a batch on torch's current stream and return at once.
 
@@ -140,8 +139,8 @@ class GpuPlan:
 
     def _claim_slot(self, num_seeds: int) -> Slot:
         """A slot without a batch on its way, large enough for the seeds."""
-        busy = {id(pending._slot) for pending in self._pending}
-        idle = next((slot for slot in self._slots if id(slot) not in busy), None)
+        busy = [pending._slot for pending in self._pending]
+        idle = next((slot for slot in self._slots if slot not in busy), None)
         if idle is None and len(self._slots) >= self._most_slots:
             oldest = self._pending[0]
             self._finish(oldest)
@@ -166,6 +165,7 @@ class GpuPlan:
             return max(worst, 1)
         return max(self._known_edges, _FIRST_EDGES if not SIMULATED else 64)
 
+    @ordinary_tensors()
     def _make_slot(self, before: Slot | None, num_seeds: int, num_edges: int) -> Slot:
         """A slot of this capacity instead of `before`, whose batch is over."""
         if num_edges > _MAX_EDGES:
@@ -294,7 +294,7 @@ class GpuPlan:
             if pending._result is not None or pending._error is not None:
                 return
             try:
-                if pending.stream is None:
+                if pending.stream is None or is_current(pending.stream):
                     pending._result = self._read(pending)
                 else:
                     with kept_stream(pending.stream.device_index):
@@ -325,15 +325,15 @@ class GpuPlan:
             self._enqueue_batch(pending)
 
     def _export(self, slot: Slot, state: list[int]) -> Sample:
-        hops, device = len(self.recipe.fanouts), self.topology.device
+        hops = len(self.recipe.fanouts)
         node_counts = state[NODES : NODES + hops + 1]
         edge_counts = state[EDGES : EDGES + hops + 1]
         num_nodes, num_edges = node_counts[-1], edge_counts[-1]
-        n_id = torch.empty(num_nodes, dtype=torch.int64, device=device)
-        edge_index = torch.empty(2, num_edges, dtype=torch.int64, device=device)
-        e_id = torch.empty(num_edges, dtype=torch.int64, device=device)
+        # Like another tensor of int64: torch takes twice as long where a dtype and a device are given.
+        n_id, e_id = slot.arrived.new_empty(num_nodes), slot.arrived.new_empty(num_edges)
+        edge_index = slot.arrived.new_empty((2, num_edges))
         run_gpu(relabel.export_batch_gpu, grid_for(max(num_nodes, num_edges), n_id), slot.sources, slot.targets,
-                slot.ids, slot.nodes, edge_index.view(-1), e_id, n_id)  # fmt: skip
+                slot.ids, slot.nodes, edge_index, e_id, n_id)  # fmt: skip
         slot.note_export()
         return Sample(n_id, edge_index, e_id, node_counts, edge_counts)
 
