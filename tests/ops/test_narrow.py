@@ -40,6 +40,20 @@ def test_rows_are_those_of_each_table(device, first, count, dtype):
         assert torch.equal(rows, gather_rows(table, ids))
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+def test_rows_are_written_by_themselves(device, dtype):
+    tables = [torch.ones(NUM_ROWS, dtype=dtype, device=device) for _ in range(3)]
+    first, second, third = NarrowReader(tables, make_errors(device)).read(torch.arange(5, device=device))
+    learned = torch.nn.Parameter(torch.ones(5, device=device))
+
+    first[2:] = 0
+    if dtype.is_floating_point:
+        second.mul_(learned)
+
+    assert (first.sum(), second.sum(), third.sum()) == (2, 5, 5)
+    assert second.requires_grad == dtype.is_floating_point
+
+
 def test_no_ids_give_no_rows(device):
     tables = make_tables(KINDS[:3], device)
 

@@ -7,10 +7,13 @@ from tests.reference import draw as reference
 
 
 @pytest.mark.parametrize("seed", [0, 12345, 2**64 - 1])
-def test_keys_match_the_reference(seed):
-    got = batch_key(seed, 3, 17), call_key(seed, 17), shuffle_key(seed, 3)
+@pytest.mark.parametrize("number", [0, 17, 255, 256, 2**40 + 1, 2**64 - 1])
+def test_keys_match_the_reference(seed, number):
+    got = batch_key(seed, 3, number), call_key(seed, number), shuffle_key(seed, 3)
 
-    assert got == (reference.batch_key(seed, 3, 17), reference.call_key(seed, 17), reference.shuffle_key(seed, 3))
+    assert got == (reference.batch_key(seed, 3, number), reference.call_key(seed, number),
+                   reference.shuffle_key(seed, 3))  # fmt: skip
+    assert {type(key) for key in got} == {int}
 
 
 def test_keys_are_frozen():
