@@ -150,7 +150,7 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
         # As many more may come before the next look, so that it costs each of them the same.
         _look_at = 2 * len(_BATCHES) + 1
     storage = edge_index.untyped_storage()
-    _BATCHES[storage._cdata, edge_index.storage_offset()] = SortedBatch(
+    _BATCHES[storage._cdata, int(edge_index.storage_offset())] = SortedBatch(
         edge_index, storage, num_sampled_nodes, targets, num_sampled_edges, max_degree
     )
 
