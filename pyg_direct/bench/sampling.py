@@ -116,8 +116,8 @@ def measure_launch() -> Iterator[Row]:
     items = torch.arange(8, device="cuda")
     args = 7, items, 0, torch.empty_like(items)
     run_gpu(draw_bits_gpu, 1, *args)
-    launcher = _DISPATCHES[draw_bits_gpu].launchers[items.device.index]
-    for what, launch in (("compiled kernel", partial(launcher, 1, THREADS, args)),
+    bound = _DISPATCHES[draw_bits_gpu].launchers[items.device.index]
+    for what, launch in (("compiled kernel", partial(bound, 1, THREADS, args)),
                          ("found by dtypes", partial(run_gpu, draw_bits_gpu, 1, *args))):  # fmt: skip
         times = time_on_clock(lambda launch=launch: [launch() for _ in range(200)], 30)  # type: ignore[misc]
         yield Row.of(f"launch/{what}", "time", "us", [t / 200 * 1e6 for t in times])

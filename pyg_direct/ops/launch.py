@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,13 +71,13 @@ class _Dispatch:
         self.first_array = next(i for i, token in enumerate(kernel.signature) if token.endswith("[]"))
         self.telling = [codes.index(letter) for letter in kernel.variants]
         self.several_gpus = torch.cuda.device_count() > 1
-        self.launchers: dict[Any, Launcher] = {}
+        self.launchers: dict[Any, Callable[..., None]] = {}
 
-    def compile(self, index: int, args: tuple[Any, ...]) -> Launcher:
-        """A launcher for the dtypes of `args` on GPU `index`."""
+    def compile(self, index: int, args: tuple[Any, ...]) -> Callable[..., None]:
+        """A launch for the dtypes of `args` on GPU `index`."""
         choice = self.kernel.choose([_CODES.get(a.dtype, "") if isinstance(a, Tensor) else "" for a in args])
         code = self.kernel.compile(abilities(index).compute_capability, choice)
-        return Launcher(code, self.kernel.parameters(choice), index)
+        return Launcher(code, self.kernel.parameters(choice), index).launch
 
 
 _DISPATCHES: dict[GpuKernel, _Dispatch] = {}
@@ -95,11 +95,11 @@ def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None)
         dispatch = _DISPATCHES[kernel] = _Dispatch(kernel)
     index = args[dispatch.first_array].get_device()
     key = (index, *[args[i].dtype for i in dispatch.telling]) if dispatch.telling else index
-    launcher = dispatch.launchers.get(key)
-    if launcher is None:
-        launcher = dispatch.launchers[key] = dispatch.compile(index, args)
+    launch = dispatch.launchers.get(key)
+    if launch is None:
+        launch = dispatch.launchers[key] = dispatch.compile(index, args)
     if dispatch.several_gpus and index != torch.cuda.current_device():
         with torch.cuda.device(index):
-            launcher(grid, THREADS, args, stream)
+            launch(grid, THREADS, args, stream)
     else:
-        launcher(grid, THREADS, args, stream)
+        launch(grid, THREADS, args, stream)

@@ -92,8 +92,29 @@ class _ParameterBlock:
         self.write = functools.partial(layout.pack_into, self._buffer, 0)
 
 
+# All that a launch does, for one kernel: its names are bound beforehand and its arguments written out, as looking them up
+# in an object and in a loop would cost as much as all the rest.
+_LAUNCH = """
+def launch(grid, block, args, stream=None):
+    if stream is None:
+        stream = current_stream(index)
+    handle, write, address = bound.get((stream, get_ident())) or bind(stream)
+    write({values})
+    code = enqueue(function, grid, 1, 1, block, 1, 1, 0, handle, address, 0)[0]
+    if code:
+        repeat(grid, block, handle, address, code)
+"""
+
+
 class Launcher:
-    """Launches one specialisation of a kernel on one GPU; less than 5 us a call from Python."""
+    """Launches one specialisation of a kernel on one GPU; less than 5 us a call from Python.
+
+    Attributes:
+        launch: (grid, block, arguments, stream) -> None: enqueues on `stream`, or on torch's current stream without it;
+            arrays must be contiguous and on this GPU.
+    """
+
+    launch: Callable[..., None]
 
     def __init__(self, code: Code, parameters: Sequence[Parameter], index: int) -> None:
         self.index = index
@@ -103,24 +124,20 @@ class Launcher:
         # The compiler of the code shows in the number of values it takes.
         self._is_short = num_passed == sum(5 if p.is_array else 1 for p in parameters)
         self._kept: list[_ParameterBlock] = []
-        self._launch = load_driver().cuLaunchKernel
-        self._current_stream = torch._C._cuda_getCurrentRawStream
         # (stream, thread) -> the stream's handle, how to write parameters, and where the driver reads them.
         self._bound: dict[tuple[int, int], tuple[Any, Callable[..., None], int]] = {}
-        # One expression instead of a loop over the arguments, which would cost as much as the rest of the call.
-        values = (f"a[{i}].data_ptr(), a[{i}].numel()" if p.is_array else f"a[{i}]" for i, p in enumerate(parameters))
-        self._write_values = eval(f"lambda write, a: write({', '.join(values)})")
+        values = (f"args[{i}].data_ptr(), args[{i}].numel()" if p.is_array else f"args[{i}]"
+                  for i, p in enumerate(parameters))  # fmt: skip
+        names: dict[str, Any] = {"bind": self._bind, "bound": self._bound, "enqueue": load_driver().cuLaunchKernel,
+                                 "current_stream": torch._C._cuda_getCurrentRawStream, "function": self._function,
+                                 "get_ident": get_ident, "index": index, "repeat": self._repeat}  # fmt: skip
+        exec(_LAUNCH.format(values=", ".join(values)), names)
+        self.launch = names["launch"]
 
-    def __call__(self, grid: int, block: int, args: Sequence[Any], stream: int | None = None) -> None:
-        """Enqueue on `stream`, or on torch's current stream; arrays must be contiguous and on this GPU."""
-        if stream is None:
-            stream = self._current_stream(self.index)
-        handle, write, values = self._bound.get((stream, get_ident())) or self._bind(stream)
-        self._write_values(write, args)
-        code = self._launch(self._function, grid, 1, 1, block, 1, 1, 0, handle, values, 0)[0]
-        if code and bind_thread(self.index):
-            # Numbers of threads are given again: this one was new.
-            code = self._launch(self._function, grid, 1, 1, block, 1, 1, 0, handle, values, 0)[0]
+    def _repeat(self, grid: int, block: int, handle: Any, address: int, code: Any) -> None:
+        """What to do about an error: numbers of threads are given again, and a new one has no context."""
+        if bind_thread(self.index):
+            code = load_driver().cuLaunchKernel(self._function, grid, 1, 1, block, 1, 1, 0, handle, address, 0)[0]
         if code:
             raise CudaError("cuLaunchKernel", int(code), code.name, f"grid {grid}, block {block}")
 

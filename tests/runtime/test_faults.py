@@ -43,6 +43,7 @@ class Driver:
 
     def __init__(self):
         self.fails, self.memory, self.registered, self.launches = {}, {}, set(), 0
+        self.has_context = True
 
     def __getattr__(self, name):
         if not name.startswith("cu"):
@@ -96,7 +97,11 @@ class Driver:
         return (f"text of {int(code)}".encode(),)
 
     def do_cuCtxGetCurrent(self):  # noqa: N802
-        return (1,)
+        return (int(self.has_context),)
+
+    def do_cuCtxSetCurrent(self, context):  # noqa: N802
+        self.has_context = True
+        return ()
 
     def do_cuThreadExchangeStreamCaptureMode(self, mode):  # noqa: N802
         return (0,)
@@ -213,7 +218,7 @@ class TestLauncher:
 
     def make(self):
         code = SimpleNamespace(entry="kernel", ptx=self.PTX)
-        return Launcher(code, [SimpleNamespace(is_array=False, code="i8", name="a")], 0)
+        return Launcher(code, [SimpleNamespace(is_array=False, code="i8", name="a")], 0).launch
 
     @pytest.mark.parametrize("step", ["cuModuleLoadData", "cuModuleGetFunction", "cuFuncGetAttribute"])
     @pytest.mark.parametrize("code", [2, 719])
@@ -225,11 +230,23 @@ class TestLauncher:
 
     @pytest.mark.parametrize("code", CODES)
     def test_a_launch_that_fails_is_told_and_the_next_one_runs(self, driver, code):
-        launcher = self.make()
+        launch = self.make()
         driver.fail("cuLaunchKernel", code)
 
         with pytest.raises(CudaError, match=rf"cuLaunchKernel returned {CODES[code]} \({code}\): grid 3, block 32"):
-            launcher(3, 32, (5,))
-        launcher(3, 32, (5,))
+            launch(3, 32, (5,))
+        launch(3, 32, (5,))
 
         assert driver.launches == 1
+
+    def test_a_new_thread_with_the_number_of_an_old_one_launches(self, driver, monkeypatch):
+        monkeypatch.setattr("pyg_direct.runtime.device._primary_context", lambda index: "context")
+        launch = self.make()
+        launch(3, 32, (5,))
+        driver.has_context = False
+        driver.fail("cuLaunchKernel", 719)
+
+        launch(3, 32, (5,))
+
+        assert driver.has_context
+        assert driver.launches == 2

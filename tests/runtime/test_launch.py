@@ -98,10 +98,10 @@ def test_a_launch_that_cannot_be_is_told():
     items, out = torch.arange(3, device="cuda"), torch.empty(3, dtype=torch.int64, device="cuda")
     run_gpu(draw_bits_gpu, 1, 7, items, 0, out)
     code = draw_bits_gpu.compile(abilities(0).compute_capability, {})
-    launcher = Launcher(code, draw_bits_gpu.parameters({}), 0)
+    launch = Launcher(code, draw_bits_gpu.parameters({}), 0).launch
 
     with pytest.raises(CudaError, match=r"cuLaunchKernel returned CUDA_ERROR_INVALID_VALUE \(1\): grid 1, block 65536"):
-        launcher(1, 65536, (7, items, 0, out))
+        launch(1, 65536, (7, items, 0, out))
 
     assert torch.equal(draw_bits(items, key=7), out)
 
