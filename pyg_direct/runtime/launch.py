@@ -92,8 +92,8 @@ class _ParameterBlock:
         self.write = functools.partial(layout.pack_into, self._buffer, 0)
 
 
-# All that a launch does, for one kernel: its names are bound beforehand and its arguments written out, as looking them up
-# in an object and in a loop would cost as much as all the rest.
+# All that a launch does, for one kernel: its names are bound beforehand and its arguments written out, as looking them
+# up in an object and in a loop would cost as much as all the rest.
 _LAUNCH = """
 def launch(grid, block, args, stream=None):
     if stream is None:
