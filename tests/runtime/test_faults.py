@@ -1,5 +1,6 @@
 """A driver that fails at any call: what was allocated is freed, the code is named, and other memory is found."""
 
+import ctypes
 import gc
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -116,7 +117,7 @@ class Driver:
         return (0,)
 
     def do_cuLaunchKernel(self, *args):  # noqa: N802
-        self.launches += 1
+        self.launches, self.launched = self.launches + 1, args
         return ()
 
     def CUstream(self, stream):  # noqa: N802
@@ -238,6 +239,29 @@ class TestLauncher:
         launch(3, 32, (5,))
 
         assert driver.launches == 1
+
+    @pytest.mark.parametrize("is_short", [False, True], ids=["numba", "mlir"])
+    def test_the_driver_reads_each_argument_where_it_lies(self, driver, is_short):
+        items, numbers = torch.arange(7), torch.arange(5.0)
+        per_array = 5 if is_short else 7
+        ptx = f".visible .entry kernel({', '.join(['.param .u64 a'] * (2 * per_array + 2))})"
+        kinds = [("i8", True), ("i4", False), ("f4", True), ("f8", False)]
+        parameters = [SimpleNamespace(code=code, is_array=is_array) for code, is_array in kinds]
+        launch = Launcher(SimpleNamespace(entry="kernel", ptx=ptx), parameters, 0).launch
+
+        launch(3, 32, (items, -5, numbers, 0.25), stream=9)
+
+        function, *sizes, handle, address, _ = driver.launched
+        pointers = (ctypes.c_void_p * (2 * per_array + 2)).from_address(address)
+        words = [ctypes.c_int64.from_address(pointer).value for pointer in pointers]
+        of_array = {7: [0, 0, 7, 8, items.data_ptr(), 7, 8], 5: [items.data_ptr(), items.data_ptr(), 0, 7, 1]}[
+            per_array
+        ]
+        assert (function, handle, sizes) == ("function", 9, [3, 1, 1, 32, 1, 1, 0])
+        assert words[:per_array] == of_array
+        assert ctypes.c_int32.from_address(pointers[per_array]).value == -5
+        assert numbers.data_ptr() in words[per_array + 1 : -1]
+        assert ctypes.c_double.from_address(pointers[-1]).value == 0.25
 
     def test_a_new_thread_with_the_number_of_an_old_one_launches(self, driver, monkeypatch):
         monkeypatch.setattr("pyg_direct.runtime.device._primary_context", lambda index: "context")
