@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,16 +22,13 @@ _REDUCES = {
 }
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _NARROW = 8
-_HOOKS = ("_propagate_forward_pre_hooks", "_propagate_forward_hooks", "_message_forward_pre_hooks",
-          "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks")  # fmt: skip
 
 
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
     """What replaces `propagate` of an accelerated convolution."""
-    kind = next(kind for kind in MESSAGES if isinstance(self, kind))
     out = None
     if is_plain(self, edge_index):
-        out = _aggregate(self, MESSAGES[kind], edge_index, size, kwargs)
+        out = _aggregate(self, _find_message(self.__class__), edge_index, size, kwargs)
     return type(self).propagate(self, edge_index, size=size, **kwargs) if out is None else out
 
 
@@ -41,19 +39,28 @@ def find_reduce(self: Any) -> str:
 
 def is_plain(self: Any, edge_index: Any) -> bool:
     """Whether nothing looks at the messages, and they flow as usual."""
+    aggregation = self.aggr_module
     return (
         not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
         # Transforms of functions (`torch.func`).
         and torch._C._functorch.peek_interpreter_stack() is None
         and isinstance(edge_index, Tensor)
-        and type(self.aggr_module) in _REDUCES
+        and type(aggregation) in _REDUCES
         and self.flow == "source_to_target"
         and not self.explain
         and self.decomposed_layers == 1
-        and not any(getattr(self, name) for name in _HOOKS)
-        and not self.aggr_module._forward_hooks
-        and not self.aggr_module._forward_pre_hooks
+        # Asked for several times a layer, so without a loop over their names.
+        and not (
+            self._propagate_forward_pre_hooks
+            or self._propagate_forward_hooks
+            or self._message_forward_pre_hooks
+            or self._message_forward_hooks
+            or self._aggregate_forward_pre_hooks
+            or self._aggregate_forward_hooks
+            or aggregation._forward_hooks
+            or aggregation._forward_pre_hooks
+        )
     )
 
 
@@ -146,3 +153,9 @@ MESSAGES: dict[type, Callable[..., _Message]] = {
     conv.GATConv: _attend,
     conv.GATv2Conv: _attend,
 }
+
+
+@functools.cache
+def _find_message(kind: type) -> Callable[..., _Message]:
+    """What a class, or the one of PyG's that it is made of, sends along an edge."""
+    return next(message for known, message in MESSAGES.items() if issubclass(kind, known))

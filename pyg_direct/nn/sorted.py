@@ -57,16 +57,20 @@ class SortedBatch:
 
     def view(self, edge_index: Tensor) -> SortedEdges:
         """The edges of `edge_index`, which holds the first of the batch."""
-        num_edges = edge_index.shape[1]
-        hop = next(hop for hop, bound in enumerate(accumulate(self._num_edges, initial=0)) if num_edges <= bound)
+        least_sources, least_targets = self._read_bounds(edge_index)
         row, target = edge_index.unbind(0)
-        return SortedEdges(self._find_offsets(target), row, target, sum(self._num_nodes[: hop + 1]),
-                           sum(self._num_targets[:hop]), self.max_degree)  # fmt: skip
+        return SortedEdges(self._find_offsets(target), row, target, least_sources, least_targets, self.max_degree)
 
     def fits(self, edge_index: Tensor, num_sources: int, num_targets: int) -> bool:
         """Whether the edges of `edge_index` lie among so many nodes."""
-        edges = self.view(edge_index)
-        return edges.least_sources <= num_sources and edges.least_targets <= num_targets < edges.indptr.numel()
+        least_sources, least_targets = self._read_bounds(edge_index)
+        return least_sources <= num_sources and least_targets <= num_targets <= sum(self._num_targets)
+
+    def _read_bounds(self, edge_index: Tensor) -> tuple[int, int]:
+        """Ends of the sources and of the targets of the first edges."""
+        num_edges = edge_index.shape[1]
+        hop = next(hop for hop, bound in enumerate(accumulate(self._num_edges, initial=0)) if num_edges <= bound)
+        return sum(self._num_nodes[: hop + 1]), sum(self._num_targets[:hop])
 
     def _find_offsets(self, target: Tensor) -> Tensor:
         if self._indptr is not None and self._indptr_edges >= target.numel():

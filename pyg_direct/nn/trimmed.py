@@ -75,7 +75,8 @@ def forward(self: Any, layer: int, num_sampled_nodes_per_hop: Any, num_sampled_e
     if layer + 1 < min(len(convs), len(nodes)) and x.shape[0] == sum(nodes[: len(nodes) - layer]):
         num_kept = x.shape[0] - nodes[-(layer + 1)]
         if _computes_rows(convs[layer], x, edge_index, num_kept):
-            x = Kept(*_Split.apply(x, num_kept))
+            tracked = torch.is_grad_enabled() and x.requires_grad
+            x = Kept(*_Split.apply(x, num_kept)) if tracked else Kept(x, x.narrow(0, 0, num_kept))
     return x, edge_index, edge_attr
 
 
