@@ -261,6 +261,26 @@ def test_frames_are_replayed_where_the_model_allows_it(name, replayed):
     assert "replayed" in trainer.summary()
 
 
+@pytest.mark.gpu
+def test_each_replay_drops_numbers_anew():
+    model = Model(MPNNLSTM(4, HIDDEN, NODES, 1, 0.5), 2 * HIDDEN + 4, False).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device="cuda", step=run_stateless)
+
+    losses = trainer.fit(4)
+
+    assert [epoch["replayed"] for epoch in trainer.history] == [False, True, True, True]
+    assert len(set(losses)) == 4
+
+
+def test_all_numbers_may_be_dropped(device):
+    model = Model(MPNNLSTM(4, HIDDEN, NODES, 1, 1.0), 2 * HIDDEN + 4, False).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device, step=run_stateless)
+
+    assert torch.tensor(trainer.fit(2)).isfinite().all()
+
+
 @pytest.mark.parametrize("calls", [1, 4, 6])
 def test_an_epoch_that_was_interrupted_is_resumed(device, monkeypatch, calls):
     # Each snapshot is aggregated by itself, so that there is something to interrupt.

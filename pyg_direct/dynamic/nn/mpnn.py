@@ -79,6 +79,7 @@ class MPNNLSTM(nn.Module):
             self.window == 1
             and x.numel() // self.in_channels == self.num_nodes > 1
             and self.num_nodes * self.hidden_size <= _LARGE
+            and self.dropout < 1
             and not torch.is_autocast_enabled(x.device.type)
             and all(
                 norm.training and norm.affine and norm.track_running_stats and norm.momentum is not None
