@@ -129,9 +129,9 @@ class Communicator:
 
     def agree(self, value: int) -> list[int]:
         """A small number of each process, at least 0, by rank."""
-        words = torch.zeros(self.size, self.width, dtype=torch.int64)
-        words[:, 1] = value
-        found: list[int] = self.meet(words)[1][:, 1].tolist()
+        rows = self.make_rows(torch.device("cpu"))
+        rows[: self.size, 1] = value
+        found: list[int] = self.meet(rows)[1][:, 1].tolist()
         return [*found[: self.rank], found[-1], *found[self.rank : -1]]
 
     def exchange(self, parts: Sequence[Tensor], what: str) -> list[Tensor]:
@@ -145,18 +145,23 @@ class Communicator:
             RankError: another process failed or is gone.
         """
         others = [part for rank, part in enumerate(parts) if rank != self.rank]
-        words = torch.zeros(self.size, self.width, dtype=torch.int64)
-        words[:, 1] = torch.tensor([*(part.numel() for part in others), 0])
-        sent, found = (table[:, 1].tolist() for table in self.meet(words))
+        rows = self.make_rows(torch.device("cpu"))
+        rows[: self.size, 1] = torch.tensor([*(part.numel() for part in others), 0])
+        sent, found = (table[:, 1].tolist() for table in self.meet(rows))
         received = self.swap(torch.cat(others or [parts[0][:0]]), sent, found, what).clone().split(found)
         return [*received[: self.rank], parts[self.rank], *received[self.rank : -1]]
 
-    def meet(self, words: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def make_rows(self, device: torch.device) -> Tensor:
+        """Zeros for `meet`."""
+        return torch.zeros(2 * self.size - 1, self.width, dtype=torch.int64, device=device)
+
+    def meet(self, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Exchange a row of words with each partner; told of failures before anything else is waited for.
 
         Args:
-            words: int64 `[size, width]`, a row for each partner, on the device or the CPU. The first word of all rows
-                is 0, or below where this process cannot go on. The last row comes back.
+            rows: int64 `[2 * size - 1, width]`, on the device or the CPU: a row for each partner, and room for those of
+                the others. The first word of all rows is 0, or below where this process cannot go on. That for this
+                process itself comes back.
 
         Returns:
             (these rows, those that the partners have for this process), on the host; one wait for the GPU.
@@ -168,9 +173,12 @@ class Communicator:
         if self._broken is not None:
             raise RankError(self._broken)
         ones = [1] * (self.size - 1)
-        received = self._all_to_all(words[:-1], ones, ones) if ones else words[:0]
-        both = torch.cat([words, received if received.device == words.device else received.to(words.device)])
-        table = both.cpu().numpy()
+        if ones:
+            room = rows[self.size :]
+            received = self._all_to_all(rows[: self.size - 1], ones, ones, room)
+            if received.data_ptr() != room.data_ptr():
+                room.copy_(received)
+        table = rows.cpu().numpy()
         sent, found = table[: self.size], np.concatenate([table[self.size :], table[self.size - 1 : self.size]])
         if found[:, 0].min() < 0:
             self._hear(found[:, 0])

@@ -67,16 +67,20 @@ class Found(NamedTuple):
         trees: Of the nodes asked for, or empty.
         bounds: Items of each asker, int64 `[S + 1]`: where they begin, and the end.
         status: int64 `[1]`, below 0 where a node is not of this part.
+        has_entry_each: Whether each asker has one entry of the work list.
     """
 
     picked: Picked
     trees: Tensor
     bounds: np.ndarray
     status: Tensor
+    has_entry_each: bool = False
 
     def count_edges(self) -> Tensor:
         """Edges for each asker, int64 `[S]`."""
         assert self.picked.offsets is not None
+        if self.has_entry_each:
+            return self.picked.ends.diff()
         return self.picked.offsets[torch.from_numpy(self.bounds).to(self.trees.device, non_blocking=True)].diff()
 
 
@@ -127,7 +131,8 @@ class Picker:
         if table[-1, FIRST] == 0:
             none = ids[:0]
             return Found(Picked(none, none, none, none, none.new_zeros(1)), trees, bounds, status)
-        return Found(pick_edges(self._rows, work, frontier, self._rules, hop=hop), trees, bounds, status)
+        picked = pick_edges(self._rows, work, frontier, self._rules, hop=hop)
+        return Found(picked, trees, bounds, status, bool((np.diff(ends) == 1).all()))
 
     def pack(self, found: Found, num_edges: np.ndarray, wire: Wire, out: Tensor | None = None) -> tuple[Tensor, Layout]:
         """(answers in bytes, asker after asker, how they lie).

@@ -78,16 +78,17 @@ class DistPlan(GeneralPlan):
         """
         comm, picker, fanouts = self._communicator, self._picker, self._fanouts_of(hop)
         wire, node_bytes = picker.wire(fanouts), picker.words.num_bytes
-        rows = self._make_rows(np.array([0, np.uint64(key).astype(np.int64)]))
-        rows[:, _HEAD : _HEAD + len(self._placed.topo.node_types)] = bounds.diff().view(comm.size, -1)
-        sent, found = (table[:, : _HEAD + len(self._placed.topo.node_types)] for table in comm.meet(rows))
+        num_words = _HEAD + len(self._placed.topo.node_types)
+        rows = self._begin_rows(key)
+        rows[: comm.size, _HEAD:num_words] = bounds.diff().view(comm.size, -1)
+        sent, found = (table[:, :num_words] for table in comm.meet(rows))
         counts, others = sent[:, _HEAD:], found[:, _HEAD:]
         sizes, sizes_back = ((n.sum(1) * node_bytes).tolist() for n in (counts, others))
         received = comm.swap(message, sizes, sizes_back, "nodes")
         picks = picker.pick(received, others, np.ascontiguousarray(found[:, 1]).view(np.uint64), fanouts, hop)
-        rows = self._make_rows(np.array([0, 0]))
-        rows[:, 1] = picks.count_edges()
-        rows[:, 0] = picks.status
+        rows = comm.make_rows(message.device)
+        rows[: comm.size, 1] = picks.count_edges()
+        rows[: comm.size, 0] = picks.status
         own_edges, edges = (table[:, 1] for table in comm.meet(rows))
         packed, given = picker.pack(picks, own_edges, wire)
         asked = asked._replace(counts=counts)
@@ -95,10 +96,11 @@ class DistPlan(GeneralPlan):
         answers = comm.swap(packed, given.sizes.tolist(), layout.sizes.tolist(), "edges")
         return join_edges(asked, layout, wire, answers)
 
-    def _make_rows(self, head: np.ndarray) -> Tensor:
-        """Rows of words for all partners, that begin alike, on the device."""
-        rows = np.zeros((self._communicator.size, self._communicator.width), np.int64)
-        rows[:, : len(head)] = head
+    def _begin_rows(self, key: int) -> Tensor:
+        """Rows of words for all partners, with the key in them."""
+        size = self._communicator.size
+        rows = np.zeros((2 * size - 1, self._communicator.width), np.int64)
+        rows[:size, 1] = np.uint64(key).astype(np.int64)
         return upload(rows, self._placed.device)
 
     def _fanouts_of(self, hop: int) -> np.ndarray:

@@ -160,9 +160,10 @@ class RowExchange:
         comm, num_kinds = self._communicator, len(wanted)
         ids, order, bounds = self._group(wanted)
         counted = bounds.diff().view(comm.size + 1, num_kinds)
-        rows = torch.zeros(comm.size, comm.width, dtype=torch.int64, device=ids.device)
-        rows[:, 1 : 1 + num_kinds] = counted[:-1]
-        rows[:, 1 + num_kinds : 1 + 2 * num_kinds] = counted[-1]
+        rows = comm.make_rows(ids.device)
+        rows[: comm.size, 1 : 1 + num_kinds] = counted[:-1]
+        if self._kept:
+            rows[: comm.size, 1 + num_kinds : 1 + 2 * num_kinds] = counted[-1]
         sent, found = comm.meet(rows)
         own = slice(1, 1 + num_kinds)
         asked = Asked(ids, order, np.concatenate([sent[:, own], sent[:1, 1 + num_kinds : 1 + 2 * num_kinds]]))
@@ -173,8 +174,8 @@ class RowExchange:
         )
         to_send, to_come = ([*(n.sum(1) * dtype.itemsize).tolist(), 0] for n in (mine, theirs))
         answer, status = self.answer(comm.swap(message, to_send, to_come, "ids").view(dtype).long(), theirs, parcel)
-        rows = torch.zeros(comm.size, comm.width, dtype=torch.int64, device=ids.device)
-        rows[:, 0] = status
+        rows = comm.make_rows(ids.device)
+        rows[: comm.size, 0] = status
         comm.meet(rows)
         received = comm.swap(answer, [*parcel.sizes(theirs), 0], [*parcel.sizes(mine), 0], "rows")
         return asked, [received]

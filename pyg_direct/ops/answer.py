@@ -127,14 +127,15 @@ def join_edges(asked: Asked, layout: Layout, wire: Wire, answers: Tensor) -> Pic
         answers: uint8, the sizes of the layout together.
     """
     device, num_items = answers.device, layout.num_items
-    work = upload(asked.work, device)
     # Items in the order of the answers, and in that of the work list.
     numbers = torch.zeros(2, num_items + 1, dtype=torch.int64, device=device)
     items = torch.empty(num_items, dtype=torch.int64, device=device)
     sources, ids, targets = torch.empty(3, layout.num_edges, dtype=torch.int64, device=device).unbind()
     if num_items == 0:
         return Picked(sources, ids, targets, numbers[1][:1], numbers[1])
-    segments = upload(asked.segments(layout), device)
+    # On their way together.
+    tables = asked.work, asked.segments(layout), layout.table.reshape(-1)
+    work, segments, table = upload(np.concatenate(tables), device).split([len(words) for words in tables])
     place = segments, asked.order, answers.view(wire.counts), *numbers.unbind(), items
     on_gpu = runs_on_gpu(answers)
     if on_gpu:
@@ -144,7 +145,7 @@ def join_edges(asked: Asked, layout: Layout, wire: Wire, answers: Tensor) -> Pic
     before, offsets = numbers.cumsum(1).unbind()
     ends = offsets[work[FIRST::COLUMNS]]
     if layout.num_edges > 0:
-        join = (upload(layout.table.reshape(-1), device), before, offsets, items, work, asked.trees, asked.tree_shift,
+        join = (table, before, offsets, items, work, asked.trees, asked.tree_shift,
                 answers.view(wire.words))  # fmt: skip
         if on_gpu:
             run_gpu(kernels.join_edges_gpu, grid_for(layout.num_edges, answers), *join, sources, ids, targets)
