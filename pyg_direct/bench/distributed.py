@@ -48,6 +48,9 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
             path = Path(folder) / str(count)
             partition_graph(path, graph.edge_index, count, num_nodes=graph.num_nodes, node_rows={"x": graph.x})
             found[count] = run_processes(_measure, count, device, str(path), graph.num_nodes, threads=threads)
+    if 1 in found:
+        yield Row.of(f"distributed/{name}/{device}/1", "batch grouped, packed and joined as by several", "ms",
+                     [1e3 * found[1]["shared_seconds"]], 1e3 * found[1]["seconds"], "batch of one process")  # fmt: skip
     for count, result in found.items():
         case = f"distributed/{name}/{device}/{count}"
         yield Row.of(case, "edges of all processes", "M/s", [v / 1e6 for v in result["edges"]],
@@ -147,6 +150,13 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
         result |= {key: rates[-1][key] for key in ("row_bytes", "least_bytes", "other_bytes")}
         seconds = [rate["seconds"] for rate in rates]
         result["seconds"], result["spread"] = _median(seconds), rates[-1]["spread"]
+        if count == 1:
+            # As several do it, for the model of several.
+            graph.part.is_whole = False
+            result["shared_seconds"] = _median(
+                [_run_epoch(graph, num_nodes, epoch)["seconds"] for epoch in range(4)][1:]
+            )
+            graph.part.is_whole = True
         if count > 1:
             result["hidden"] = _measure_hidden(graph, num_nodes)
             result |= _measure_exchange(graph.communicator)

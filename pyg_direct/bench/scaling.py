@@ -1,11 +1,13 @@
 """How loading in parts grows to hosts that are not here: a model from rates measured on one host.
 
-A batch takes the time of its own work, which is that of one process, and of its exchanges. Hosts go in step: the work
-is that of the largest of their batches, whose sizes are taken for normally distributed. An exchange is a header and a
-body, each of which takes a message to every other host, one after the other, and the bytes over one link, for which
-hosts do not compete. Bytes are those measured with two processes, times the share of nodes that are of other hosts:
-(P - 1) / P by a hash, and what real batches around the nodes of one part meet where METIS cut the graph. The model is
-compared with what was measured with several processes on this host, over the link that `measure_distributed` found.
+A batch takes the time of its own work and of its exchanges. The work is that of one process that groups nodes by owner,
+packs answers and joins them as several do, though all are its own; one host alone is spared that. Hosts go in step: the
+work is that of the largest of their batches, whose sizes are taken for normally distributed. An exchange is a header
+and a body, each of which takes a message to every other host, one after the other, and the bytes over one link, for
+which hosts do not compete. Bytes are those measured with two processes, times the share of nodes that are of other
+hosts: (P - 1) / P by a hash, and what real batches around the nodes of one part meet where METIS cut the graph. The
+model is compared with what was measured with several processes on this host, over the link that `measure_distributed`
+found.
 """
 
 from __future__ import annotations
@@ -39,16 +41,18 @@ class Load:
     """What a batch costs.
 
     Attributes:
-        own_seconds: Of one process that holds the whole graph.
+        own_seconds: Of one process that holds the whole graph and exchanges nothing.
         bytes_if_remote: That would be sent for it if all its nodes were of others.
         edges: That it has.
         spread: Standard deviation of these over their mean, from batch to batch.
+        shared_seconds: Of one process that holds the whole graph and answers itself as several do; None: as much.
     """
 
     own_seconds: float
     bytes_if_remote: float
     edges: float
     spread: float = 0.0
+    shared_seconds: float | None = None
 
 
 def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandwidth: float) -> float:
@@ -65,7 +69,8 @@ def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandw
         return load.own_seconds
     # Of so many normally distributed sizes the largest.
     largest = 1 + load.spread * math.sqrt(2 * math.log(hosts))
-    return largest * load.own_seconds + _MESSAGES * (hosts - 1) * message + remote * load.bytes_if_remote / bandwidth
+    own = load.own_seconds if load.shared_seconds is None else load.shared_seconds
+    return largest * own + _MESSAGES * (hosts - 1) * message + remote * load.bytes_if_remote / bandwidth
 
 
 def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, crowding: Callable[[int], float] = lambda _: 1,
@@ -84,10 +89,12 @@ def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, crowding
     # By a hash, a share (P - 1) / P of the nodes is of others.
     sent = first["row_bytes"] + first["other_bytes"]
     own = found[1]["seconds"]
-    load = Load(own, sent * measured[0] / (measured[0] - 1), _median(found[1]["edges"]) * own, found[1]["spread"])
+    shared = found[1].get("shared_seconds", own)
+    load = Load(own, sent * measured[0] / (measured[0] - 1), _median(found[1]["edges"]) * own, found[1]["spread"],
+                shared)  # fmt: skip
     for count in measured:
         result = found[count]
-        here = replace(load, own_seconds=own * crowding(count))
+        here = replace(load, shared_seconds=shared * crowding(count))
         predicted = predict_seconds(here, count, (count - 1) / count, _median(result["empty"]) / (2 * (count - 1)),
                                     _median(result["bandwidth"]))  # fmt: skip
         yield Row.of(f"{case}/model/{count}", "predicted over measured time of a batch", "x",

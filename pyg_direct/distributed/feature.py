@@ -58,7 +58,7 @@ class _Holding:
 
     def __init__(self, info: PartitionInfo, rows: Tensor, device: torch.device) -> None:
         self.device, self.part, self.num_parts = device, info.host, info.hosts
-        self.books, self.word_dtype = {_KIND: info.book}, torch.int64
+        self.books, self.word_dtype, self.is_whole = {_KIND: info.book}, torch.int64, info.hosts == 1
         self.times: dict[str, Tensor] = {}
         self.tables: dict[Any, Table] = {_KIND: Table(info.own.to(device), {_NAME: rows})}
 

@@ -138,6 +138,9 @@ class GraphPart:
         check: `"full"`: compare checksums of the files; `"size"`: their sizes; None: nothing.
         map_rows: Leave rows in their files, to be read when they are asked for.
 
+    Attributes:
+        is_whole: Whether the part is all of the graph, so that ids are places and nobody is asked.
+
     Raises:
         PartitionError: the partition is missing, damaged, or of another version.
     """
@@ -149,6 +152,7 @@ class GraphPart:
         if check is not None:
             self.manifest.check(folder, part, full=check == "full")
         self._folder, self._map_rows = Path(folder), map_rows
+        self.is_whole = self.manifest.num_parts == 1
         self.books: dict[str, Book] = {}
         # By node type and relation.
         self.tables: dict[Any, Table] = {}

@@ -55,7 +55,7 @@ class DistPlan(GeneralPlan):
             self._wants_all = False
 
     def _pick(self, work: np.ndarray, front: Any, start: Seeds, key: int, hop: int) -> Picked:
-        if self.part.num_parts == 1 and self.part.part == 0:
+        if self.part.is_whole:
             return super()._pick(work, front, start, key, hop)
         topo = self._placed.topo
         order, bounds = self._group(front)

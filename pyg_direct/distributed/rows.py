@@ -104,7 +104,7 @@ class RowExchange:
         Raises:
             IdError: an id that its owner does not hold.
         """
-        if self._part.num_parts == 1 and self._part.part == 0:
+        if self._part.is_whole:
             # Ids are places.
             return [{name: self.features[one.kind][name].read(one.ids) for name in self._names(one)} for one in wanted]
         inverses: list[Tensor | None] = []

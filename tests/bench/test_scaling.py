@@ -23,6 +23,12 @@ def test_messages_and_bytes_add_up():
     assert predict_seconds(Load(1.0, 8.0, 1e6), 4, 0.5, 0.1, 2.0) == pytest.approx(1.0 + 17 * 3 * 0.1 + 2.0)
 
 
+def test_the_work_of_several_is_that_of_one_who_answers_itself():
+    load = Load(1.0, 0.0, 1e6, shared_seconds=1.5)
+
+    assert [predict_seconds(load, hosts, 0.5, 0.0, 1.0) for hosts in (1, 2)] == [1.0, 1.5]
+
+
 def test_parts_of_a_ring_have_few_nodes_of_others():
     nodes = torch.arange(1200)
 

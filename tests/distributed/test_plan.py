@@ -122,6 +122,24 @@ def test_batches_of_odd_graphs(tmp_path_factory, data, replace, disjoint, induce
     assert got == sample_alone(graph, [(seeds, times)], recipe)
 
 
+def test_one_part_answers_itself_as_several_do(tmp_path):
+    graph, requests = make_parts(), make_requests(make_parts(), False)
+    write(tmp_path / "p", graph, 1)
+    part, recipe = GraphPart(tmp_path / "p", 0, device=CPU), GeneralRecipe([3, -1, 2])
+
+    def run(communicator):
+        plan = DistPlan(part, recipe, communicator, timed=False, weighted=False)
+        found = []
+        for part.is_whole in (True, False):
+            found.append([as_lists(plan.sample(seeds, KEY + n)) for n, (seeds, _) in enumerate(requests)])
+        return found, communicator.num_exchanges, sum(communicator.sent.values())
+
+    (found, num_exchanges, num_bytes) = run_threads(run, 1)[0]
+
+    assert found == [sample_alone(graph, requests, recipe)] * 2
+    assert (num_exchanges, num_bytes) == (2 * 3 * len(requests), 0)
+
+
 def test_times_and_weights_can_be_left_aside(tmp_path):
     graph, plain = make_parts(times="edge", weighted=True), make_parts()
     write(tmp_path / "p", graph, 2)
