@@ -254,11 +254,9 @@ class TestLauncher:
         function, *sizes, handle, address, _ = driver.launched
         pointers = (ctypes.c_void_p * (2 * per_array + 2)).from_address(address)
         words = [ctypes.c_int64.from_address(pointer).value for pointer in pointers]
-        of_array = {7: [0, 0, 7, 8, items.data_ptr(), 7, 8], 5: [items.data_ptr(), items.data_ptr(), 0, 7, 1]}[
-            per_array
-        ]
+        at = items.data_ptr()
         assert (function, handle, sizes) == ("function", 9, [3, 1, 1, 32, 1, 1, 0])
-        assert words[:per_array] == of_array
+        assert words[:per_array] == ([at, at, 0, 7, 1] if is_short else [0, 0, 7, 8, at, 7, 8])
         assert ctypes.c_int32.from_address(pointers[per_array]).value == -5
         assert numbers.data_ptr() in words[per_array + 1 : -1]
         assert ctypes.c_double.from_address(pointers[-1]).value == 0.25
