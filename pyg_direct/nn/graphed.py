@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 from torch_geometric.nn import norm
 
-from pyg_direct.errors import ArgumentError, PlacementWarning
+from pyg_direct.errors import ArgumentError, warn
 from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
 
 _NAMES = ("x", "y", "edge_attr", "edge_weight")
@@ -136,7 +136,7 @@ class GraphedStep:
         self.reason = self._find_wait()
         if self.reason is not None:
             self._padded = None
-            warnings.warn(f"steps are not replayed as a CUDA graph: {self.reason}", PlacementWarning, stacklevel=4)
+            warn(f"steps are not replayed as a CUDA graph: {self.reason}", RuntimeWarning)
             return
         # What was computed of its edges must be computed within the graph.
         self._padded.fill(batch)

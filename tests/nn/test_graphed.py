@@ -9,7 +9,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 from pyg_direct import GraphedStep, NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.errors import ArgumentError, PlacementWarning
+from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
 from tests.nn.convolutions import assert_near
 
@@ -156,7 +156,7 @@ def test_steps_that_wait_for_the_gpu_stay_ordinary(graph):
     step = GraphedStep(model, read_back, torch.optim.SGD(model.parameters()), warm_up=1)
     batches = list(make_loader(graph, "cuda", drop_last=True))[:4]
 
-    with pytest.warns(PlacementWarning, match="steps are not replayed as a CUDA graph"):
+    with pytest.warns(RuntimeWarning, match="steps are not replayed as a CUDA graph"):
         losses = [float(step(batch)) for batch in batches]
 
     assert (step.replayed, step.ordinary, len(losses)) == (0, 4, 4)
