@@ -1,7 +1,7 @@
 // Sums of table rows in 16-byte pieces over the edges of a target, which Numba cannot express.
 //
 // Called from pyg_direct/kernels/aggregate.py. Functions follow Numba's calling convention: the first parameter is
-// the place for a result, which is not used, and the return value 0 means success.
+// the place for a result, and the return value 0 means success.
 
 typedef unsigned long long u64;
 

@@ -73,7 +73,7 @@ class _DeviceFunction(_Deferred):
 def device_function(name: str, signature: str) -> Any:
     """A function defined in `cuda_src/`, for use in GPU kernels; `signature` lists its scalar parameters by code.
 
-    The C++ side follows Numba's calling convention: `extern "C" __device__ int name(int *unused, ...)`.
+    The C++ side follows Numba's calling convention: `extern "C" __device__ int name(int *result, ...)` returns 0.
     """
     return _DeviceFunction(name, signature)
 
