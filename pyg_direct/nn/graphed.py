@@ -39,8 +39,8 @@ class GraphedStep:
         compute: `compute(batch)` runs the model on a batch and gives the loss, a number. It must read nothing back from
             the GPU, use only what `names` lists, `edge_index`, `batch_size`, `num_sampled_nodes` and
             `num_sampled_edges` of the batch, and of the results only the rows of the seeds, the first `batch_size`.
-        optimizer: Steps after each replay as usual; within it where all its groups are `capturable` with a tensor for
-            the learning rate.
+        optimizer: Steps after each replay as usual; within it where all its groups are `capturable` with a tensor of
+            the GPU for the learning rate. Gradients of other parameters of the model are those of the last step too.
         names: Attributes of nodes and edges to be copied; None takes `x`, `y`, `edge_attr` and `edge_weight`, those
             that the batches have.
         warm_up: Ordinary steps before one is recorded.
@@ -83,6 +83,7 @@ class GraphedStep:
         self._seen = self._missed = 0
         self._padded: PaddedBatch | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._loss: Tensor | None = None
         self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
 
@@ -103,7 +104,7 @@ class GraphedStep:
     def _step(self, batch: Any) -> Tensor:
         """An ordinary step."""
         self.ordinary += 1
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         loss = self.compute(batch)
         loss.backward()
         self.optimizer.step()
@@ -140,20 +141,37 @@ class GraphedStep:
             return
         # What was computed of its edges must be computed within the graph.
         self._padded.fill(batch)
+        device = batch.edge_index.device
+        # Torch's own stream for it is one of the GPU that was current when it was first asked for.
+        self._stream = self._stream or torch.cuda.Stream(device)
         graph = torch.cuda.CUDAGraph()
         gc.collect()
-        torch.cuda.synchronize(batch.edge_index.device)
+        torch.cuda.synchronize(device)
+        # Casts that a caller's autocast keeps belong to the step before, and those of a recording to the graph.
+        torch.clear_autocast_cache()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            # The first makes the GPU the current one, and its stream what it was, also after an error.
+            with (
+                torch.cuda.stream(torch.cuda.current_stream(device)),
+                torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
+            ):
                 loss = self.compute(self._padded.data)
                 loss.backward()
                 if self._steps_inside():
                     self.optimizer.step()
         finally:
+            torch.clear_autocast_cache()
             parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-            self._gradients = [(parameter, parameter.grad) for parameter in parameters]
-            self.optimizer.zero_grad(set_to_none=True)
+            self._gradients = [
+                (parameter, parameter.grad) for parameter in dict.fromkeys([*parameters, *self.model.parameters()])
+            ]
+            self._forget_gradients()
         self._graph, self._loss = graph, loss.detach()
+
+    def _forget_gradients(self) -> None:
+        """Also those of parameters that the optimizer does not have: a graph would add to memory of their owner's."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
 
     def _find_wait(self) -> str | None:
         """Why a step cannot be recorded: it waits for the GPU. None where it does not.
@@ -162,7 +180,7 @@ class GraphedStep:
         """
         assert self._padded is not None, "no places are made"
         mode = torch.cuda.get_sync_debug_mode()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         with warnings.catch_warnings():
             # That not all waits are found.
             warnings.simplefilter("ignore")
@@ -173,12 +191,12 @@ class GraphedStep:
             return str(error).splitlines()[0]
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-            self.optimizer.zero_grad(set_to_none=True)
+            self._forget_gradients()
         return None
 
     def _steps_inside(self) -> bool:
-        """Whether the optimizer may step within a graph: what is a number of Python's would stay as it was."""
-        return all(group.get("capturable", False) and isinstance(group.get("lr"), Tensor)
+        """Whether the optimizer may step within a graph: what is a number of the host's would stay as it was."""
+        return all(group.get("capturable", False) and isinstance(group.get("lr"), Tensor) and group["lr"].is_cuda
                    for group in self.optimizer.param_groups)  # fmt: skip
 
 

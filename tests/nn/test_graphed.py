@@ -1,6 +1,7 @@
 """Steps replayed as a CUDA graph: the losses of ordinary steps, whatever the size of a batch."""
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -150,7 +151,7 @@ def test_steps_that_wait_for_the_gpu_stay_ordinary(graph):
 
     def read_back(batch):
         loss = compute(batch)
-        assert float(loss) > 0
+        assert float(loss.detach()) > 0
         return loss
 
     step = GraphedStep(model, read_back, torch.optim.SGD(model.parameters()), warm_up=1)
@@ -185,6 +186,77 @@ def test_waits_are_looked_for_before_a_step_is_recorded(graph, waits, monkeypatc
     assert reason == ("called a synchronizing CUDA operation" if waits else None)
     assert modes == ["error", 1]
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    """Steps are recorded on a CPU, where they run; the streams, contexts and clearings asked for are listed."""
+    calls = []
+
+    @contextmanager
+    def enter(name, *args, **kwargs):
+        calls.append((name, kwargs.get("stream", args[0])))
+        yield
+
+    for name in ("get_sync_debug_mode", "set_sync_debug_mode", "synchronize", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"new of {device}")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"current of {device}")
+    monkeypatch.setattr(torch.cuda, "graph", lambda *args, **kwargs: enter("graph", *args, **kwargs))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: enter("stream", stream))
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: calls.append("clear"))
+    return calls
+
+
+def record(step, graph):
+    batch = next(iter(make_loader(graph, "cpu")))
+    step._largest = read_sizes(batch)
+    step._record(batch)
+    return step
+
+
+def test_a_step_is_recorded_on_a_stream_of_the_gpu_of_its_batches(graph, recording):
+    model = make_model(graph, "cpu")
+
+    record(GraphedStep(model, make_compute(model), torch.optim.SGD(model.parameters())), graph)
+
+    assert recording == ["clear", ("stream", "current of cpu"), ("graph", "new of cpu"), "clear"]
+
+
+@pytest.mark.usefixtures("recording")
+def test_gradients_of_parameters_without_an_optimizer_are_of_the_graph_too(graph):
+    model = make_model(graph, "cpu")
+    first, *others = model.parameters()
+    mine = first.grad = torch.ones_like(first)
+
+    step = record(GraphedStep(model, make_compute(model), torch.optim.SGD(others, lr=0.1)), graph)
+
+    gradients = {id(parameter): gradient for parameter, gradient in step._gradients}
+    assert gradients.keys() == {id(parameter) for parameter in model.parameters()}
+    assert gradients[id(first)] is not mine
+    assert torch.equal(mine, torch.ones_like(first))
+    assert first.grad is None
+
+
+def test_an_optimizer_with_a_learning_rate_of_the_host_steps_outside(graph):
+    model = make_model(graph, "cpu")
+    adam = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), capturable=True)
+
+    assert not GraphedStep(model, make_compute(model), adam)._steps_inside()
+
+
+@pytest.mark.gpu
+@pytest.mark.gpus
+def test_steps_are_replayed_on_a_gpu_that_is_not_the_current_one(graph):
+    losses = []
+    for warm_up in (1000, 2):
+        model = make_model(graph, "cuda:1")
+        step = GraphedStep(model, make_compute(model), torch.optim.SGD(model.parameters(), lr=0.1), warm_up=warm_up,
+                           margin=0.1)  # fmt: skip
+        losses.append([float(step(batch)) for batch in make_loader(graph, "cuda:1", drop_last=True)])
+
+    assert step.replayed > 0
+    torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-2, atol=1e-3)
 
 
 def test_steps_on_a_cpu_are_ordinary(graph):
