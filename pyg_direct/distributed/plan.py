@@ -54,10 +54,10 @@ class DistPlan(GeneralPlan):
         finally:
             self._wants_all = False
 
-    def _pick(self, work: np.ndarray, front: Any, start: Seeds, key: int, hop: int) -> Picked:
+    def _pick(self, listed: Any, front: Any, start: Seeds, key: int, hop: int) -> Picked:
         if self.part.is_whole:
-            return super()._pick(work, front, start, key, hop)
-        topo = self._placed.topo
+            return super()._pick(listed, front, start, key, hop)
+        topo, work = self._placed.topo, listed.work
         order, bounds = self._group(front)
         ids = self._in_all_types(front)[order] if order.numel() else front.rows
         trees = front.trees[order] if front.trees.numel() else front.trees

@@ -15,7 +15,9 @@ from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.hetero import HeteroAttributes, TypeRanking
 from pyg_direct.loader.order import note_order
+from pyg_direct.loader.output import PackedOutput
 from pyg_direct.loader.own import OwnSampler
+from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.stores import StoreAttributes
 from pyg_direct.loader.superbatch import SharedRows
@@ -39,7 +41,9 @@ class Drawn:
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Tell torch's allocator that the sample is read on `stream` too."""
         out = self.out
-        for part in (out.node, out.row, out.col, out.edge, out.batch, *(out.metadata or ())):
+        packed = out.packed if isinstance(out, PackedOutput) else None
+        own = (out.node, out.row, out.col, out.edge, out.batch) if packed is None else (*packed.memory, out.batch)
+        for part in (*own, *(out.metadata or ())):
             for value in part.values() if isinstance(part, Mapping) else (part,):
                 if isinstance(value, Tensor) and value.is_cuda:
                     value.record_stream(stream)
@@ -85,7 +89,11 @@ class GeneralLoader(EpochLoader):
         return Drawn(self._ask(seeds.positions, batch_key(self.seed, epoch, number)))
 
     def _fetch(self, sample: Drawn, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
-        return self._build(sample.out)
+        memory: list[Any] = []
+        batch = self._build(sample.out, memory)
+        if memory and self.device.type == "cuda":
+            note_memory(batch, [*memory, *(sample.out.metadata or ())])
+        return batch
 
     def _key(self, key: int | None) -> dict[str, int]:
         """Only our sampler takes a key; others draw as they do."""
@@ -112,7 +120,8 @@ class GeneralLoader(EpochLoader):
         """Write what PyG's loader says of the seeds."""
         raise NotImplementedError
 
-    def _build(self, out: Output) -> Any:
+    def _build(self, out: Output, memory: list[Any] | None = None) -> Any:
+        """The batch of what a sampler returned; `memory` as in `HeteroAttributes.build`."""
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)
         if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
@@ -122,7 +131,7 @@ class GeneralLoader(EpochLoader):
         if isinstance(self._general, StoreAttributes):
             batch = self._general.build(out)
         elif isinstance(out, HeteroSamplerOutput):
-            batch = self._general.build(self.data, out, checked=is_ours)
+            batch = self._general.build(self.data, out, checked=is_ours, memory=memory)
         else:
             batch = self._build_homogeneous(out, is_ours)
         _note_sample(batch, out)
@@ -192,17 +201,22 @@ def _note_sample(batch: Any, out: Output) -> None:
         if out.orig_row is not None and out.orig_col is not None:
             batch._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
         return
+    batches, nodes, edges = (getattr(out, name) or {} for name in ("batch", "num_sampled_nodes", "num_sampled_edges"))
     for kind, ids in out.node.items():
-        _store_of(batch, kind).setdefault("n_id", ids)
-    for kind, ids in (out.edge or {}).items():
-        if ids is not None:
-            _store_of(batch, kind).setdefault("e_id", ids)
-    for name in ("batch", "num_sampled_nodes", "num_sampled_edges"):
-        for kind, value in (getattr(out, name) or {}).items():
-            if value is not None:
-                _store_of(batch, kind)[name] = value
+        _note_part(_store_of(batch, kind), "n_id", ids, batches.get(kind), "num_sampled_nodes", nodes.get(kind))
+    for kind, ids in (out.edge or dict.fromkeys(edges)).items():
+        _note_part(_store_of(batch, kind), "e_id", ids, None, "num_sampled_edges", edges.get(kind))
     for kind in out.orig_row or {}:
         batch[kind]._orig_edge_index = torch.stack([out.orig_row[kind], out.orig_col[kind]])
+
+
+def _note_part(store: dict[str, Any], name: str, ids: Any, trees: Any, counts_name: str, counts: Any) -> None:
+    if ids is not None:
+        store.setdefault(name, ids)
+    if trees is not None:
+        store["batch"] = trees
+    if counts is not None:
+        store[counts_name] = counts
 
 
 def _store_of(batch: HeteroData, kind: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ from torch_geometric.typing import SparseTensor
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hotness import Listing
 from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.loader.output import PackedOutput
 from pyg_direct.loader.pyg import PlacedRows, Slicer, choose_slicer
 
 
@@ -58,6 +60,8 @@ class HeteroAttributes(PlacedRows):
         values: dict[str, Any] = {}
         kinds: dict[str, str] = {}
         rankings: dict[str, Listing | None] = {}
+        # Those of each type or relation that are sliced.
+        self._keys: dict[Any, list[str]] = {}
         for place, stores in (("node", data.node_items()), ("edge", data.edge_items())):
             for kind, store in stores:
                 ranking = TypeRanking(topology, kind) if place == "node" and topology is not None else None
@@ -66,6 +70,8 @@ class HeteroAttributes(PlacedRows):
                     self._names[kind, key], values[name], kinds[name] = name, store[key], place
                     rankings[name] = ranking
         self._place_all(values, kinds, rankings)
+        for kind, key in (*self._names, *self._others):
+            self._keys.setdefault(kind, []).append(key)
 
     def _sort_out(self, data: HeteroData, place: str, kind: Any, store: Any) -> list[str]:
         """Attributes whose rows are to be placed; how to slice the others is noted."""
@@ -87,47 +93,87 @@ class HeteroAttributes(PlacedRows):
                 self._others[kind, key] = slicer
         return placed
 
-    def build(self, data: HeteroData, out: HeteroSamplerOutput, *, checked: bool = True) -> HeteroData:
+    def build(self, data: HeteroData, out: HeteroSamplerOutput, *, checked: bool = True,
+              memory: list[Any] | None = None) -> HeteroData:  # fmt: skip
         """The batch of what a sampler returned, as PyG's loader gives it, on the device.
 
         Args:
             data: Read for what is not sliced.
             out: Nodes, edges with final ids; types may be missing, which are then empty.
             checked: Whether the ids are as our sampler made them.
+            memory: Gets what the memory of all that is made here belongs to, where types share some.
         """
-        batch = copy.copy(data)
-        none = torch.empty(0, dtype=torch.int64, device=self._device)
-        for kind, store in batch.node_items():
+        packed = out.packed if checked and isinstance(out, PackedOutput) else None
+        batch, none = _copy_stores(data), torch.empty(0, dtype=torch.int64, device=self._device)
+        made: list[Any] = [] if packed is None else [*packed.memory, *(out.batch or {}).values()]
+        for kind, store in batch._node_store_dict.items():
             ids = out.node.get(kind, none)
-            self._slice(kind, store, ids, checked)
+            self._slice(kind, store._mapping, ids, checked, made)
             if "num_nodes" in store._mapping:
                 store._mapping["num_nodes"] = ids.numel()
-        for kind, store in batch.edge_items():
-            row, col, ids = out.row.get(kind, none), out.col.get(kind, none), (out.edge or {}).get(kind)
-            if ids is None and kind not in out.row:
+        known, edge = None if packed is None else packed.edge_index, out.edge or {}
+        for kind, store in batch._edge_store_dict.items():
+            pair = None if known is None else known.get(kind)
+            if pair is None:
+                row, col = (none, none) if known is not None else (out.row.get(kind, none), out.col.get(kind, none))
+                pair = torch.stack([row, col])
+                is_sampled = known is None and kind in out.row
+            else:
+                is_sampled = True
+            ids = edge.get(kind)
+            if ids is None and not is_sampled:
                 ids = none
-            if "edge_index" in store._mapping:
-                store._mapping["edge_index"] = torch.stack([row, col])
-            if "adj_t" in store._mapping:
+            mapping = store._mapping
+            if "edge_index" in mapping:
+                mapping["edge_index"] = pair
+            if "adj_t" in mapping:
                 sizes = [out.node.get(kind[end], none).numel() for end in (2, 0)]
-                store.adj_t = _slice_adjacency(store.adj_t, row, col, ids, sizes)
-            self._slice(kind, store, ids, checked)
+                store.adj_t = _slice_adjacency(store.adj_t, pair[0], pair[1], ids, sizes)
+                made.append(store.adj_t)
+            self._slice(kind, mapping, ids, checked, made)
+        if packed is not None and memory is not None:
+            memory += made
         return batch
 
-    def _slice(self, kind: Any, store: Any, ids: Tensor | None, checked: bool) -> None:
-        mapping = store._mapping
-        for key in list(mapping):
-            name, slicer = self._names.get((kind, key)), self._others.get((kind, key))
-            if name is None and slicer is None:
+    def _slice(self, kind: Any, mapping: dict[str, Any], ids: Tensor | None, checked: bool, made: list[Any]) -> None:
+        """Take the rows of the attributes of a type or relation; what is made is listed."""
+        for key in self._keys.get(kind, ()):
+            if key not in mapping:
                 continue
             if ids is None:
                 # Edges that were merged have no attributes any more.
                 del mapping[key]
-            elif name is not None:
+                continue
+            name = self._names.get((kind, key))
+            if name is None:
+                value = self._others[kind, key](mapping[key], ids)
+            else:
                 feature = self._node[name] if name in self._node else self._edge[name]
-                mapping[key] = feature.read(ids) if checked else feature[ids]
-            elif slicer is not None:
-                mapping[key] = slicer(mapping[key], ids)
+                value = feature.read(ids) if checked else feature[ids]
+            mapping[key] = value
+            made.append(value)
+
+
+def _copy_stores(data: HeteroData) -> HeteroData:
+    """`copy.copy(data)`, for whose steps a graph of many types has too many stores."""
+    if type(data).__copy__ is not HeteroData.__copy__:
+        return copy.copy(data)
+    batch = data.__class__.__new__(data.__class__)
+    parent, values = weakref.ref(batch), batch.__dict__
+    values.update(data.__dict__)
+    values["_global_store"] = _copy_store(data._global_store, parent)
+    for stores in ("_node_store_dict", "_edge_store_dict"):
+        values[stores] = {kind: _copy_store(store, parent) for kind, store in values[stores].items()}
+    return batch
+
+
+def _copy_store(store: Any, parent: weakref.ref[Any]) -> Any:
+    made = store.__class__.__new__(store.__class__)
+    values = made.__dict__
+    values.update(store.__dict__)
+    values.pop("_cached_attr", None)
+    values["_mapping"], values["_parent"] = copy.copy(values["_mapping"]), parent
+    return made
 
 
 def _slice_adjacency(adj_t: Any, row: Tensor, col: Tensor, ids: Tensor | None, sizes: list[int]) -> Any:

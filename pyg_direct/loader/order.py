@@ -10,7 +10,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.sampler import HeteroSamplerOutput
 
-from pyg_direct.nn.sorted import find_batch, register_sorted
+from pyg_direct.loader.output import PackedOutput
+from pyg_direct.nn.sorted import find_batch, register_relations, register_sorted
 
 
 def largest_fanout(fanouts: Iterable[Iterable[int]]) -> int | None:
@@ -33,6 +34,10 @@ def note_order(batch: Any, out: Any, max_degree: int | None) -> None:
         return
     if not isinstance(out, HeteroSamplerOutput):
         note_hops(batch, nodes, edges, max_degree)
+        return
+    packed = out.packed if isinstance(out, PackedOutput) else None
+    if packed is not None:
+        register_relations(packed.edge_index, nodes, edges, max_degree)
         return
     for kind, counts in edges.items():
         edge_index = batch._edge_store_dict[kind]._mapping.get("edge_index") if kind in out.row else None

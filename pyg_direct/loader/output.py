@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.graph.relation import LINKS, NODES
+from pyg_direct.graph.relation import LINKS, NODES, EdgeType
 from pyg_direct.sampling.sample import Sample
 from pyg_direct.sampling.subgraph import GeneralSample
 
@@ -34,14 +36,54 @@ def from_output(out: SamplerOutput) -> Sample:
     return Sample(out.node, edge_index, e_id, node_counts, edge_counts)
 
 
+class PackedOutput(HeteroSamplerOutput):  # type: ignore[misc]
+    """A `GeneralSample` in PyG's form, whose `row` and `col` are made when they are asked for."""
+
+    def __init__(self, sample: GeneralSample) -> None:
+        self._sample: GeneralSample = sample
+        self._ends: tuple[Any, Any] | None = None
+        super().__init__(sample.node, None, None, sample.edge, sample.batch, sample.num_sampled_nodes,
+                         sample.num_sampled_edges)  # fmt: skip
+
+    @property
+    def packed(self) -> GeneralSample | None:
+        """The sample, if its types share memory, and as long as nobody asked for the ends of its edges, who may have
+        changed them."""
+        return self._sample if self._ends is None and self._sample.memory else None
+
+    def _open(self) -> tuple[Any, Any]:
+        if self._ends is None:
+            self._ends = self._sample.row, self._sample.col
+        return self._ends
+
+    @property
+    def row(self) -> dict[EdgeType, Tensor]:
+        """Local ids of sources, int64 `[E']` by relation."""
+        return self._open()[0]  # type: ignore[no-any-return]
+
+    @row.setter
+    def row(self, row: Any) -> None:
+        if row is not None:
+            self._ends = row, self._open()[1]
+
+    @property
+    def col(self) -> dict[EdgeType, Tensor]:
+        """Local ids of targets, int64 `[E']` by relation."""
+        return self._open()[1]  # type: ignore[no-any-return]
+
+    @col.setter
+    def col(self, col: Any) -> None:
+        if col is not None:
+            self._ends = self._open()[0], col
+
+
 def to_general_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
     """Any sample in PyG's form."""
     if is_hetero:
-        return HeteroSamplerOutput(sample.node, sample.row, sample.col, sample.edge, sample.batch,
-                                   sample.num_sampled_nodes, sample.num_sampled_edges)  # fmt: skip
+        return PackedOutput(sample)
     nodes, edges = sample.num_sampled_nodes, sample.num_sampled_edges
     return SamplerOutput(
-        sample.node[NODES], sample.row[LINKS], sample.col[LINKS], sample.edge[LINKS],
+        sample.node[NODES], *sample.edge_index[LINKS].unbind(), sample.edge[LINKS],
         None if sample.batch is None else sample.batch[NODES], None if nodes is None else nodes[NODES],
         None if edges is None else edges[LINKS],
     )  # fmt: skip

@@ -75,11 +75,12 @@ class Pipeline:
         if not self._fetched:
             raise StopIteration
         (number, _), batch, ready = self._fetched.popleft()
+        memory = _take_memory(batch)
         if ready is not None:
             current = current_stream(self._index)
             current.wait_event(ready)
             self._spare_events.append(ready)
-            hold_for(batch, current)
+            hold_for(batch if memory is None else memory, current)
         if self.prefetch > 0:
             self._advance(ahead=True)
         return number, batch
@@ -206,6 +207,16 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _raise_later(error: BaseException) -> Iterator[Work]:
     raise error
     yield
+
+
+def note_memory(batch: Any, values: list[Any]) -> None:
+    """List what a batch's memory belongs to, until it is handed out: many of its tensors may share some."""
+    batch.__dict__["_memory"] = values
+
+
+def _take_memory(batch: Any) -> list[Any] | None:
+    values: list[Any] | None = getattr(batch, "__dict__", {}).pop("_memory", None)
+    return values
 
 
 def hold_for(batch: Any, stream: Any) -> None:

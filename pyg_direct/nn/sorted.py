@@ -7,7 +7,7 @@ the memory of another later is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -40,17 +40,31 @@ class SortedEdges(NamedTuple):
     max_degree: int | None
 
 
+class Form(NamedTuple):
+    """What an `edge_index` is known by.
+
+    Attributes:
+        storage: Its memory. While this is held no other gets the address, so that an address tells memory apart.
+        version: How often it was written to.
+        stride, dtype, shape: As of the tensor.
+    """
+
+    storage: StorageWeakRef
+    version: int
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
 class SortedBatch:
     """What is known of one `edge_index` and its views; does not keep them alive."""
 
-    def __init__(self, edge_index: Tensor, storage: torch.UntypedStorage, num_nodes: Sequence[int],
-                 num_targets: Sequence[int], num_edges: Sequence[int], max_degree: int | None) -> None:  # fmt: skip
-        # While it is held no other storage gets the address, so that an address tells storages apart.
-        self.storage = StorageWeakRef(storage)
-        self.version, self.stride, self.dtype = edge_index._version, edge_index.stride(), edge_index.dtype
+    def __init__(self, form: Form, num_nodes: Sequence[int], num_targets: Sequence[int], num_edges: Sequence[int],
+                 max_degree: int | None) -> None:  # fmt: skip
+        self.storage, self.version, self.stride, self.dtype, self.shape = form
         # New in each hop.
         self._num_nodes, self._num_targets, self._num_edges = tuple(num_nodes), tuple(num_targets), tuple(num_edges)
-        self.shape, self.max_degree = edge_index.shape, max_degree
+        self.max_degree = max_degree
         self._indptr: Tensor | None = None
         self._indptr_edges = -1
         self._made: dict[Any, Any] = {}
@@ -116,8 +130,8 @@ def _is_capturing(made: Any) -> bool:
 
 
 _BATCHES: dict[tuple[int, int], SortedBatch] = {}
-# Batches known at which those whose edges are gone are looked for.
-_look_at = 1
+# Number of batches known, of either kind, at which those whose edges are gone are looked for.
+_look_at: dict[int, int] = {}
 
 
 def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sampled_edges: Sequence[int],
@@ -136,7 +150,6 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
     Raises:
         ArgumentError: the numbers do not fit the tensor.
     """
-    global _look_at
     targets = num_sampled_nodes if num_sampled_targets is None else num_sampled_targets
     hops = len(num_sampled_edges)
     num_edges = edge_index.shape[1]
@@ -148,22 +161,89 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
     # Writes to such a tensor leave no trace.
     if edge_index.is_inference() or (num_edges > 0 and edge_index.stride(1) != 1):
         return
-    if len(_BATCHES) >= _look_at:
-        for key in [key for key, batch in list(_BATCHES.items()) if batch.storage.expired()]:
-            _BATCHES.pop(key, None)
-        # As many more may come before the next look, so that it costs each of them the same.
-        _look_at = 2 * len(_BATCHES) + 1
     storage = edge_index.untyped_storage()
-    _BATCHES[storage._cdata, int(edge_index.storage_offset())] = SortedBatch(
-        edge_index, storage, num_sampled_nodes, targets, num_sampled_edges, max_degree
-    )
+    form = Form(StorageWeakRef(storage), edge_index._version, edge_index.stride(), edge_index.dtype, edge_index.shape)
+    _keep((storage._cdata, int(edge_index.storage_offset())),
+          SortedBatch(form, num_sampled_nodes, targets, num_sampled_edges, max_degree))  # fmt: skip
+
+
+def _keep(place: tuple[int, int], batch: SortedBatch) -> None:
+    _forget(_BATCHES)
+    _BATCHES[place] = batch
+
+
+def _forget(known: dict[Any, Any]) -> None:
+    """Drop those whose edges are gone, where so many more came since the last look that it costs each the same."""
+    if len(known) >= _look_at.get(id(known), 1):
+        for key in [key for key, batch in list(known.items()) if batch.storage.expired()]:
+            known.pop(key, None)
+        _look_at[id(known)] = 2 * len(known) + 1
+
+
+class _Relations:
+    """Batches of relations that share memory, not asked for yet, by where their edges begin."""
+
+    def __init__(self, pairs: Mapping[Any, Tensor], nodes: Mapping[Any, Sequence[int]],
+                 edges: Mapping[Any, Sequence[int]], max_degree: int | None) -> None:  # fmt: skip
+        first = next(iter(pairs.values()))
+        storage = first.untyped_storage()
+        self.storage, self.address, self._version = StorageWeakRef(storage), storage._cdata, first._version
+        self._begin, self._dtype, self._max_degree = int(first.storage_offset()), first.dtype, max_degree
+        self._nodes, self._edges = nodes, edges
+        self._kinds: dict[int, Any] | None = None
+
+    def find(self, place: int) -> SortedBatch | None:
+        """The batch whose edges begin at a place of the memory."""
+        if self._kinds is None:
+            # They stand one after the other, with room for one edge at least.
+            sizes = [2 * max(sum(counts), 1) for counts in self._edges.values()]
+            self._kinds = dict(zip(accumulate(sizes, initial=self._begin), self._edges, strict=False))
+        kind = self._kinds.get(place)
+        if kind is None:
+            return None
+        counts = self._edges[kind]
+        num_edges = sum(counts)
+        form = Form(self.storage, self._version, (max(num_edges, 1), 1), self._dtype, (2, num_edges))
+        return SortedBatch(form, self._nodes[kind[0]], self._nodes[kind[-1]], counts, self._max_degree)
+
+
+_RELATIONS: dict[int, _Relations] = {}
+
+
+def register_relations(pairs: Mapping[Any, Tensor], num_sampled_nodes: Mapping[Any, Sequence[int]],
+                       num_sampled_edges: Mapping[Any, Sequence[int]], max_degree: int | None = None
+                       ) -> None:  # fmt: skip
+    """As `register_sorted` for every relation of a sample that shares one piece of memory, for the price of one.
+
+    Args:
+        pairs: `edge_index` of each relation, in the order in which they stand in that memory, each with room for one
+            edge at least and written to as often as the others.
+        num_sampled_nodes: New nodes of each hop, by type.
+        num_sampled_edges: Edges of each hop, by relation.
+        max_degree: Upper bound of the edges of a target of one relation.
+    """
+    if not pairs or next(iter(pairs.values())).is_inference():
+        return
+    relations = _Relations(pairs, num_sampled_nodes, num_sampled_edges, max_degree)
+    _forget(_RELATIONS)
+    _RELATIONS[relations.address] = relations
+
+
+def _find(place: tuple[int, int]) -> SortedBatch | None:
+    batch = _BATCHES.get(place)
+    relations = _RELATIONS.get(place[0]) if batch is None else None
+    if relations is not None:
+        batch = relations.find(place[1])
+        if batch is not None:
+            _keep(place, batch)
+    return batch
 
 
 def find_batch(edge_index: Tensor) -> SortedBatch | None:
     """The batch whose edges, or whose first edges, these are; None unless they are known to be sorted."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.is_inference():
         return None
-    batch = _BATCHES.get((edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())))
+    batch = _find((edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())))
     if (
         batch is None
         or edge_index._version != batch.version

@@ -1,18 +1,17 @@
-"""One hop over a work list of many relations (see `kernels/general.py`), and the order its edges leave in."""
+"""One hop over a work list of many relations (see `kernels/general.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels import general as kernels, segment, selected
+from pyg_direct.kernels import general as kernels, selected
 from pyg_direct.kernels.jit import THREADS
 from pyg_direct.kernels.weighted import sum_weights_cpu
-from pyg_direct.kernels.worklist import COLUMNS, FANOUT, FIRST
+from pyg_direct.kernels.worklist import COLUMNS, FANOUT, FIRST, RELATION
 from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
 from pyg_direct.ops.upload import upload
 
@@ -90,7 +89,8 @@ class Picked(NamedTuple):
     offsets: Tensor | None = None
 
 
-def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *, hop: int) -> Picked:
+def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *, hop: int,
+               entries: Tensor | None = None, most_neighbors: np.ndarray | None = None) -> Picked:  # fmt: skip
     """Pick edges of every item of a work list; equal keys in it give equal picks on any device.
 
     Waits for the GPU only where the number of edges has no bound, or a large one.
@@ -98,9 +98,11 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     Args:
         work: The work list, int64 `[(A + 1) * COLUMNS]`, on the host.
         hop: Number of the hop; hops of one key draw independently.
+        entries: The work list on the device, where it is there already.
+        most_neighbors: Upper bound of the neighbors of a row of each relation, int64 `[R]`; None for none.
     """
     device, num_items, on_gpu = frontier.rows.device, int(work[-COLUMNS]), runs_on_gpu(frontier.rows)
-    entries = upload(work, device)
+    entries = upload(work, device) if entries is None else entries
     starts, sizes, counts = torch.empty(3, num_items, dtype=torch.int64, device=device).unbind()
     replace, last, strict = int(rules.replace), int(rules.last), int(rules.strict)
     places = frontier.rows if frontier.places is None else frontier.places
@@ -112,8 +114,8 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
         run_cpu(kernels.count_items_cpu, *arguments, cpu_chunks(), starts, sizes, counts)
     offsets = torch.zeros(num_items + 1, dtype=torch.int64, device=device)
     torch.cumsum(counts, 0, out=offsets[1:])
-    ends = offsets[entries[::COLUMNS]]
-    most = _bound_edges(work) if on_gpu else None
+    ends = offsets.index_select(0, entries[::COLUMNS])
+    most = _bound_edges(work, None if rules.replace else most_neighbors) if on_gpu else None
     capacity = int(offsets[-1]) if most is None else most
     draws, sources, ids, targets = torch.empty(4, capacity, dtype=torch.int64, device=device).unbind()
     if capacity == 0:
@@ -138,47 +140,15 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     return Picked(sources, ids, targets, ends, offsets)
 
 
-def _bound_edges(work: np.ndarray) -> int | None:
+def _bound_edges(work: np.ndarray, most_neighbors: np.ndarray | None) -> int | None:
     """The most edges that a work list can give; None where that has no bound, or one not worth its memory."""
     table = work.reshape(-1, COLUMNS)
-    fanouts = table[:-1, FANOUT]
-    most = int((np.diff(table[:, FIRST]) * fanouts).sum())
-    return most if fanouts.size and fanouts.min() >= 0 and most <= _LARGE_BOUND else None
-
-
-class Move(NamedTuple):
-    """Arrays whose segments go elsewhere: segment s, items begins[s] .. begins[s + 1] - 1, moves by shifts[s].
-
-    Attributes:
-        begins: First item of each segment and the end of the last, int64 `[S + 1]`.
-        shifts: int64 `[S]`.
-        arrays: Up to three int64 arrays of one length; the second and the third may be empty.
-        out: Where to, as many arrays.
-    """
-
-    begins: np.ndarray
-    shifts: np.ndarray
-    arrays: Sequence[Tensor]
-    out: Sequence[Tensor]
-
-
-def move_segments(moves: Sequence[Move]) -> None:
-    """Copy the segments of all moves, whose tables go to the device together."""
-    moves = [move for move in moves if move.arrays[0].numel() > 0]
-    if not moves:
-        return
-    device = moves[0].arrays[0].device
-    table = upload(np.concatenate([part for move in moves for part in (move.begins, move.shifts)]), device)
-    at, none = 0, table[:0]
-    for begins, shifts, arrays, out in moves:
-        middle, end = at + len(begins), at + len(begins) + len(shifts)
-        padding = [none] * (3 - len(arrays))
-        arguments = (table[at:middle], table[middle:end], *arrays, *padding, *out, *padding)
-        at = end
-        if runs_on_gpu(arrays[0]):
-            run_gpu(segment.move_segments_gpu, grid_for(arrays[0].numel(), arrays[0]), *arguments)
-        else:
-            run_cpu(segment.move_segments_cpu, *arguments)
+    picks = table[:-1, FANOUT]
+    if most_neighbors is not None:
+        # Where all neighbors are taken the longest row says too little of the others.
+        picks = np.minimum(picks, most_neighbors[table[:-1, RELATION]])
+    bound = int(np.dot(np.diff(table[:, FIRST]), picks))
+    return bound if picks.size and picks.min() >= 0 and bound <= _LARGE_BOUND else None
 
 
 def sum_weights(indptr: Tensor, edge_weight: Tensor) -> Tensor:

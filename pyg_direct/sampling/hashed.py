@@ -10,6 +10,7 @@ from pyg_direct.kernels import identity as kernels
 from pyg_direct.kernels.jit import THREADS
 from pyg_direct.kernels.state import FAR
 from pyg_direct.ops.launch import cpu_chunks, grid_for, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.upload import upload
 from pyg_direct.sampling.numbering import Numbering, Space
 
 SMALLEST_TABLE = 1 << 10
@@ -37,13 +38,17 @@ class HashNumbering(Numbering):
         self._local_of_slot = torch.full((size,), FAR, dtype=torch.int32, device=device)
         self._region = size // self._most_regions if size >= _SMALL_REGION * self._most_regions else size
 
-    def start(self, seeds: Tensor, counts: np.ndarray) -> None:
-        """Number the seeds, type after type."""
+    def start(self, seeds: Tensor, counts: np.ndarray, places: Tensor | None = None) -> None:
+        """Number the seeds, type after type; `places` of `list_places` may be on the device already."""
         if seeds.numel() > 0:
             self.enter(seeds, seeds.new_full((1,), seeds.numel()))
-            self._start(seeds, self._slots[: seeds.numel()], counts)
-        else:
-            self._known = counts.copy()
+            if self._space.tree_bits > 0 and runs_on_gpu(seeds):
+                # None repeats in a tree of its own.
+                places = upload(self.list_places(counts), seeds.device) if places is None else places
+                self._assign(seeds, places)
+            else:
+                self._start(seeds, self._slots[: seeds.numel()], counts)
+        self._known = counts.copy()
 
     def enter(self, sources: Tensor, ends: Tensor) -> Tensor:
         """Enter the first sources, as many as the last of `ends` says, and note their slots.
@@ -52,14 +57,13 @@ class HashNumbering(Numbering):
             How many are new, and how many of each type, int64 `[1 + T]`.
         """
         self._make_room(sources.numel())
-        self._slots = torch.empty_like(sources)
+        self._slots, self._new = sources.new_empty(2, sources.numel()).unbind()
         # A bound, until the hop is settled.
         self._num_entries += sources.numel()
         return self._enter_on_gpu(sources, ends) if runs_on_gpu(sources) else self._enter_on_cpu(sources)
 
     def _enter_on_gpu(self, sources: Tensor, ends: Tensor) -> Tensor:
         bases = self._space.bases
-        self._new = torch.empty_like(sources)
         new_counts = torch.zeros(bases.numel(), dtype=torch.int64, device=sources.device)
         run_gpu(kernels.insert_gpu, grid_for(sources.numel(), sources), ends, sources, *self._space,
                 self._table, self._slots, self._new, new_counts)  # fmt: skip

@@ -174,8 +174,7 @@ class HgtPlan:
         rows = nodes - self._starts.repeat_interleave(torch.from_numpy(np.append(counts, 0)).to(nodes.device))
         return GeneralSample(
             node=split_by(topo.node_types, rows, by_type),
-            row=split_by(topo.edge_types, local, by_relation),
-            col=split_by(topo.edge_types, edges.targets[is_inside], by_relation),
+            edge_index=split_by(topo.edge_types, torch.stack([local, edges.targets[is_inside]]), by_relation, dim=1),
             edge=split_by(topo.edge_types, edges.ids[is_inside], by_relation),
             batch=None, num_sampled_nodes=None, num_sampled_edges=None)  # fmt: skip
 

@@ -65,23 +65,33 @@ class Numbering:
             self._local_of_slot.scatter_reduce_(0, slots, upload(np.concatenate(places), seeds.device), "amin")
         self._known = counts.copy()
 
-    def settle(self, num_sources: int, counts: np.ndarray) -> Settled:
-        """Give the new nodes their local ids, `counts` of each type."""
+    def list_places(self, counts: np.ndarray) -> np.ndarray:
+        """What `settle` needs on the device for so many new nodes of each type, int64 `[2 T]`: where those of each type
+        begin among them, and its local ids so far."""
+        return np.concatenate([np.cumsum(counts) - counts, self._known])
+
+    def settle(self, num_sources: int, counts: np.ndarray, places: Tensor | None = None) -> Settled:
+        """Give the new nodes their local ids, `counts` of each type; `places` of `list_places` may be there already."""
         new = self._sort_new(int(counts.sum()))
-        begins = np.cumsum(counts) - counts
-        table = upload(np.concatenate([begins, self._known]), new.device)
+        if places is None:
+            places = upload(self.list_places(counts), new.device)
+        rows, trees = self._assign(new, places)
+        self._known = self._known + counts
+        return Settled(rows, trees, self._local_of_slot.index_select(0, self._slots[:num_sources]).long())
+
+    def _assign(self, new: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """(ids within their types, trees) of identities, type after type, which get local ids in that order."""
         rows = torch.empty_like(new)
         trees = torch.empty_like(new) if self._space.tree_bits > 0 else new[:0]
         if new.numel() > 0:
-            places = table[: len(counts)], table[len(counts) :]
-            out = rows, trees, self._local_of_slot
+            half = table.numel() // 2
+            places, out = (table[:half], table[half:]), (rows, trees, self._local_of_slot)
             if runs_on_gpu(new):
                 run_gpu(kernels.settle_gpu, grid_for(new.numel(), new), new, *places, *self._space, self._table,
                         self._region, *out)  # fmt: skip
             else:
                 run_cpu(kernels.settle_cpu, new, self._new_slots, *places, *self._space[:2], cpu_chunks(), *out)
-        self._known = self._known + counts
-        return Settled(rows, trees, self._local_of_slot.index_select(0, self._slots[:num_sources]).long())
+        return rows, trees
 
     def _sort_new(self, count: int) -> Tensor:
         """The new identities of this hop, ascending."""

@@ -18,22 +18,33 @@ class GeneralSample:
     Attributes:
         node: Ids of the nodes within their type, int64 `[M]`: seeds in the order given, then hop after hop, ascending
             within a hop (by tree first, where trees are disjoint).
-        row, col: Local ids of sources and targets, int64 `[E']`: hop after hop, sorted by the node expanded.
+        edge_index: Local ids of sources and targets, int64 `[2, E']`: hop after hop, sorted by the node expanded.
         edge: Edge ids within the relation, int64 `[E']`; None where edges were merged with reverse ones of another
             relation.
         batch: Number of the seed whose tree a node belongs to, int64 `[M]`; None unless disjoint. Seeds of several
             types are numbered one type after the other, in the order given.
         num_sampled_nodes: Seeds, and new nodes of each hop; None for subgraphs that have no hops.
         num_sampled_edges: Edges of each hop; None likewise.
+        memory: The tensors whose memory those of all types and relations share; empty where each has its own.
     """
 
     node: dict[str, Tensor]
-    row: dict[EdgeType, Tensor]
-    col: dict[EdgeType, Tensor]
+    edge_index: dict[EdgeType, Tensor]
     edge: dict[EdgeType, Tensor | None]
     batch: dict[str, Tensor] | None
     num_sampled_nodes: dict[str, list[int]] | None
     num_sampled_edges: dict[EdgeType, list[int]] | None
+    memory: tuple[Tensor, ...] = ()
+
+    @property
+    def row(self) -> dict[EdgeType, Tensor]:
+        """Local ids of sources, int64 `[E']`."""
+        return {kind: pair[0] for kind, pair in self.edge_index.items()}
+
+    @property
+    def col(self) -> dict[EdgeType, Tensor]:
+        """Local ids of targets, int64 `[E']`."""
+        return {kind: pair[1] for kind, pair in self.edge_index.items()}
 
     def to_bidirectional(self, *, keep_ids: bool = False) -> GeneralSample:
         """Every edge in both directions, once each, sorted by target, then source, as PyG makes it.
@@ -42,28 +53,30 @@ class GeneralSample:
         reverse; else the only relation from b to a is. Ids of merged edges are dropped, or (`keep_ids`, for a graph of
         one relation) an edge sampled in both directions, or several times, keeps the first.
         """
-        row, col, edge = dict(self.row), dict(self.col), dict(self.edge)
-        for edge_type in self.row:
+        row, col, edge = self.row, self.col, dict(self.edge)
+        sources, targets = dict(row), dict(col)
+        for edge_type in sources:
             source, name, target = edge_type
             if name.startswith("rev_"):
                 continue
             reverse = (target, f"rev_{name}", source)
-            back = [t for t in self.row if (t[0], t[2]) == (target, source)]
-            if source == target and reverse not in self.row:
+            back = [t for t in sources if (t[0], t[2]) == (target, source)]
+            if source == target and reverse not in sources:
                 reverse = edge_type
-            elif reverse not in self.row and len(back) == 1:
+            elif reverse not in sources and len(back) == 1:
                 reverse = back[0]
-            elif reverse not in self.row:
+            elif reverse not in sources:
                 warn(f"{edge_type} has no reverse relation and keeps its direction", LoaderWarning)  # fmt: skip
                 continue
             row[edge_type], col[edge_type], first = _merge(
-                torch.cat([self.row[edge_type], self.col[reverse]]), torch.cat([self.col[edge_type], self.row[reverse]])
+                torch.cat([sources[edge_type], targets[reverse]]), torch.cat([targets[edge_type], sources[reverse]])
             )
             ids = self.edge[edge_type]
             edge[edge_type] = torch.cat([ids, ids])[first] if keep_ids and ids is not None else None
             if reverse[1] == f"rev_{name}":
                 row[reverse], col[reverse], edge[reverse] = col[edge_type], row[edge_type], None
-        return replace(self, row=row, col=col, edge=edge, num_sampled_nodes=None, num_sampled_edges=None)
+        pairs = {kind: torch.stack([row[kind], col[kind]]) for kind in row}
+        return replace(self, edge_index=pairs, edge=edge, num_sampled_nodes=None, num_sampled_edges=None, memory=())
 
 
 def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -51,8 +51,8 @@ class TableNumbering(Numbering):
         self._local_of_slot = scratch.local_of_id
         self._entered: list[Tensor] = []
 
-    def start(self, seeds: Tensor, counts: np.ndarray) -> None:
-        """Number the seeds, type after type."""
+    def start(self, seeds: Tensor, counts: np.ndarray, places: Tensor | None = None) -> None:
+        """As `HashNumbering.start`."""
         self._entered.append(seeds)
         if runs_on_gpu(seeds):
             if seeds.numel() > 0:

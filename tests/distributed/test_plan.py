@@ -43,7 +43,8 @@ def write(folder, graph, num_parts, method="hash"):
 def as_lists(sample):
     found = {}
     for name, value in vars(sample).items():
-        found[name] = value
+        # How a batch lies in memory is no part of what it is.
+        found[name] = value if name != "memory" else len(value)
         if isinstance(value, dict):
             found[name] = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in value.items()}
     return found

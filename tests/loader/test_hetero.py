@@ -348,3 +348,34 @@ def test_sparse_rows_follow_the_nodes(real_device):
 
     assert batch["paper"].words.layout == torch.sparse_coo
     assert torch.equal(batch["paper"].words.to_dense().argmax(1), batch["paper"].n_id)
+
+
+def test_a_batch_has_stores_of_its_own(real_device):
+    data = make_hetero()
+    data.note = "kept"
+    before = {key: list(store.keys()) for key, store in zip(data.node_types, data.node_stores, strict=True)}
+
+    batch = next(iter(NeighborLoader(data, [3, 2], SEEDS, batch_size=4, device=real_device)))
+    batch["paper"].extra = 1
+    batch["author"].x = None
+
+    assert {key: list(store.keys()) for key, store in zip(data.node_types, data.node_stores, strict=True)} == before
+    assert batch.note == "kept"
+    assert all(store._parent() is batch for store in batch.stores)
+    assert set(vars(batch)) == set(vars(data))
+    again = copy.deepcopy(batch).to("cpu")
+    assert "x" not in again["author"]
+    assert torch.equal(again["paper"].x, batch["paper"].x.cpu())
+
+
+def test_the_parts_of_a_batch_are_written_to_apart(real_device):
+    batch = next(iter(NeighborLoader(make_hetero(), [3, 2], SEEDS, batch_size=4, device=real_device)))
+    pairs = [pair for pair in batch.edge_index_dict.values() if pair.numel() > 0]
+    others = [pair.clone() for pair in pairs[1:]]
+
+    pairs[0].zero_()
+
+    assert all(pair.is_contiguous() for pair in pairs)
+    assert [pair._version for pair in pairs] == [1] + [0] * len(others)
+    for pair, other in zip(pairs[1:], others, strict=True):
+        assert torch.equal(pair, other)

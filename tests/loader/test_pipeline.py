@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
-from pyg_direct.loader.pipeline import Pipeline, hold_for, parts_of
+from pyg_direct.loader.pipeline import Pipeline, hold_for, note_memory, parts_of
 from pyg_direct.sampling.sample import empty_sample
 
 PREFETCH = [0, 1, 2, 5]
@@ -182,3 +182,16 @@ def test_a_slow_fetch_is_waited_for_on_the_current_stream(prefetch):
     sums = [batch.sum().item() for _, batch in pipeline]
 
     assert sums == [0, 1000, 2000, 3000]
+
+
+def test_what_a_batch_keeps_for_the_allocator_is_not_handed_on():
+    def fetch(sample, number, item):
+        batch = Data(x=sample.n_id)
+        note_memory(batch, [sample.n_id])
+        return batch
+
+    work = iter([(0, torch.tensor([3]))])
+    ((_, batch),) = Pipeline(work, lambda _, item: empty_sample(item, 1), fetch, 0, torch.device("cpu"))
+
+    assert batch.x.tolist() == [3]
+    assert "_memory" not in vars(batch)

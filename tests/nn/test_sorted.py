@@ -110,3 +110,50 @@ def test_loops_are_made_once(device):
 def test_numbers_that_do_not_fit_are_refused(nodes, edges):
     with pytest.raises(ArgumentError, match=r"num_sampled_nodes must have one item more .* the 5 edges"):
         register_sorted(EDGES.clone(), nodes, edges)
+
+
+def make_relations():
+    """Pairs in one piece of memory: of the second relation none, of the others as many as the hops say."""
+    edges = {("a", "r", "b"): [2, 1], ("b", "s", "a"): [0, 0], ("a", "t", "a"): [1, 3]}
+    nodes = {"a": [2, 2, 1], "b": [1, 3, 0]}
+    memory = torch.zeros(2 * (3 + 1 + 4), dtype=torch.int64)
+    parts = torch.unsafe_split_with_sizes(memory, [6, 2, 8])
+    pairs = dict(zip(edges, (parts[0].view(2, 3), parts[1][:0].view(2, 0), parts[2].view(2, 4)), strict=True))
+    return pairs, nodes, edges
+
+
+def test_relations_that_share_memory_are_known_each():
+    pairs, nodes, edges = make_relations()
+
+    module.register_relations(pairs, nodes, edges, max_degree=3)
+
+    for kind, pair in pairs.items():
+        batch = find_batch(pair)
+        view = batch.view(pair)
+        assert (batch.shape, view.max_degree) == (pair.shape, 3)
+        assert view.indptr.numel() == sum(nodes[kind[-1]]) + 1
+        assert batch.fits(pair, sum(nodes[kind[0]]), sum(nodes[kind[-1]]))
+        assert find_batch(pair) is batch
+        assert find_batch(pair.clone()) is None
+    edges = find_sorted(pairs["a", "t", "a"][:, :1])
+    assert (edges.least_sources, edges.least_targets) == (4, 2)
+
+
+def test_a_write_makes_one_relation_unknown():
+    pairs, nodes, edges = make_relations()
+    module.register_relations(pairs, nodes, edges)
+
+    pairs["a", "r", "b"].add_(1)
+
+    assert find_batch(pairs["a", "r", "b"]) is None
+    assert find_batch(pairs["a", "t", "a"]) is not None
+
+
+def test_relations_are_forgotten_with_their_edges():
+    for _ in range(100):
+        pairs, nodes, edges = make_relations()
+        module.register_relations(pairs, nodes, edges)
+        assert find_batch(pairs["a", "t", "a"]) is not None
+        del pairs
+
+    assert len(module._RELATIONS) <= 2 * sum(not r.storage.expired() for r in module._RELATIONS.values()) + 3

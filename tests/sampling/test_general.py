@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -12,12 +13,14 @@ from pyg_direct.graph import hetero
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.relation import LINKS, NODES
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.kernels.worklist import COLUMNS, RELATION
 from pyg_direct.ops import general as ops, launch
 from pyg_direct.sampling import general, hashed, numbering, tabled
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.options import GeneralRecipe
 from pyg_direct.sampling.sample import Recipe
+from pyg_direct.sampling.worklist import list_work
 from tests.graphs import GRAPHS, make_random_graph
 from tests.hetero_graphs import make_parts, make_topo, odd_parts, odd_requests
 from tests.poison import poisoned_memory
@@ -329,3 +332,30 @@ def test_more_trees_than_an_integer_numbers_are_refused(monkeypatch):
 
     with pytest.raises(ArgumentError, match="seeds must be fewer for disjoint trees over so many nodes, got 9"):
         plan.sample({"paper": torch.arange(9)}, KEY)
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_no_row_of_a_relation_has_more_neighbors_than_told(direction):
+    graph = make_parts(direction=direction)
+    topo = make_topo(graph)
+
+    most = general._find_most_neighbors(topo, topo.place("cpu", "cpu").rows)
+
+    ends = {kind: [pair[direction == "in"] for pair in pairs] for kind, pairs in graph.edges.items()}
+    assert most.tolist() == [max((own.count(node) for node in own), default=0) for own in ends.values()]
+
+
+def test_edges_of_a_hop_are_bounded_by_the_longest_rows():
+    topo = make_topo(make_parts())
+    counts, fanouts = np.array([5, 2, 0, 1]), np.array([9, 2, 3, 4, 1])
+    _, work = list_work(topo, np.zeros(5, np.int64), fanouts, counts, np.zeros(4, np.int64), topo.type_starts, 0)
+    relations = work.reshape(-1, COLUMNS)[:-1, RELATION]
+    most = np.array([4, 7, 1, 0, 5])
+
+    sizes = counts[topo.expanded[relations]]
+    assert ops._bound_edges(work, None) == (sizes * fanouts[relations]).sum()
+    assert ops._bound_edges(work, most) == (sizes * np.minimum(fanouts, most)[relations]).sum()
+    # Of all neighbors there is no bound that is worth its memory.
+    _, work = list_work(topo, np.zeros(5, np.int64), -fanouts // fanouts, counts, np.zeros(4, np.int64),
+                        topo.type_starts, 0)  # fmt: skip
+    assert ops._bound_edges(work, most) is None
