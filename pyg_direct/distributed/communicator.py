@@ -313,6 +313,7 @@ class Communicator:
             self._stop_pulse()
             return
         self._worker.join()
+        self._memory.clear()
         self._stop_pulse()
         if dist.is_initialized():
             dist.destroy_process_group(self._own_group)

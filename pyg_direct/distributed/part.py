@@ -42,6 +42,11 @@ class Table:
             return torch.full_like(ids, -1)
         return locate_ids(ids, self._directory, self._num_ids)
 
+    @property
+    def index(self) -> tuple[Tensor, ...]:
+        """What finds ids here, once some were asked for."""
+        return self.__dict__.get("_directory", ())
+
     @cached_property
     def _num_ids(self) -> int:
         return int(self.ids[-1]) + 1
@@ -175,8 +180,8 @@ class GraphPart:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of ids, rows and neighbors that this part holds."""
-        tables = [t for table in self.tables.values() for t in (table.ids, *table.rows.values())]
+        """Bytes of ids, rows and neighbors that this part holds, and of what finds them."""
+        tables = [t for table in self.tables.values() for t in (table.ids, *table.rows.values(), *table.index)]
         edges = [array for placed in self._placed.values() for array in placed.rows]
         return sum(t.numel() * t.element_size() for t in [*tables, *edges])
 
