@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +35,20 @@ def run_recurrent(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Te
 def run_stateless(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Tensor, Any]:
     """A model of `(x, edge_index, edge_weight)` that gives `y_hat`."""
     return model(snapshot.x, snapshot.edge_index, snapshot.edge_attr), None
+
+
+@contextmanager
+def _waits_refused() -> Iterator[None]:
+    """Operations that wait for the GPU raise RuntimeError before they do.
+
+    In a recording they would break it, and torch's allocator would wait for its end.
+    """
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 class FrameTrainer:
@@ -163,22 +178,25 @@ class FrameTrainer:
     def _record(self) -> None:
         """Capture the passes of a frame, if the model allows it."""
         self._frame.move(0)
-        graph = torch.cuda.CUDAGraph()
+        graph, device = torch.cuda.CUDAGraph(), self.plan.device
         self.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize(self.plan.device)
+        torch.cuda.synchronize(device)
         self._frame.is_recording = True
         try:
-            with warnings.catch_warnings(), torch.cuda.graph(graph):
-                # Of graphs that hold nothing, where the model was refused at once.
+            # Torch's own stream for it may be of another GPU. The first makes the GPU the current one, and its stream
+            # what it was, also after an error.
+            with torch.cuda.stream(torch.cuda.current_stream(device)), warnings.catch_warnings():
+                # Of graphs that hold nothing, where the model was refused at once, and that not all waits are found.
                 warnings.simplefilter("ignore")
-                cost = self._compute()
-                cost.backward()
+                with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)), _waits_refused():
+                    cost = self._compute()
+                    cost.backward()
             self._graph, self._static_loss = graph, cost.detach()
             self.decisions.append("frames are replayed as one CUDA graph")
         except (NotReplayableError, RuntimeError) as error:
             if self._must_replay:
                 raise
-            torch.cuda.synchronize(self.plan.device)
+            torch.cuda.synchronize(device)
             self._may_replay = False
             self.optimizer.zero_grad(set_to_none=True)
             reason = str(error).splitlines()[0]

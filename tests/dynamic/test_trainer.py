@@ -1,6 +1,7 @@
 """Training over frames equals the plain loop over frames, whatever memory there is."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -259,6 +260,66 @@ def test_frames_are_replayed_where_the_model_allows_it(name, replayed):
 
     assert [epoch["replayed"] for epoch in trainer.history] == [False, replayed, replayed]
     assert "replayed" in trainer.summary()
+
+
+@pytest.mark.gpu
+@pytest.mark.gpus
+def test_frames_are_replayed_on_a_gpu_that_is_not_the_current_one():
+    trainer, plain = (make_trainer("TGCN", make_signal(), device="cuda:1", replay=replay) for replay in (True, False))
+
+    assert trainer.fit(3) == pytest.approx(plain.fit(3), rel=1e-3)
+
+    assert trainer.history[-1]["replayed"]
+    assert torch.cuda.current_device() == 0
+
+
+def read_back(y_hat, y):
+    cost = F.mse_loss(y_hat, y)
+    assert float(cost) >= 0
+    return cost
+
+
+@pytest.mark.gpu
+def test_frames_that_wait_for_the_gpu_are_not_replayed():
+    trainer, plain = (
+        make_trainer("TGCN", make_signal(), device="cuda", loss=read_back, replay=replay) for replay in (None, False)
+    )
+
+    assert trainer.fit(3) == pytest.approx(plain.fit(3), rel=1e-3)
+
+    assert [epoch["replayed"] for epoch in trainer.history] == [False] * 3
+    assert trainer.decisions == ["frames are not replayed: called a synchronizing CUDA operation"]
+    assert torch.cuda.get_sync_debug_mode() == 0
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_waits_are_refused_while_a_frame_is_recorded(monkeypatch, waits):
+    modes, mode_of_loss = [1], []
+
+    def loss(y_hat, y):
+        mode_of_loss.append(modes[-1])
+        if waits and modes[-1] == "error":
+            raise RuntimeError("called a synchronizing CUDA operation\nand more")
+        return F.mse_loss(y_hat, y)
+
+    trainer = make_trainer("TGCN", make_signal(), loss=loss)
+    trainer.fit(1)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    for name in ("CUDAGraph", "Stream", "stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args: nullcontext(args))
+    devices = []
+    monkeypatch.setattr(torch.cuda, "current_stream", devices.append)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: nullcontext(devices.append(stream.enter_result[0])))
+
+    trainer._record()
+
+    assert (modes, mode_of_loss[-1]) == ([1, "error", 1], "error")
+    assert devices == [trainer.plan.device] * 2
+    reason = "not replayed: called a synchronizing CUDA operation" if waits else "replayed as one CUDA graph"
+    assert trainer.decisions == [f"frames are {reason}"]
+    assert not trainer._frame.is_recording
 
 
 @pytest.mark.gpu
