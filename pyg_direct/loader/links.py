@@ -83,8 +83,13 @@ class Links:
             raise ArgumentError("edge_label_index must name a relation of a graph with types, got none")
         self._index, self._device = index, device
         self._ends = _read_ends(parts, index.input_type)
-        self._sources = upload(check_ids("edge_label_index", index.row, self._ends.num_sources).long(), device)
-        self._targets = upload(check_ids("edge_label_index", index.col, self._ends.num_targets).long(), device)
+        sources = check_ids("edge_label_index", index.row, self._ends.num_sources).long()
+        targets = check_ids("edge_label_index", index.col, self._ends.num_targets).long()
+        if device.type == "cuda" and sources.device == targets.device:
+            # They travel together.
+            self._sources, self._targets = upload(torch.stack([sources, targets]), device).unbind()
+        else:
+            self._sources, self._targets = upload(sources, device), upload(targets, device)
         self._num_links = self._sources.numel()
         self._label = None if index.label is None else upload(index.label, device)
         self._time = None if index.time is None else upload(index.time, device)
@@ -92,6 +97,7 @@ class Links:
         self._more_sources = self._more_targets = 0
         self._mode: str | None = None
         self._places: list[Tensor] = []
+        self._both: Tensor | None = None
 
     def add_negatives(self, neg_sampling: NegativeSampling, source: NegativeSource, key: int) -> None:
         """Draw negatives: number j belongs to link j modulo the number of links.
@@ -146,7 +152,9 @@ class Links:
 
     def ends(self) -> Tensor:
         """Sources, then targets, of a graph without types, int64; they repeat."""
-        return torch.cat([self._sources, self._targets])
+        if self._both is None:
+            self._both = torch.cat([self._sources, self._targets])
+        return self._both
 
     def place(self, nodes: Tensor) -> None:
         """Note where the ends stand among these nodes, ascending, which are the seeds of a sample."""
@@ -185,6 +193,7 @@ class Links:
                 out.batch = {kind: self._owners[batch] for kind, batch in out.batch.items()}
             else:
                 out.batch = self._owners[out.batch]
+        is_pair = len(self._places) == 1 and self._sources.numel() == self._targets.numel()
         if len(self._places) == 1:
             sources, targets = self._places[0].split([self._sources.numel(), self._targets.numel()])
         else:
@@ -197,7 +206,9 @@ class Links:
             return out
         if time is not None:
             time = time[self._owners_of(self._more_sources)]
-        out.metadata = (self._index.input_id, torch.stack([sources, targets]), self._label, time)
+        # The places of both ends already stand one after the other.
+        pairs = self._places[0].view(2, -1) if is_pair else torch.stack([sources, targets])
+        out.metadata = (self._index.input_id, pairs, self._label, time)
         return out
 
     def exclude(self, out: SamplerOutput | HeteroSamplerOutput, with_reverse: bool) -> None:
