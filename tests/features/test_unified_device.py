@@ -57,6 +57,8 @@ def test_backward_passes_run_as_before(device):
     assert run() == expected
 
 
+# Python says so of a worker that is forked, as a process with a GPU has threads of the driver.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_page_locked_batches_are_as_before(real_device, num_workers):
     is_gpu = real_device.type == "cuda"

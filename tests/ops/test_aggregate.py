@@ -9,6 +9,7 @@ from torch_geometric.utils import scatter
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.kernels.jit import SIMULATED
 from pyg_direct.kernels.span import LONG_ROW, slice_length
+from pyg_direct.ops import aggregate_kernels
 from pyg_direct.ops.aggregate import REDUCES, Transposed, aggregate
 from pyg_direct.ops.offsets import compress
 from tests.poison import poisoned_memory
@@ -100,6 +101,29 @@ def test_weights_of_heads_match_reference(device, heads, reduce):
 
     assert_near(got, reference.aggregate(values[0], *graph.numpy(), reduce, values[1]))
     assert_near(x.grad, reference.gradient(values[2], values[0], *graph.numpy(), reduce, values[1]))
+
+
+@pytest.mark.parametrize("heads", [None, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("hub", [False, True], ids=["even", "hub"])
+@pytest.mark.parametrize("run", [2, 4, 8])
+def test_a_thread_may_see_to_several_targets(real_device, run, hub, dtype, heads, monkeypatch):
+    # As it does where targets are many.
+    monkeypatch.setattr(aggregate_kernels, "_length_of_run", lambda *_: run)
+    graph, x = Graph(real_device, hub_edges() if hub else 40, hub), make_rows(32, dtype, real_device)
+    weight = None if heads is None else torch.rand(graph.row.numel(), heads, device=real_device)
+
+    for num_left_out, reduce in ((0, "sum"), (3, "mean")):
+        part = slice(0, graph.row.numel() - num_left_out)
+        shares = None if weight is None else weight[part]
+        with poisoned_memory():
+            got = aggregate(x, graph.indptr, graph.row[part], reduce=reduce, weight=shares,
+                            max_degree=None if hub else 40)  # fmt: skip
+
+        expected = reference.aggregate(x.cpu().double().numpy(), graph.indptr.clamp(max=part.stop).tolist(),
+                                       graph.row[part].tolist(), reduce,
+                                       None if shares is None else shares.cpu().double().numpy())  # fmt: skip
+        assert_near(got, expected, dtype)
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
