@@ -100,6 +100,7 @@ class FrameTrainer:
         self._frame = FramePlan(self.plan, self._times, [s.y for s in snapshots], window)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._static_loss: Tensor | None = None
+        self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
         self._may_replay = replay is not False and self.plan.device.type == "cuda"
         self._must_replay = replay is True
         self._frame.has_slots = self._may_replay
@@ -119,6 +120,9 @@ class FrameTrainer:
         begin, moved = time.perf_counter(), self._count_moved()
         if self.history and self._may_replay and self._graph is None:
             self._record()
+        # The graph's own, whatever was done about gradients since.
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
         total = torch.zeros((), device=self.plan.device)
         timeline = self.plan.timeline
         for first in range(self.num_frames):
@@ -163,6 +167,8 @@ class FrameTrainer:
 
     def _compute(self) -> Tensor:
         """The loss of the frame."""
+        # Casts that a caller's autocast keeps are of parameters before the last step.
+        torch.clear_autocast_cache()
         for module in self.model.modules():
             begin_anew: Any = getattr(module, "reinitialize_weight", None)
             if begin_anew is not None:
@@ -179,7 +185,7 @@ class FrameTrainer:
         """Capture the passes of a frame, if the model allows it."""
         self._frame.move(0)
         graph, device = torch.cuda.CUDAGraph(), self.plan.device
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         torch.cuda.synchronize(device)
         self._frame.is_recording = True
         try:
@@ -192,17 +198,29 @@ class FrameTrainer:
                     cost = self._compute()
                     cost.backward()
             self._graph, self._static_loss = graph, cost.detach()
+            self._gradients = [(parameter, parameter.grad) for parameter in self._list_parameters()]
             self.decisions.append("frames are replayed as one CUDA graph")
         except (NotReplayableError, RuntimeError) as error:
             if self._must_replay:
                 raise
             torch.cuda.synchronize(device)
             self._may_replay = False
-            self.optimizer.zero_grad(set_to_none=True)
+            self._forget_gradients()
             reason = str(error).splitlines()[0]
             self.decisions.append(f"frames are not replayed: {reason}")
         finally:
             self._frame.is_recording = False
+            torch.clear_autocast_cache()
+
+    def _list_parameters(self) -> list[torch.nn.Parameter]:
+        """Those of the optimizer and of the model, each once."""
+        stepped = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        return list(dict.fromkeys([*stepped, *self.model.parameters()]))
+
+    def _forget_gradients(self) -> None:
+        """Also those of parameters that the optimizer does not have: a graph would add to memory of their owner's."""
+        for parameter in self._list_parameters():
+            parameter.grad = None
 
     def summary(self) -> str:
         """Sizes, decisions and the course of the epochs, in lines."""

@@ -275,7 +275,7 @@ def test_frames_are_replayed_on_a_gpu_that_is_not_the_current_one():
 
 def read_back(y_hat, y):
     cost = F.mse_loss(y_hat, y)
-    assert float(cost) >= 0
+    assert float(cost.detach()) >= 0
     return cost
 
 
@@ -293,6 +293,45 @@ def test_frames_that_wait_for_the_gpu_are_not_replayed():
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
+def pretend_to_record(monkeypatch):
+    """Frames are recorded on a CPU, where they run once; replays do nothing. The devices of streams are listed."""
+    devices = []
+    for name in ("CUDAGraph", "Stream", "stream", "synchronize", "get_sync_debug_mode", "set_sync_debug_mode"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args: nullcontext(args))
+    monkeypatch.setattr(torch.cuda, "current_stream", devices.append)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: nullcontext(devices.append(stream.enter_result[0])))
+    monkeypatch.setattr(nullcontext, "replay", lambda self: None, raising=False)
+    return devices
+
+
+def test_replays_find_their_gradients_again(monkeypatch):
+    trainer = make_trainer("TGCN", make_signal())
+    spare = trainer.model.spare = torch.nn.Parameter(torch.ones(2))
+    mine = spare.grad = torch.ones(2)
+    trainer.fit(1)
+    pretend_to_record(monkeypatch)
+    trainer._record()
+    trainer.optimizer.zero_grad()
+    before = [parameter.clone() for parameter in trainer.optimizer.param_groups[0]["params"]]
+
+    trainer.train_epoch()
+
+    for parameter, old in zip(trainer.optimizer.param_groups[0]["params"], before, strict=True):
+        assert not torch.equal(parameter, old)
+    # A graph must not add to what it does not own.
+    assert spare.grad is None
+    assert torch.equal(mine, torch.ones(2))
+
+
+def test_casts_of_parameters_are_those_after_the_last_step():
+    def train(is_kept):
+        trainer = make_trainer("MPNNLSTM", make_signal())
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=is_kept):
+            return trainer.fit(2)
+
+    assert train(True) == pytest.approx(train(False), rel=1e-3)
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_waits_are_refused_while_a_frame_is_recorded(monkeypatch, waits):
     modes, mode_of_loss = [1], []
@@ -305,13 +344,9 @@ def test_waits_are_refused_while_a_frame_is_recorded(monkeypatch, waits):
 
     trainer = make_trainer("TGCN", make_signal(), loss=loss)
     trainer.fit(1)
+    devices = pretend_to_record(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    for name in ("CUDAGraph", "Stream", "stream", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, lambda *args: nullcontext(args))
-    devices = []
-    monkeypatch.setattr(torch.cuda, "current_stream", devices.append)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: nullcontext(devices.append(stream.enter_result[0])))
 
     trainer._record()
 

@@ -89,7 +89,8 @@ def add_messages(x: Tensor, edge_index: Tensor, weight: Tensor | None) -> Tensor
     messages = x.index_select(0, edge_index[0])
     if weight is not None:
         messages = messages * weight.view(-1, *[1] * (x.dim() - 1))
-    return x.new_zeros(x.shape).index_add(0, edge_index[1], messages)
+    # Under autocast they may be of another dtype than the rows.
+    return messages.new_zeros(x.shape).index_add(0, edge_index[1], messages)
 
 
 def expand_chebyshev(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: Chebyshev,
