@@ -14,6 +14,8 @@ from pyg_direct.ops.launch import grid_for, run_cpu, run_gpu, runs_on_gpu
 from pyg_direct.ops.upload import upload
 
 _NONE = np.zeros(0, np.int64)
+# On a CPU, items that are put in one list sooner than the loop is called for each piece.
+_FEW_ITEMS = 1 << 16
 
 
 class Piece(NamedTuple):
@@ -38,13 +40,14 @@ def regroup(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> None:
     if not pieces:
         return
     none = outputs[0][:0]
-    if not runs_on_gpu(none):
+    on_gpu = runs_on_gpu(none)
+    if not on_gpu and sum(piece.items.numel() for piece in pieces) > _FEW_ITEMS:
         for items, counts, places, output in pieces:
             begins = _begin(counts)
             run_cpu(segment.move_segments_cpu, begins, places - begins[:-1], items, none, none, outputs[output], none,
                     none)  # fmt: skip
         return
-    # One launch for each output.
+    # Once for each output.
     groups = [[piece for piece in pieces if piece.output == number] for number in range(len(outputs))]
     tables = []
     for group in groups:
@@ -53,10 +56,14 @@ def regroup(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> None:
         tables += [begins, places - begins[:-1]]
     words = upload(np.concatenate(tables), none.device).split([len(table) for table in tables])
     for number, group in enumerate(groups):
-        if group:
-            items = torch.cat([piece.items for piece in group])
-            run_gpu(segment.move_segments_gpu, grid_for(items.numel(), items), *words[2 * number : 2 * number + 2],
-                    items, none, none, outputs[number], none, none)  # fmt: skip
+        if not group:
+            continue
+        items = torch.cat([piece.items for piece in group])
+        arguments = (*words[2 * number : 2 * number + 2], items, none, none, outputs[number], none, none)
+        if on_gpu:
+            run_gpu(segment.move_segments_gpu, grid_for(items.numel(), items), *arguments)
+        else:
+            run_cpu(segment.move_segments_cpu, *arguments)
 
 
 def _begin(counts: np.ndarray) -> np.ndarray:
