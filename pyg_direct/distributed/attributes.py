@@ -43,8 +43,9 @@ class DistAttributes:
             ids = ends = ends[:0]
         return [Wanted(edge_type, ids, owned=(edge_type[self._target], ends))]
 
-    def build(self, data: Any, sample: Any, input_id: Tensor | None = None, *, checked: bool = True) -> Any:
-        """The batch of a sample: a `Data` for a `Sample`, a `HeteroData` for PyG's output."""
+    def build(self, data: Any, sample: Any, input_id: Tensor | None = None, *, checked: bool = True,
+              memory: list[Any] | None = None) -> Any:  # fmt: skip
+        """The batch of a sample: a `Data` for a `Sample`, a `HeteroData` for PyG's output. `memory` stays as it is."""
         if isinstance(sample, HeteroSamplerOutput):
             return self._build_hetero(sample)
         assert input_id is not None
