@@ -130,6 +130,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     def _place_inputs(self, batch: Any, out: Output) -> None:
         """Write labels, times and indices where PyG's loader writes them."""
         fields = [value.to(self.device) if isinstance(value, Tensor) else value for value in out.metadata[1:]]
+        # Whose memory is the batch's.
+        out.metadata = (out.metadata[0], *fields)
         edge_type = self.input_data.input_type
         source = target = part = batch
         if isinstance(out, HeteroSamplerOutput):

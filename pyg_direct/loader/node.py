@@ -84,7 +84,9 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         part = batch if self.input_data.input_type is None else batch[self.input_data.input_type]
         input_id, time = out.metadata[:2]
         part.input_id, part.batch_size = input_id, input_id.numel()
-        part.seed_time = time if time is None else time.to(self.device)
+        part.seed_time = time = time if time is None else time.to(self.device)
+        # Its memory is the batch's.
+        out.metadata = (input_id, time, *out.metadata[2:])
 
 
 def check_times(name: str, times: Any, count: int | None) -> None:

@@ -10,8 +10,9 @@ from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.nn import SAGEConv, to_hetero
 from torch_geometric.sampler import NumNeighbors
 
-from pyg_direct import NeighborLoader
+from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
+from pyg_direct.loader.general import Drawn
 from tests.hetero_data import check_rows, make_hetero, name_edges
 from tests.hetero_graphs import make_parts
 
@@ -379,3 +380,32 @@ def test_the_parts_of_a_batch_are_written_to_apart(real_device):
     assert [pair._version for pair in pairs] == [1] + [0] * len(others)
     for pair, other in zip(pairs[1:], others, strict=True):
         assert torch.equal(pair, other)
+
+
+@pytest.mark.parametrize("mode", ["nodes", "binary", "triplet"])
+def test_the_memory_of_a_batch_is_listed_with_that_of_its_seeds(mode, monkeypatch):
+    data, times, writes = make_hetero(make_parts(times="node")), torch.arange(4), ("author", "writes", "paper")
+    if mode == "nodes":
+        loader = NeighborLoader(data, [3, 2], SEEDS, times, time_attr="time", batch_size=4, device="cpu")
+    else:
+        labels = None if mode == "triplet" else torch.ones(4, dtype=torch.int64)
+        loader = LinkNeighborLoader(data, [3, 2], (writes, data[writes].edge_index[:, :4]), labels, times + 50,
+                                    neg_sampling=mode, time_attr="time", batch_size=4, device="cpu")  # fmt: skip
+    noted = []
+    monkeypatch.setattr("pyg_direct.loader.general.note_memory", lambda batch, memory: noted.extend(memory))
+    loader._prepare()
+    sample, place = Drawn(loader._ask(torch.arange(4), 1)), loader._place_inputs
+
+    def place_elsewhere(batch, out):
+        # What comes from the host is copied, as it is to a GPU.
+        loader.device = torch.device("meta")
+        place(batch, out)
+        loader.device = torch.device("cuda")
+
+    monkeypatch.setattr(loader, "_place_inputs", place_elsewhere)
+    batch = loader._fetch(sample, 0, None)
+
+    known = {value.untyped_storage()._cdata for value in noted if isinstance(value, torch.Tensor)}
+    made = [value for store in batch.stores for value in store.values() if isinstance(value, torch.Tensor)]
+    assert any(value.is_meta for value in made)
+    assert all(value.untyped_storage()._cdata in known for value in made if value.numel() > 0)
