@@ -12,18 +12,20 @@ import numpy as np
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.neighbor import LOW_WORD
 
-# The finaliser of splitmix64, and the 31 bits of it that choose a part.
-_MIX_0, _MIX_1 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+# The factors of splitmix64's finaliser by halves, as constants of 64 bits do not compile everywhere, and the 31 bits
+# that choose a part.
+_HIGH_0, _LOW_0 = np.uint64(0xBF58476D), np.uint64(0x1CE4E5B9)
+_HIGH_1, _LOW_1 = np.uint64(0x94D049BB), np.uint64(0x133111EB)
 _SHIFT_0, _SHIFT_1, _HALF, _LAST = np.uint64(30), np.uint64(27), np.uint64(32), np.uint64(31)
 _BITS = np.uint64(0x7FFFFFFF)
 
 
 @body
-def multiply(a, b):
+def multiply(a, b_high, b_low):
     """Low 64 bits of a product, by halves: NumPy, which the simulator runs on, warns of what overflows."""
-    low = np.uint64((a & LOW_WORD) * (b & LOW_WORD))
-    first = np.uint64(((a >> _HALF) * (b & LOW_WORD)) & LOW_WORD)
-    second = np.uint64(((a & LOW_WORD) * (b >> _HALF)) & LOW_WORD)
+    low = np.uint64((a & LOW_WORD) * b_low)
+    first = np.uint64(((a >> _HALF) * b_low) & LOW_WORD)
+    second = np.uint64(((a & LOW_WORD) * b_high) & LOW_WORD)
     high = np.uint64(np.uint64((low >> _HALF) + first + second) & LOW_WORD)
     return np.uint64((high << _HALF) | (low & LOW_WORD))
 
@@ -43,8 +45,8 @@ def find_owner(item, num_parts, bounds, table):
                 high = middle
         return low
     word = np.uint64(item)
-    word = multiply(np.uint64(word ^ (word >> _SHIFT_0)), _MIX_0)
-    word = multiply(np.uint64(word ^ (word >> _SHIFT_1)), _MIX_1)
+    word = multiply(np.uint64(word ^ (word >> _SHIFT_0)), _HIGH_0, _LOW_0)
+    word = multiply(np.uint64(word ^ (word >> _SHIFT_1)), _HIGH_1, _LOW_1)
     return np.int64(np.uint64(np.uint64((word >> _HALF) & _BITS) * np.uint64(num_parts)) >> _LAST)
 
 
