@@ -11,7 +11,16 @@ import numpy as np
 
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.neighbor import find_row
-from pyg_direct.kernels.worklist import FIRST, LOCAL, SOURCE_BASE, SOURCE_START, find_entry, frontier_place, tree_of
+from pyg_direct.kernels.worklist import (
+    FIRST,
+    LOCAL,
+    SOURCE_BASE,
+    SOURCE_START,
+    find_entry,
+    find_record,
+    frontier_place,
+    tree_of,
+)
 
 # The first item and the first edge of an answer among those of all, and where its three runs begin in the views.
 ITEM, EDGE, COUNTS, SOURCES, IDS = range(5)
@@ -20,19 +29,6 @@ PLACES = 5
 # what leads from a place in the frontier to an item; where their counts begin.
 BEGIN, ORDER, SHIFT, AT = range(4)
 SEGMENT = 4
-
-
-@body
-def find_record(table, width, column, value):
-    """Where the last row of a table begins whose column is at most `value`; its last row is its end."""
-    low, high = 0, table.shape[0] // width - 1
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if table[middle * width + column] <= value:
-            low = middle
-        else:
-            high = middle
-    return low * width
 
 
 @body

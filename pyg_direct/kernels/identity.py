@@ -13,6 +13,7 @@ from pyg_direct.kernels.bitmap import bit_of
 from pyg_direct.kernels.block import SCAN_WORDS, own_range, scan_block
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.neighbor import LOW_WORD, find_row
+from pyg_direct.kernels.offsets import count_below
 from pyg_direct.kernels.state import NODES
 
 # Odd multipliers spread the halves of an identity over 64 bits (Knuth, TAOCP 3, section 6.4).
@@ -232,26 +233,13 @@ def mark_identities_gpu(ends, items, fresh):
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@body
-def lower_bound(items, end, value):
-    """The first place in [0, end) of ascending items that holds at least `value`."""
-    low, high = np.int64(0), end
-    while low < high:
-        middle = (low + high) >> 1
-        if items[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 @gpu_kernel("i8[] i8[] i8[] i8[]")
 def count_types_gpu(state, new, bases, new_counts):
     """new_counts of the new identities, ascending, of which state[NODES + 1] tells the number; one block."""
     count = state[NODES + 1]
     t = np.int64(cuda.threadIdx.x)
     while t < new_counts.shape[0] - 1:
-        new_counts[1 + t] = lower_bound(new, count, bases[t + 1]) - lower_bound(new, count, bases[t])
+        new_counts[1 + t] = count_below(new, count, bases[t + 1]) - count_below(new, count, bases[t])
         t += THREADS
     if cuda.threadIdx.x == 0:
         new_counts[0] = count

@@ -12,9 +12,9 @@ from pyg_direct.kernels.jit import THREADS, body, cuda, gpu_kernel
 
 
 @body
-def count_below(ordered, item):
-    """Number of ids below `item`."""
-    low, high = np.int64(0), np.int64(ordered.shape[0])
+def count_below(ordered, end, item):
+    """Number of ids below `item` among the first `end`."""
+    low, high = np.int64(0), np.int64(end)
     while low < high:
         middle = (low + high) >> 1
         if np.int64(ordered[middle]) < item:
@@ -28,5 +28,5 @@ def count_below(ordered, item):
 def find_offsets_gpu(ordered, out):
     row = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while row < out.shape[0]:
-        out[row] = count_below(ordered, row)
+        out[row] = count_below(ordered, ordered.shape[0], row)
         row += np.int64(cuda.gridDim.x) * THREADS

@@ -24,16 +24,22 @@ TIMED, WEIGHTED, BY_PLACE = 1, 2, 4
 
 
 @body
-def find_entry(work, item):
-    """Where in `work` the entry of an item begins."""
-    low, high = 0, work.shape[0] // COLUMNS - 1
+def find_record(table, width, column, value):
+    """Where the last row of a table begins whose column is at most `value`; its last row is its end."""
+    low, high = 0, table.shape[0] // width - 1
     while high - low > 1:
         middle = (low + high) >> 1
-        if work[middle * COLUMNS + FIRST] <= item:
+        if table[middle * width + column] <= value:
             low = middle
         else:
             high = middle
-    return low * COLUMNS
+    return low * width
+
+
+@body
+def find_entry(work, item):
+    """Where in `work` the entry of an item begins."""
+    return find_record(work, COLUMNS, FIRST, item)
 
 
 @body

@@ -27,8 +27,8 @@ def expand(indptr: Tensor, num_edges: int) -> Tensor:
 def find_offsets(ordered: Tensor, num_rows: int) -> Tensor:
     """See `compress`."""
     if not runs_on_gpu(ordered):
-        # On a GPU one thread of torch's writes all offsets behind the last id: 1.4 ms of a batch of 400,000 nodes.
         return torch._convert_indices_from_coo_to_csr(ordered, num_rows, out_int32=ordered.dtype == torch.int32)
+    # There one thread of torch's writes all offsets behind the last id: 1.4 ms of a batch of 400,000 nodes.
     out = ordered.new_empty(num_rows + 1)
     run_gpu(find_offsets_gpu, grid_for(out.numel(), out), ordered.contiguous(), out)
     return out

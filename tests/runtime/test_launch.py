@@ -29,15 +29,13 @@ def write_scalars_gpu(a, b, c, d, e, f, g, h, i, j, integers, floats, empty):
 
 
 def measure_launch_us(count=200):
-    """Time of this thread alone: other processes take cores from it. So few launches, as the GPU, which others may have
-    for a while, queues a thousand before a launch waits.
-    """
+    """So few launches, as the GPU, which others may have for a while, queues a thousand before a launch waits."""
     items, out = torch.arange(10, device="cuda"), torch.empty(10, dtype=torch.int64, device="cuda")
     torch.cuda.synchronize()
-    start = time.thread_time()
+    start = time.perf_counter()
     for _ in range(count):
         run_gpu(draw_bits_gpu, 1, 7, items, 0, out)
-    took = time.thread_time() - start
+    took = time.perf_counter() - start
     torch.cuda.synchronize()
     return took / count * 1e6
 
