@@ -45,7 +45,7 @@ def main() -> None:
     for epoch in range(1, args.epochs + 1):
         model.train()
         begin, total_loss = time.perf_counter(), 0.0
-        for batch in tqdm(train_loader, desc=f"epoch {epoch}", leave=False):
+        for batch in tqdm(train_loader, desc=f"epoch {epoch}", leave=False, disable=None):
             optimizer.zero_grad()
             out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
                         num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip

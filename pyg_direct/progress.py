@@ -1,6 +1,7 @@
 """Steps that take long say so on stderr: with a bar where their length is known, with the seconds so far where not.
 
-What is over within two seconds says nothing, starts nothing and imports nothing.
+Where stderr is no terminal, but a file that keeps what it is given, they write whole lines, one a minute at most. What
+is over within two seconds says nothing, starts nothing and imports nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import Any
 PATIENCE = 2.0
 # Numbers that any step is through with before.
 FEW_ITEMS = 1 << 22
-# Seconds between two lines, at a terminal and elsewhere.
-_REFRESH = (1.0, 60.0)
+# Seconds between two looks of a terminal, and between two lines of a file.
+_REFRESH, _MINUTE = 1.0, 60.0
 
 _WAITING = threading.local()
 # When each step was begun and when it ended last, by name.
 _BEGUN: dict[str, tuple[float, float]] = {}
+# When a file was told of it last.
+_TOLD: dict[str, float] = {}
 
 
 class Bar:
@@ -31,11 +34,14 @@ class Bar:
         total: Units of all the work.
         what: What is done, such as `placing features`.
         unit: Of the work.
+        done: Units that were done before.
+        is_shown: Whether to say anything.
     """
 
-    def __init__(self, total: int, what: str, unit: str = "") -> None:
+    def __init__(self, total: int, what: str, unit: str = "", *, done: int = 0, is_shown: bool = True) -> None:
         self._total, self._what, self._unit = total, what, unit
-        self._done, self._begin = 0, time.time()
+        self._before, self._done, self._is_shown = done, done, is_shown
+        self._begin = time.time()
         self._bar: Any = None
 
     def update(self, count: int) -> None:
@@ -43,12 +49,17 @@ class Bar:
         self._done += count
         if self._bar is not None:
             self._bar.update(count)
-        elif time.time() - self._begin > PATIENCE:
-            from tqdm import tqdm
+        elif self._is_shown and time.time() - self._begin > PATIENCE:
+            self._bar = self._open() if _is_terminal() else _Lines(self._total, self._what, self._before, self._begin)
+            self._bar.update(self._done - self._before)
 
-            self._bar = tqdm(total=self._total, desc=self._what, unit=self._unit, unit_scale=True, mininterval=0.5)
-            self._bar.start_t = self._begin
-            self._bar.update(self._done)
+    def _open(self) -> Any:
+        from tqdm import tqdm
+
+        bar = tqdm(total=self._total, initial=self._before, desc=self._what, unit=self._unit, unit_scale=True,
+                   mininterval=0.5)  # fmt: skip
+        bar.start_t = self._begin
+        return bar
 
     def __enter__(self) -> Bar:
         return self
@@ -56,6 +67,42 @@ class Bar:
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+class _Lines:
+    """What a file gets instead of a bar: a line now, one a minute, and one at the end."""
+
+    def __init__(self, total: int, what: str, done: int, begin: float) -> None:
+        self._total, self._what, self._done, self._begin = total, what, done, begin
+        self._written = -_MINUTE
+
+    def update(self, count: int) -> None:
+        self._done += count
+        if time.time() - self._written >= _MINUTE:
+            self._write()
+
+    def close(self) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        self._written = time.time()
+        share = self._done / max(1, self._total)
+        _write_line(f"{self._what}: {share:.0%} after {self._written - self._begin:.0f} s")
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        # There is none, or it is closed.
+        return False
+
+
+def _write_line(text: str) -> None:
+    # Work goes on where nothing can be told.
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(f"pyg_direct: {text}\n")
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager
@@ -75,7 +122,7 @@ def show_wait(what: str, detail: str = "", *, items: int = FEW_ITEMS) -> Iterato
     begin, end = _BEGUN.get(what, (now, now))
     begin = begin if now - end <= PATIENCE else now
     done = threading.Event()
-    thread = threading.Thread(target=_tell, args=(f"{what}{detail}", begin, done), name="pyg_direct_wait", daemon=True)
+    thread = threading.Thread(target=_tell, args=(what, detail, begin, done), name="pyg_direct_wait", daemon=True)
     try:
         thread.start()
     except RuntimeError:
@@ -92,17 +139,26 @@ def show_wait(what: str, detail: str = "", *, items: int = FEW_ITEMS) -> Iterato
         _BEGUN[what] = begin, time.monotonic()
 
 
-def _tell(what: str, begin: float, done: threading.Event) -> None:
+def _tell(what: str, detail: str, begin: float, done: threading.Event) -> None:
     if done.wait(max(0.0, begin + PATIENCE - time.monotonic())):
         return
+    if _is_terminal():
+        _tell_terminal(f"{what}{detail}", begin, done)
+        return
+    while not done.wait(max(0.0, _TOLD.get(what, -_MINUTE) + _MINUTE - time.monotonic())):
+        _TOLD[what] = time.monotonic()
+        _write_line(f"{what}{detail}: {_TOLD[what] - begin:.0f} s so far")
+
+
+def _tell_terminal(text: str, begin: float, done: threading.Event) -> None:
     try:
         from tqdm import tqdm
     except ImportError:
         # Kernels are compiled for a wheel where nothing else is installed.
         return
-    with tqdm(total=0, desc=what, bar_format="{desc}: {elapsed}", leave=False) as bar:
+    with tqdm(total=0, desc=text, bar_format="{desc}: {elapsed}", leave=False) as bar:
         bar.start_t -= time.monotonic() - begin
         while True:
             bar.refresh()
-            if done.wait(_REFRESH[0 if sys.stderr.isatty() else 1]):
+            if done.wait(_REFRESH):
                 return

@@ -1,5 +1,10 @@
 """Steps that take long say so, and others say nothing."""
 
+import io
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 
@@ -7,16 +12,22 @@ import pytest
 
 from pyg_direct import progress
 from pyg_direct.progress import Bar, show_wait
-from tests.interpreter import run_python
+from tests.interpreter import BARE_PACKAGE, run_python
 
 
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE", 0.05)
     monkeypatch.setattr(progress, "_BEGUN", {})
+    monkeypatch.setattr(progress, "_TOLD", {})
 
 
-def test_a_long_step_has_a_bar(impatient, capfd):
+@pytest.fixture
+def terminal(impatient, monkeypatch):
+    monkeypatch.setattr(progress, "_is_terminal", lambda: True)
+
+
+def test_a_long_step_has_a_bar(terminal, capfd):
     with Bar(4, "drawing edges", "edges") as bar:
         for _ in range(4):
             time.sleep(0.03)
@@ -36,11 +47,89 @@ def test_a_short_step_has_none(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_step_of_unknown_length_is_told(impatient, capfd):
+def test_a_bar_goes_on_where_work_was_left(terminal, capfd):
+    with Bar(4, "drawing edges", done=2) as bar:
+        for _ in range(2):
+            time.sleep(0.06)
+            bar.update(1)
+
+    err = capfd.readouterr().err
+    assert " 50%" in err
+    assert "4.00/4.00" in err
+
+
+def test_a_bar_that_nobody_wants_says_nothing(terminal, capfd):
+    with Bar(1, "drawing edges", is_shown=False) as bar:
+        time.sleep(0.06)
+        bar.update(1)
+
+    assert capfd.readouterr().err == ""
+
+
+def test_a_step_of_unknown_length_is_told(terminal, capfd):
     with show_wait("sorting edges", ": many"):
         time.sleep(0.3)
 
     assert "sorting edges: many: 00:00" in capfd.readouterr().err
+
+
+def test_a_file_gets_whole_lines_of_a_bar(impatient, monkeypatch, capfd):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "time", lambda: now[0])
+
+    with Bar(100, "drawing edges") as bar:
+        for _ in range(100):
+            now[0] += 1.5
+            bar.update(1)
+
+    assert capfd.readouterr().err.splitlines() == [
+        "pyg_direct: drawing edges: 1% after 2 s",
+        "pyg_direct: drawing edges: 41% after 62 s",
+        "pyg_direct: drawing edges: 81% after 122 s",
+        "pyg_direct: drawing edges: 100% after 150 s",
+    ]
+
+
+def test_a_file_gets_one_line_of_many_short_steps(impatient, capfd):
+    for number in range(8):
+        with show_wait("compiling", f": kernel {number}"):
+            time.sleep(0.06)
+
+    assert re.fullmatch(r"pyg_direct: compiling: kernel \d: 0 s so far\n", capfd.readouterr().err)
+
+
+def test_a_file_gets_a_line_a_minute_of_a_long_step(impatient, monkeypatch, capfd):
+    monkeypatch.setattr(progress, "_MINUTE", 0.1)
+
+    with show_wait("sorting"):
+        time.sleep(1)
+
+    assert 2 <= capfd.readouterr().err.count("pyg_direct: sorting: ") <= 11
+
+
+@pytest.mark.parametrize("stderr", [None, "closed"])
+def test_work_goes_on_without_stderr(impatient, monkeypatch, stderr):
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, "stderr", stream if stderr else None)
+
+    with show_wait("sorting"), Bar(1, "drawing") as bar:
+        time.sleep(0.1)
+        bar.update(1)
+
+    assert bar._bar is not None
+
+
+def test_a_terminal_is_known():
+    program = "import sys\nfrom pyg_direct import progress\nprint(progress._is_terminal())"
+    ours, its = os.openpty()
+
+    found = [subprocess.run([sys.executable, "-c", BARE_PACKAGE + program], stdout=subprocess.PIPE, stderr=stderr,
+                            text=True, check=True).stdout for stderr in (its, subprocess.DEVNULL)]  # fmt: skip
+
+    os.close(ours)
+    os.close(its)
+    assert found == ["True\n", "False\n"]
 
 
 def test_many_short_steps_are_one(impatient, capfd):
@@ -77,7 +166,7 @@ def test_a_step_inside_another_says_nothing(impatient, capfd):
     assert "inner" not in err
 
 
-def test_an_error_ends_what_is_shown(impatient):
+def test_an_error_ends_what_is_shown(terminal):
     def fail(bar):
         with show_wait("sorting"), bar:
             time.sleep(0.1)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from pyg_direct.distributed.assign import assign_by_metis, assign_by_stream
 from pyg_direct.distributed.book import Book, table_dtype
@@ -19,6 +18,7 @@ from pyg_direct.distributed.inputs import Inputs
 from pyg_direct.distributed.manifest import EdgeEntry, Manifest, NodeEntry, part_folder
 from pyg_direct.errors import IdError
 from pyg_direct.graph.relation import EdgeType
+from pyg_direct.progress import Bar
 
 # Bytes that a node or an edge takes while its piece is worked on, beside its rows.
 _NODE_BYTES, _EDGE_BYTES = 64, 160
@@ -62,8 +62,8 @@ class Builder:
         manifest.write(self._folder)
         return manifest
 
-    def _bar(self, what: str, total: int, done: int) -> tqdm[Any]:
-        return tqdm(total=total, initial=done, desc=what, unit_scale=True, disable=not self._progress, mininterval=0.5)
+    def _bar(self, what: str, total: int, done: int) -> Bar:
+        return Bar(total, f"partition: {what}", done=done, is_shown=self._progress)
 
     def _make_books(self) -> dict[str, Book]:
         sizes, method, books = self._inputs.num_nodes, self._inputs.method, {}

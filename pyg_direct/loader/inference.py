@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from tqdm import tqdm
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.placed import place_array
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.ops.gather import gather_rows
+from pyg_direct.progress import Bar
 from pyg_direct.runtime.device import budget_of, free_bytes
 from pyg_direct.runtime.memory import Block, allocate_or_fall_back
 
@@ -94,10 +94,9 @@ def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, b
         raise ArgumentError(f"x must have a row for each of the {loader.data.num_nodes} nodes, got "
                             f"{type(x).__name__ if not isinstance(x, Tensor) else tuple(x.shape)}")  # fmt: skip
     rows = _Rows.of(x, placement, loader.device)
-    steps = tqdm(total=model.num_layers * len(loader), desc="inference", disable=not progress_bar)
-    for layer in range(model.num_layers):
-        rows = _run_layer(model, layer, rows, loader, placement, steps)
-    steps.close()
+    with Bar(model.num_layers * len(loader), "inference", "batches", is_shown=progress_bar) as bar:
+        for layer in range(model.num_layers):
+            rows = _run_layer(model, layer, rows, loader, placement, bar)
     return rows.as_result()
 
 
@@ -177,7 +176,7 @@ def _choose_place(num_bytes: int, placement: str, device: torch.device) -> str:
     return "cuda" if num_bytes <= budget_of(free_bytes(device.index)) // 2 else "unified"
 
 
-def _run_layer(model: Any, layer: int, rows: _Rows, loader: NeighborLoader, placement: str, steps: Any) -> _Rows:
+def _run_layer(model: Any, layer: int, rows: _Rows, loader: NeighborLoader, placement: str, bar: Bar) -> _Rows:
     made: _Rows | None = None
     begin = 0
     for batch in loader:
@@ -189,7 +188,7 @@ def _run_layer(model: Any, layer: int, rows: _Rows, loader: NeighborLoader, plac
             made = _Rows.empty(shape, out.dtype, placement, loader.device)
         made.write(begin, out)
         begin += batch.batch_size
-        steps.update(1)
+        bar.update(1)
     if made is None:
         width = model.out_channels if layer == model.num_layers - 1 else model.hidden_channels
         made = _Rows.empty((0, width), rows.view.dtype, placement, loader.device)
