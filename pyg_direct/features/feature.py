@@ -172,8 +172,9 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         Raises:
             ArgumentError: also where `store_dtype` cannot hold a number of the table.
         """
-        if not isinstance(cpu_tensor, Tensor):
-            raise ArgumentTypeError(f"cpu_tensor must be a tensor, got {type(cpu_tensor).__name__}")
+        if not isinstance(cpu_tensor, Tensor) or cpu_tensor.layout != torch.strided:
+            kind = getattr(cpu_tensor, "layout", type(cpu_tensor).__name__)
+            raise ArgumentTypeError(f"cpu_tensor must be a dense tensor, got {kind}")
         if cpu_tensor.dim() == 0:
             raise ArgumentError("cpu_tensor must have at least one dimension, got a scalar")
         self._check_count(cpu_tensor.shape[0])

@@ -79,7 +79,9 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
             raise ArgumentTypeError(f"edge_label must be a tensor, got {type(edge_label).__name__}")
         if edge_label is not None and edge_label.numel() == 0 and count != 0:
             raise ArgumentError("edge_label must have a label for each link, got none")
-        neg_sampling = NegativeSampling.cast(neg_sampling)
+        neg_sampling = _read_negatives(neg_sampling)
+        if neg_sampling_ratio is not None and not neg_sampling_ratio >= 0:
+            raise ArgumentError(f"neg_sampling_ratio must be at least 0, got {neg_sampling_ratio}")
         if neg_sampling is not None and neg_sampling.is_triplet() and edge_label is not None:
             raise ArgumentError("edge_label must be None with triplets, whose index fields say what is negative")
         if edge_label is not None and edge_label.numel() == 0:
@@ -211,6 +213,20 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         self._open_links(data, neighbor_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
                          kwargs)  # fmt: skip
+
+
+def _read_negatives(neg_sampling: Any) -> NegativeSampling | None:
+    """How negatives are drawn, as PyG reads it.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: PyG refuses it, for the reason given.
+    """
+    try:
+        return NegativeSampling.cast(neg_sampling)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        kind = ArgumentError if isinstance(error, ValueError) else ArgumentTypeError
+        raise kind("neg_sampling must be 'binary', 'triplet', a dict of their options or a NegativeSampling, got "
+                   f"{neg_sampling!r}: {error}") from error  # fmt: skip
 
 
 def _read_links(data: Any, edge_label_index: Any) -> Any:

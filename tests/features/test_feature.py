@@ -271,9 +271,10 @@ def test_a_scalar_is_no_table(device):
         Feature(device=device).from_cpu_tensor(torch.tensor(1.0))
 
 
-def test_a_list_is_no_table(device):
-    with pytest.raises(ArgumentTypeError, match="cpu_tensor must be a tensor, got list"):
-        Feature(device=device).from_cpu_tensor([[1.0]])
+@pytest.mark.parametrize(("table", "kind"), [([[1.0]], "list"), (torch.eye(3).to_sparse(), "torch.sparse_coo")])
+def test_what_is_not_dense_is_no_table(device, table, kind):
+    with pytest.raises(ArgumentTypeError, match=f"cpu_tensor must be a dense tensor, got {kind}"):
+        Feature(device=device).from_cpu_tensor(table)
 
 
 def test_every_node_needs_a_row(device):

@@ -255,12 +255,13 @@ def test_an_empty_list_of_links_is_an_empty_epoch(real_device):
         ({"neg_sampling": "triplet", "edge_label": torch.ones(600)}, ArgumentError, "edge_label must be None"),
         ({"neg_sampling": {"mode": "binary", "src_weight": torch.ones(9)}}, ArgumentError, r"weights of shape \(70,\)"),
         ({"neg_sampling": {"mode": "binary", "dst_weight": [1.0] * 70}}, ArgumentTypeError, "in a tensor, got list"),
-        ({"neg_sampling": {"mode": "triplet", "amount": 1.5}}, ValueError, "'amount' needs to be an integer"),
-        ({"neg_sampling_ratio": -1.0}, ValueError, "'amount' needs to be positive"),
+        ({"neg_sampling": {"mode": "triplet", "amount": 1.5}}, ArgumentError, "'amount' needs to be an integer"),
+        ({"neg_sampling_ratio": -1.0}, ArgumentError, "neg_sampling_ratio must be at least 0, got -1.0"),
         ({"input_id": torch.arange(9)}, ArgumentError, r"an id for each of the 600 seeds, got \(9,\)"),
         ({"neg_sampling": {"mode": "binary", "dst_weight": -torch.ones(70)}}, ArgumentError, "at least 0, got -1.0"),
-        ({"neg_sampling": {"mode": "binary", "amount": 0}}, ValueError, "amount"),
-        ({"neg_sampling": "worst"}, ValueError, "worst"),
+        ({"neg_sampling": {"mode": "binary", "amount": 0}}, ArgumentError, "^neg_sampling .*'amount' needs to be pos"),
+        ({"neg_sampling": "worst"}, ArgumentError, "^neg_sampling must be .* got 'worst'"),
+        ({"neg_sampling": {"mode": "binary", "number": 3}}, ArgumentTypeError, "^neg_sampling must be .*'number'"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(options, error, words):

@@ -165,10 +165,11 @@ def test_telling_takes_little(real_device):
 
     batches = list(NeighborLoader(make_data(), [3, 2], input_nodes=torch.arange(40), batch_size=1, device=real_device))
 
-    begin = time.perf_counter()
+    # Of this thread, as others may have the core meanwhile.
+    begin = time.thread_time()
     for batch in batches * 5:
         note_order(batch, batch, 3)
-    microseconds = (time.perf_counter() - begin) / (5 * len(batches)) * 1e6
+    microseconds = (time.thread_time() - begin) / (5 * len(batches)) * 1e6
 
     # Next to the 200 us that Python may take for a batch.
     assert microseconds < 100
