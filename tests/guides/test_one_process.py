@@ -1,6 +1,5 @@
-"""The examples run as programs, on tiny graphs, and do what they say; those for several processes have own tests."""
+"""The guides for one process, on tiny graphs, do what they say."""
 
-import os
 import re
 import runpy
 import subprocess
@@ -9,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+import pyg_direct
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 README = EXAMPLES.parent / "README.md"
 
 # What a guide prints at its end, and the least that the number in it must be.
@@ -66,12 +67,13 @@ def test_example_learns_more_than_an_mlp(name, run_example):
 
 
 @pytest.mark.slow
-def test_unified_example_learns_more_than_an_mlp():
+def test_unified_example_learns_more_than_an_mlp(monkeypatch):
     # In an interpreter of its own, as it enables torch's device `unified` for good.
-    environment = {k: v for k, v in os.environ.items() if k != "PYG_DIRECT_DATA"} | {"PYTHONPATH": str(EXAMPLES.parent)}
+    monkeypatch.delenv("PYG_DIRECT_DATA", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(Path(pyg_direct.__file__).parents[1]))
     options = ["--device", "cpu", "--scale", "0.003", "--epochs", "8", "--batch-size", "64"]
     done = subprocess.run([sys.executable, EXAMPLES / "unified_two_lines.py", *options], capture_output=True, text=True,
-                          env=environment, timeout=240, check=False)  # fmt: skip
+                          timeout=240, check=False)  # fmt: skip
 
     assert done.returncode == 0, done.stderr
     check_scores(done.stdout)

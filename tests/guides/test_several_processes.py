@@ -1,0 +1,110 @@
+"""The guides for several processes, with two of them on the CPU, as a user starts them."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.distributed.run import parse_args
+
+import pyg_direct
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.slow
+
+
+def run(*command):
+    environment = {k: v for k, v in os.environ.items() if k != "PYG_DIRECT_DATA"}
+    environment |= {"PYTHONPATH": str(Path(pyg_direct.__file__).parents[1]), "OMP_NUM_THREADS": "1",
+                    "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=280,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def options(count):
+    return ["--device", "cpu", "--scale", "0.003", "--epochs", "6", "--batch-size", str(64 // count)]
+
+
+def losses_of(output):
+    return [float(loss) for loss in re.findall(r"^epoch \d: loss ([\d.]+), ", output, re.MULTILINE)]
+
+
+def test_torchrun_does_what_spawned_processes_do():
+    spawned = run(EXAMPLES / "multi_gpu_sage.py", "--processes", "2", *options(2))
+
+    output = run("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", EXAMPLES / "multi_gpu_sage.py",
+                 *options(2))  # fmt: skip
+
+    losses = losses_of(spawned)
+    assert "with 2 processes" in spawned
+    assert len(losses) == 6
+    assert losses[-1] < 0.7 * losses[0], spawned
+    assert float(re.search(r"test ([\d.]+)%", spawned)[1]) > 15, spawned
+    assert losses_of(output) == pytest.approx(losses, rel=0.02)
+
+
+def test_one_process_is_enough():
+    output = run(EXAMPLES / "multi_gpu_sage.py", *options(1)[:-4], "--epochs", "1")
+
+    assert "with 1 processes" in output
+    assert len(losses_of(output)) == 1
+
+
+def test_quivers_steps_train_two_processes():
+    output = run(EXAMPLES / "multi_gpu_quiver_style.py", "--processes", "2", *options(2))
+
+    losses = losses_of(output)
+    assert len(losses) == 6
+    assert losses[-1] < 0.7 * losses[0], output
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="needs lightning")
+def test_lightning_trains_two_processes():
+    output = run("-W", "ignore", EXAMPLES / "multi_gpu_lightning.py", "--processes", "2", *options(2))
+
+    losses = losses_of(output)
+    assert len(losses) == 6
+    assert losses[-1] < 0.7 * losses[0], output
+
+
+def test_processes_that_hold_parts_learn():
+    output = run(EXAMPLES / "distributed_worker.py", "--processes", "2", "--device", "cpu", "--scale", "0.003",
+                 "--epochs", "4", "--batch-size", "32")  # fmt: skip
+
+    losses = losses_of(output)
+    assert len(losses) == 4
+    assert losses[-1] < 0.85 * losses[0], output
+    assert float(re.search(r"test ([\d.]+)%", output)[1]) > 15, output
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+def test_a_process_that_holds_no_part_learns():
+    output = run(EXAMPLES / "distributed_server_client.py", "--device", "cpu", "--scale", "0.003", "--epochs", "3",
+                 "--batch-size", "32")  # fmt: skip
+
+    losses = losses_of(output)
+    assert len(losses) == 3
+    assert losses[-1] < 0.9 * losses[0], output
+
+
+def test_slurm_starts_the_program_on_every_host(tmp_path):
+    """With programs in the place of SLURM's that print what they are given."""
+    for name, body in {"scontrol": "printf 'first\\nsecond\\n'", "srun": 'printf "%s\\n" "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    job = {"SLURM_JOB_NODELIST": "host[1-4]", "SLURM_JOB_ID": "30007", "SLURM_NNODES": "4"}
+
+    done = subprocess.run(["bash", EXAMPLES / "distributed_worker.slurm", "/data/parts"], check=True, text=True,
+                          capture_output=True, env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **job})  # fmt: skip
+
+    program, *arguments = done.stdout.splitlines()
+    args = parse_args(arguments)
+    assert program == "torchrun"
+    assert (args.nnodes, args.nproc_per_node, args.rdzv_endpoint) == ("4", "4", "first:30007")
+    assert (EXAMPLES.parent / args.training_script).exists()
+    assert args.training_script_args == ["--partition", "/data/parts"]
