@@ -43,16 +43,6 @@ def find_equal(union: EdgeUnion, stacked: Tensor) -> Tensor:
     return largest == smallest
 
 
-def measure_equality(union: EdgeUnion, weights: Sequence[Tensor | None]) -> float:
-    """q: the share of the edges that all snapshots have whose weight is the same in all; 1 without such edges."""
-    stacked = stack_weights(union, weights)
-    shared = union.presence == union.full
-    count = int(shared.sum())
-    if stacked is None or count == 0:
-        return 1.0
-    return int((find_equal(union, stacked) & shared).sum()) / count
-
-
 def choose_values(equality: float, weighted: bool) -> str:
     """The mode that sends the fewest bytes: stacked weights (4 + 4 S an edge) beat moving unequal edges to the
     exclusives (8 q + 8 S (1 - q)) just where less than half of them are equal.

@@ -98,21 +98,6 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class RandomWalk:
-    """Steps of a random walk, weights over those of the node: of the source (`D_out^-1 A`, as diffusion
-    convolutions), or with `by_target` of the target.
-    """
-
-    by_target: bool = False
-
-    def factorise(self, snapshot: Snapshot) -> Factors:
-        """The factors of one snapshot."""
-        scale = _inverse(snapshot.add_to(snapshot.targets if self.by_target else snapshot.sources))
-        row, column = (scale, None) if self.by_target else (None, scale)
-        return Factors(snapshot.keys, snapshot.weight, row, column, None)
-
-
-@dataclass(frozen=True)
 class Chebyshev:
     """ChebConv's scaled Laplacian 2 L / lambda - I, without loops and with degrees of sources.
 

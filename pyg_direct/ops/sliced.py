@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.offsets import compress, expand
+from pyg_direct.ops.offsets import compress
 from pyg_direct.ops.overlap import EdgeUnion
 
 SLICE = 32
@@ -91,10 +91,6 @@ class SlicedCSR:
             raise ArgumentError("a structure whose slices belong to snapshots has no CSR form")
         return compress(self.expand_rows(), self.num_rows), self.cols
 
-    def to_coo(self) -> Tensor:
-        """`edge_index` (source, target), int64 `[2, nnz]`."""
-        return torch.stack([self.cols.long(), self.expand_rows()])
-
     def transpose(self) -> SlicedCSR:
         """The same edges with sources and targets exchanged."""
         rows, cols = self.cols.long(), self.expand_rows()
@@ -154,12 +150,6 @@ def slice_keys(keys: Tensor, num_rows: int, weight: Tensor | None = None, presen
     """
     rows = torch.div(keys, max(1, num_rows), rounding_mode="floor")
     return _cut(rows, (keys - rows * num_rows).int(), num_rows, num_snapshots, weight, False, presence)
-
-
-def slice_csr(indptr: Tensor, cols: Tensor, weight: Tensor | None = None) -> SlicedCSR:
-    """Slices of a CSR matrix: offsets `[N + 1]`, sources `[nnz]`, fp32 weights `[nnz]` or None."""
-    rows = expand(indptr, cols.numel()).long()
-    return _cut(rows, cols.int(), indptr.numel() - 1, 1, None if weight is None else weight.view(-1, 1))
 
 
 def slice_union(union: EdgeUnion, num_rows: int, weight: Tensor | None = None) -> SlicedCSR:

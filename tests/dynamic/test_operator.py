@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from torch_geometric.nn import ChebConv, GCNConv, GraphConv, SAGEConv
 
 from pyg_direct.dynamic.group import build_group
-from pyg_direct.dynamic.operator import GCN, Chebyshev, Mean, RandomWalk, Sum
+from pyg_direct.dynamic.operator import GCN, Chebyshev, Mean, Sum
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.snapshots import aggregate_snapshots
 from tests.snapshots import drawn_snapshots, make_snapshots, order_snapshots
@@ -79,22 +79,6 @@ def test_chebyshev_is_pygs(drawn, kind):
 
     expected = run_conv(conv, snapshots, x, lambda_max=lambda_max).detach()
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("by_target", [False, True])
-def test_random_walks_leave_by_shares_of_weights(by_target):
-    snapshots = make_snapshots(count=2, weighted=True)
-    matrices = []
-    for edge_index, weight in snapshots:
-        dense = torch.zeros(12, 12).index_put_(
-            (torch.from_numpy(edge_index[1]), torch.from_numpy(edge_index[0])), torch.from_numpy(weight), True
-        )
-        matrices.append((dense / dense.sum(int(by_target), keepdim=True)).nan_to_num())
-    x = torch.rand(12, 2, 3)
-
-    got = run_operator(RandomWalk(by_target), snapshots, x, 12)
-
-    torch.testing.assert_close(got, torch.stack([m @ x[:, t] for t, m in enumerate(matrices)], 1))
 
 
 def test_unknown_normalization_is_refused():
