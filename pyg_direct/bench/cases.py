@@ -20,7 +20,7 @@ from pyg_direct.bench.beside import (
 )
 from pyg_direct.bench.clients import measure_clients
 from pyg_direct.bench.delta import measure_delta, measure_unchanged_rows
-from pyg_direct.bench.disk import measure_disk_feature, measure_disk_rows
+from pyg_direct.bench.disk import measure_disk_feature, measure_disk_rows, measure_disk_training
 from pyg_direct.bench.dist_accuracy import measure_dist_accuracy
 from pyg_direct.bench.distributed import measure_distributed
 from pyg_direct.bench.dynamic import mean_ratios, measure_dynamic_epochs
@@ -172,6 +172,8 @@ def disk(scale: float) -> Iterator[Row]:
     sampler = GraphSageSampler(CSRTopo(graph.edge_index, num_nodes=graph.num_nodes), [15, 10, 5], seed=0)
     batches = [sampler.sample(seeds)[0] for seeds in graph.train_idx[: 10 * 1024].split(1024)]
     yield from measure_disk_feature(graph.x, batches, _name(0.2 * scale))
+    yield from measure_disk_training(graph.to_data(), graph.train_idx, graph.num_classes, _name(0.2 * scale),
+                                     batches=48 if torch.cuda.is_available() else 12)  # fmt: skip
 
 
 def hotness(scale: float) -> Iterator[Row]:

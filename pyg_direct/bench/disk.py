@@ -7,16 +7,24 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
 
+from pyg_direct.bench.loader import run_steps, without_end
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock
 from pyg_direct.features.disk import DiskTier
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.rowfile import RowFile
 from pyg_direct.features.save import save_rows
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.loader.rows import FeatureStore
 from pyg_direct.runtime.device import resolve_device
 
 _BATCH = 1 << 17
@@ -96,3 +104,48 @@ def measure_disk_feature(x: Tensor, n_ids: list[Tensor], name: str, folder: str 
             "from host memory",
             f"{spilled.num_missed / spilled.num_read:.0%} of the rows from the file",
         )
+
+
+def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 48,
+                          folder: str | None = None) -> Iterator[Row]:  # fmt: skip
+    """Training steps of a GraphSAGE whose features lie in a file, a tenth of them in memory, beside host memory.
+
+    Once as the system caches the file, and once with its pages forgotten at every step.
+    """
+    device = resolve_device(None)
+    x, y, size = data.x, data.y.to(device), min(1024, len(train_idx))
+    topology = CSRTopo(data.edge_index, num_nodes=data.num_nodes)
+    model = GraphSAGE(x.shape[1], 256, 2, num_classes).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                    num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
+        F.cross_entropy(out, y[batch.n_id[: batch.batch_size]].long()).backward()
+        optimizer.step()
+
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        path = save_rows(Path(place) / "x.npy", x)
+        share = {"device_cache_size" if device.type == "cuda" else "host_cache_size": "10%"}
+        on_disk = Feature(csr_topo=topology, **share).from_file(path)  # type: ignore[arg-type]
+        file = on_disk._file
+        assert file is not None
+
+        def step_anew(batch: Any) -> None:
+            _forget(path, file)
+            step(batch)
+
+        limit: float | None = None
+        anew = "a file, 10 % in memory, forgotten at every step"
+        for way, feature in (("host memory", Feature().from_cpu_tensor(x)), ("a file, 10 % in memory", on_disk),
+                             (anew, on_disk)):  # fmt: skip
+            rows = FeatureStore()
+            rows.put_tensor(feature, group_name=None, attr_name="x", index=None)
+            graph = Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
+            loader = NeighborLoader((rows, graph), [10, 5], train_idx, batch_size=size, shuffle=True, drop_last=True,
+                                    seed=0)  # fmt: skip
+            times = run_steps(without_end(loader), step_anew if way == anew else step, batches)
+            name_of_limit = "" if limit is None else "features in host memory"
+            yield Row.of(f"disk/{name}/training", f"step, features in {way}", "ms", times, limit, name_of_limit)
+            limit = sorted(times)[len(times) // 2] if limit is None else limit

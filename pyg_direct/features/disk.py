@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import IdError
+from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.features.rowfile import RowFile
 from pyg_direct.features.tier import Tier
 from pyg_direct.kernels.jit import set_cpu_threads
-from pyg_direct.ops.gather import read_rows
+from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.gather import prepare_read
 from pyg_direct.runtime.memory import Block, allocate_or_fall_back
 
 # Rows that are not in memory are waited for one by one in each thread: as many as a disk serves at once.
@@ -23,6 +25,8 @@ _MOST_THREADS = 32
 _LEAST_SHARE = 256
 # Rows of a file for each one that is read, from which on they are read one by one.
 _DENSE = 4
+# Rows that are looked for in the page cache before a read.
+_PROBES = 32
 _SLOT_BYTES = 16 << 20
 _SLOTS = 3
 
@@ -48,25 +52,49 @@ class DiskTier(Tier):
         self._num_threads = min(num_threads, _MOST_THREADS)
 
     def _read(self, ids: Tensor, out: Tensor) -> None:
+        self._read_to(ids, out)
+
+    def place(self, ids: Tensor, out: Tensor, positions: Tensor) -> None:
+        """Write row `ids[i]` to `out[positions[i]]`, which takes no memory of its own; otherwise as `read`."""
+        ids, positions = check_ids("ids", ids, self.shape[0]), check_ids("positions", positions, out.shape[0])
+        if out.shape[1:] != self.shape[1:] or out.dtype != self.dtype or not out.is_contiguous():
+            raise ArgumentError(f"out must be contiguous rows {tuple(self.shape[1:])} of {self.dtype}, got "
+                                f"{tuple(out.shape)} of {out.dtype}")  # fmt: skip
+        if ids.shape != positions.shape:
+            raise ArgumentError(f"positions must be as many as the {ids.numel()} ids, got {positions.numel()}")
+        if ids.numel() > 0 and out.numel() > 0:
+            self._read_to(ids.long(), out, positions.long())
+
+    def _read_to(self, ids: Tensor, out: Tensor, positions: Tensor | None = None) -> None:
         self.file.check()
-        for part in self.start(ids, out):
+        for part in self._start(ids, prepare_read(self.file.rows, ids, out, positions)):
             part.result()
 
-    def start(self, ids: Tensor, out: Tensor) -> list[Future[None]]:
-        """Let threads read rows of ids that were checked; `out` holds them when all futures are done."""
-        num_parts = max(1, min(self._num_threads, ids.numel() // _LEAST_SHARE))
-        share = -(-ids.numel() // num_parts)
-        parts = list(zip(ids.split(share), out.split(share), strict=True))
+    def _start(self, ids: Tensor, read: Callable[[int, int], None]) -> list[Future[None]]:
+        """Read rows of ids that were checked, by threads where the system must read them first; all is done when all
+        futures are.
+        """
+        count = ids.numel()
+        if self.file.is_cached(ids[:: max(1, count // _PROBES)].tolist()):
+            # Nothing is waited for: a loop over the cores does it, whose threads need not ask for Python's lock.
+            read(0, count)
+            return []
+        # Compiled before many threads ask for it at once.
+        read(0, 0)
+        num_parts = max(1, min(self._num_threads, count // _LEAST_SHARE))
+        share = -(-count // num_parts)
+        starts = range(0, count, share)
         low, high = (int(bound) for bound in torch.aminmax(ids))
         # Where most of what lies between is wanted, threads first have the disk read it in one go, each its share.
-        span = -(-(high + 1 - low) // len(parts)) if high - low < _DENSE * ids.numel() else 0
-        return [_pool(os.getpid()).submit(self._read_part, low + k * span, min(low + (k + 1) * span, high + 1), *part)
-                for k, part in enumerate(parts)]  # fmt: skip
+        span = -(-(high + 1 - low) // len(starts)) if high - low < _DENSE * count else 0
+        pool = _pool(os.getpid())
+        return [pool.submit(self._read_part, low + k * span, min(low + (k + 1) * span, high + 1), read, start,
+                            min(start + share, count)) for k, start in enumerate(starts)]  # fmt: skip
 
-    def _read_part(self, begin: int, end: int, ids: Tensor, out: Tensor) -> None:
+    def _read_part(self, begin: int, end: int, read: Callable[[int, int], None], *positions: int) -> None:
         if begin < end:
             self.file.read_ahead(begin, end - 1)
-        read_rows(self.file.rows, ids, out)
+        read(*positions)
 
 
 class _Slot(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import json
 import math
 import mmap
@@ -138,6 +140,17 @@ class RowFile:
         begin, end = (ahead + first * row_bytes) // page * page, ahead + (last + 1) * row_bytes
         _advise(self._mapped, "MADV_WILLNEED", begin, end - begin)
 
+    def is_cached(self, rows: Sequence[int]) -> bool:
+        """Whether the system holds the first bytes of these rows in its page cache; False where it does not tell."""
+        if not hasattr(self, "_mapped") or sys.platform != "linux":
+            return False
+        begin, row_bytes, found = self.rows.data_ptr(), self.layout.num_bytes // len(self.rows), ctypes.c_ubyte()
+        return all(
+            _libc().mincore((begin + row * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE, 1, ctypes.byref(found)) == 0
+            and found.value & 1
+            for row in rows
+        )
+
     def forget(self) -> None:
         """Give up the pages that this process holds of the file; they are read again when needed."""
         _advise(self._mapped, "MADV_DONTNEED")
@@ -167,6 +180,13 @@ def _map_privately(file: BinaryIO, num_bytes: int, offset: int) -> mmap.mmap:
     # It may be larger than memory, of which Linux would else set as much aside for what could be written to it.
     flags = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0)
     return mmap.mmap(file.fileno(), num_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None)
+    libc.mincore.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+    return libc
 
 
 def _advise(mapped: mmap.mmap, advice: str, *where: int) -> None:

@@ -68,7 +68,7 @@ class SpilledRows:
         # While rows come from disk, the GPU reads those in memory.
         rows = self._read_memory(self._resident, places)
         if missing.numel() > 0:
-            scatter_rows(rows, missing, self.read_disk(ids[missing]), is_unique=True)
+            self.disk.place(ids[missing], rows, missing)
         return rows
 
     def read_disk(self, ids: Tensor) -> Tensor:

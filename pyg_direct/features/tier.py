@@ -53,6 +53,18 @@ class Tier(ABC):
         if out.numel() > 0:
             self._read(ids, out)
 
+    def place(self, ids: Tensor, out: Tensor, positions: Tensor) -> None:
+        """Write row `ids[i]` to `out[positions[i]]`, no position twice; otherwise as `read`.
+
+        Args:
+            ids: As of `read`.
+            out: `[m, ...]`, otherwise as of `read`.
+            positions: int64 `[n]` in [0, m), on `device`.
+        """
+        rows = out.new_empty((ids.numel(), *self.shape[1:]))
+        self.read(ids, rows)
+        scatter_rows(out, positions, rows, is_unique=True)
+
     def write(self, ids: Tensor, rows: Tensor) -> None:
         """Replace row `ids[i]` by `rows[i]`; of an id that comes several times, the last one.
 

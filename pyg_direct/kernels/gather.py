@@ -47,6 +47,13 @@ def gather_rows_cpu(hot, cold, bits, ranks, ids, out):
 
 
 @cpu_kernel
+def place_rows_cpu(rows, ids, positions, out):
+    for i in prange(ids.shape[0]):
+        for f in range(out.shape[1]):
+            out[positions[i], f] = rows[ids[i], f]
+
+
+@cpu_kernel
 def widen_rows_cpu(hot, cold, bits, ranks, ids, kind, exponents, out):
     for i in prange(ids.shape[0]):
         slot, is_hot = find_row_slot(bits, ranks, ids[i])

@@ -138,11 +138,29 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     return out
 
 
-def read_rows(table: Tensor, ids: Tensor, out: Tensor) -> None:
-    """Rows of a table that the CPU reads, into memory of the CPU; nothing is checked, and any thread may call it."""
-    unit = widest_unit(table, table, out, (torch.int64, torch.int32, torch.int16, torch.uint8))
-    rows = rows_in_units(table, unit)
-    run_cpu(kernels.gather_rows_cpu, rows, rows, *Directory.empty(ids.device), ids, rows_in_units(out, unit))
+def prepare_read(table: Tensor, ids: Tensor, out: Tensor, positions: Tensor | None = None
+                 ) -> Callable[[int, int], None]:  # fmt: skip
+    """A loop that reads rows `ids[begin:end]` of a table into memory of the CPU; nothing is checked, and any thread may
+    run it. Threads that share a read so look at its tensors once.
+
+    Args:
+        table, ids: As of `gather_rows`, on the CPU.
+        out: Where to write, `[n, ...]`; with `positions` of any length.
+        positions: Row `ids[i]` goes to `out[positions[i]]`, int64 `[n]`; None for `out[i]`.
+    """
+    units = (torch.int64, torch.int32, torch.int16, torch.uint8) if positions is None else (torch.int32, torch.uint8)
+    unit = widest_unit(table, table, out, units)
+    rows, target, numbers = rows_in_units(table, unit).numpy(), rows_in_units(out, unit).numpy(), ids.numpy()
+    bits, ranks = (part.numpy() for part in Directory.empty(ids.device))
+    places = None if positions is None else positions.numpy()
+
+    def read(begin: int, end: int) -> None:
+        if places is None:
+            kernels.gather_rows_cpu(rows, rows, bits, ranks, numbers[begin:end], target[begin:end])
+        else:
+            kernels.place_rows_cpu(rows, numbers[begin:end], places[begin:end], target)
+
+    return read
 
 
 def check_widening(stored_dtype: torch.dtype, dtype: torch.dtype, exponents: Tensor | None, num_rows: int,

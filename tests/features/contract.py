@@ -76,6 +76,23 @@ class TierContract:
 
         assert torch.equal(bytes_of(got), expected)
 
+    @pytest.mark.parametrize(
+        ("row", "dtype"), [((5,), torch.float32), ((), torch.int8), ((0,), torch.float32)], ids=str
+    )
+    def test_rows_are_placed_among_others(self, tier_of, row, dtype):
+        rows, out = make_rows(row=row, dtype=dtype), make_rows(9, row=row, dtype=dtype)
+        ids, positions = [5, 39, 5, 0], [8, 1, 0, 4]
+        expected = bytes_of(out).clone()
+        expected[positions] = bytes_of(rows)[ids]
+        tier = tier_of(rows)
+        out, positions = out.to(tier.device), torch.tensor(positions, device=tier.device)
+
+        tier.place(torch.tensor(ids, device=tier.device), out, positions)
+        tier.place(torch.empty(0, dtype=torch.int64, device=tier.device), out, positions[:0])
+
+        tier.synchronize()
+        assert torch.equal(bytes_of(out), expected)
+
     def test_no_ids_read_nothing(self, tier_of):
         got = self.read(tier_of(make_rows()), torch.empty(0, dtype=torch.int64))
 

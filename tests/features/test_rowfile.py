@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -241,3 +242,19 @@ def test_an_interrupted_conversion_leaves_the_old_file(tmp_path, monkeypatch, er
 
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.npy"]
+
+
+def test_rows_that_were_just_read_are_cached_and_those_of_a_hole_are_not(tmp_path):
+    file = RowFile(save_rows(tmp_path / "rows.npy", make_rows(5000)))
+    (tmp_path / "hole.bin").touch()
+    os.truncate(tmp_path / "hole.bin", 1 << 30)
+
+    file.rows[[0, 4999]].sum()
+
+    # Other systems do not tell.
+    assert file.is_cached([0, 4999]) == (sys.platform == "linux")
+    assert not RowFile(tmp_path / "hole.bin", dtype=torch.float32, shape=(-1, 256)).is_cached([0, 7000])
+
+
+def test_rows_without_bytes_are_not_looked_for(tmp_path):
+    assert not RowFile(save_rows(tmp_path / "rows.npy", make_rows(row=(0,)))).is_cached([0])

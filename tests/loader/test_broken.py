@@ -172,6 +172,10 @@ def test_a_thread_that_is_ended_from_outside_is_told(ahead, error):
 class TestReaders:
     """The threads that read rows of a file."""
 
+    @pytest.fixture(autouse=True)
+    def _not_cached(self, monkeypatch):
+        monkeypatch.setattr("pyg_direct.features.rowfile.RowFile.is_cached", lambda file, rows: False)
+
     def make(self, tmp_path):
         rows = torch.arange(4000).view(1000, 4).float()
         return rows, Feature(device="cpu").from_file(save_rows(tmp_path / "rows.npy", rows))
@@ -182,9 +186,7 @@ class TestReaders:
 
         for error in (SystemExit, OSError, MemoryError):
             with monkeypatch.context() as patch:
-                patch.setattr(
-                    "pyg_direct.features.disk.read_rows", lambda *_, error=error: (_ for _ in ()).throw(error)
-                )
+                patch.setattr("pyg_direct.features.disk.prepare_read", lambda *_, error=error: raises(error))
                 with pytest.raises(error):
                     feature[ids]
             assert torch.equal(feature[ids], rows)
