@@ -3,18 +3,24 @@
 Rows go to `benchmarks/results/<name>.json` (one file for a GPU, one for a CPU) with a picture each.
 """
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pyg_direct.bench.cases import LONG_CASES, SHORT_CASES
+from pyg_direct.bench.paper import draw_beside_paper
 from pyg_direct.bench.picture import draw_file
 from pyg_direct.bench.row import Machine, save_rows
 from pyg_direct.errors import DeviceError
 
 RESULTS = Path(__file__).parent / "results"
 CASES = {**SHORT_CASES, **LONG_CASES}
+
+
+def _draw(file: Path) -> list[Path]:
+    return [*draw_file(file), *draw_beside_paper(json.loads(file.read_text()), file)]
 
 
 def main(
@@ -27,7 +33,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the rows and pictures.")] = RESULTS,
 ) -> None:
     if draw:
-        print(*(picture for file in sorted(out.glob("*.json")) for picture in draw_file(file)), sep="\n")
+        print(*(picture for file in sorted(out.glob("*.json")) for picture in _draw(file)), sep="\n")
         return
     for name in names or SHORT_CASES:
         if name not in CASES:
@@ -46,7 +52,7 @@ def main(
             # Also of a run that Ctrl-C ends.
             if rows:
                 save_rows(out / f"{name}_{suffix}.json", rows, machine)
-        draw_file(out / f"{name}_{suffix}.json")
+        _draw(out / f"{name}_{suffix}.json")
 
 
 if __name__ == "__main__":

@@ -29,17 +29,17 @@ def draw_file(path: Path) -> list[Path]:
 
 def draw_rows(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw rows of one unit, from top to bottom, into a PNG."""
-    plt = _start_drawing()
+    plt = start_drawing()
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rows) + 1.4), constrained_layout=True)
     _draw_bars(axes, rows)
-    axes.set_title(f"{title}\n{_origin(rows[-1])}", fontsize=9)
+    axes.set_title(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def draw_panels(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw rows of any units into one PNG, a panel for each unit worth a picture."""
-    plt = _start_drawing()
+    plt = start_drawing()
     panels = {unit: [r for r in rows if r["unit"] == unit] for unit in UNITS}
     panels = {unit: found for unit, found in panels.items() if found}
     heights = [0.42 * len(found) + 1.0 for found in panels.values()]
@@ -47,7 +47,7 @@ def draw_panels(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
                                   gridspec_kw={"height_ratios": heights})  # fmt: skip
     for axes, found in zip(places[:, 0], panels.values(), strict=True):
         _draw_bars(axes, found)
-    figure.suptitle(f"{title}\n{_origin(rows[-1])}", fontsize=9)
+    figure.suptitle(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -69,7 +69,7 @@ def _draw_bars(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw rows of one curve, a line for each metric, into a PNG."""
-    plt = _start_drawing()
+    plt = start_drawing()
     figure, axes = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
     for metric in dict.fromkeys(r["metric"] for r in rows):
         line = sorted((r for r in rows if r["metric"] == metric), key=lambda r: r["at"])
@@ -92,12 +92,13 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     axes.set_xlabel(rows[0]["at_name"])
     axes.set_ylabel(rows[0]["unit"])
     axes.legend(fontsize=8)
-    axes.set_title(f"{title}\n{_origin(rows[-1])}", fontsize=9)
+    axes.set_title(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def _start_drawing() -> Any:
+def start_drawing() -> Any:
+    """Matplotlib's pyplot, which draws into files."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -106,7 +107,8 @@ def _start_drawing() -> Any:
     return plt
 
 
-def _origin(row: dict[str, Any]) -> str:
+def describe_origin(row: dict[str, Any]) -> str:
+    """Where and when a row was measured."""
     machine = row["cpu"] if row["gpu"] == "none" else row["gpu"]
     return f"{machine}, commit {row['commit']}, {row['date']}"
 
