@@ -11,45 +11,12 @@ from pyg_direct.kernels.jit import SIMULATED
 from pyg_direct.kernels.span import LONG_ROW, slice_length
 from pyg_direct.ops import aggregate_kernels
 from pyg_direct.ops.aggregate import REDUCES, Transposed, aggregate
-from pyg_direct.ops.offsets import compress
+from tests.aggregates import NUM_ROWS, NUM_TARGETS, TOLERANCE, Graph, assert_near, hub_edges, make_rows
 from tests.poison import poisoned_memory
 from tests.reference import aggregate as reference
 
-NUM_ROWS, NUM_TARGETS = 12, 9
 # One item, a few, a piece of 16 bytes, wider than a warp of items, wider than a warp of pieces.
 WIDTHS = [1, 3, 8, 40] if SIMULATED else [1, 3, 4, 8, 47, 128, 520]
-TOLERANCE = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-4, 1e-5), torch.float16: (2e-2, 2e-2),
-             torch.bfloat16: (2e-2, 2e-2)}  # fmt: skip
-
-
-class Graph:
-    """Edges sorted by target: repeated ones, targets without any, and perhaps one with half of all."""
-
-    def __init__(self, device="cpu", num_edges=40, hub=False, seed=0):
-        random = np.random.default_rng(seed)
-        target = random.integers(0, NUM_TARGETS - 2, num_edges)
-        if hub:
-            target[: num_edges // 2] = 4
-        target = torch.from_numpy(np.sort(target))
-        self.target, self.indptr = target.to(device), compress(target, NUM_TARGETS).to(device)
-        self.row = torch.from_numpy(random.integers(0, NUM_ROWS, num_edges)).to(device)
-
-    def numpy(self):
-        return self.indptr.tolist(), self.row.tolist()
-
-
-def make_rows(width, dtype=torch.float32, device="cpu", num_rows=NUM_ROWS):
-    # Few values, so that maxima have equals.
-    return torch.randint(-4, 5, (num_rows, width)).to(dtype).div(4).to(device)
-
-
-def hub_edges():
-    return 12 * LONG_ROW if SIMULATED else 40 * LONG_ROW
-
-
-def assert_near(got, expected, dtype=torch.float32):
-    rtol, atol = TOLERANCE[dtype]
-    torch.testing.assert_close(got.double().cpu(), torch.as_tensor(expected).double(), rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
@@ -124,22 +91,6 @@ def test_a_thread_may_see_to_several_targets(real_device, run, hub, dtype, heads
                                        graph.row[part].tolist(), reduce,
                                        None if shares is None else shares.cpu().double().numpy())  # fmt: skip
         assert_near(got, expected, dtype)
-
-
-@pytest.mark.parametrize("reduce", REDUCES)
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("hub", [False, True], ids=["even", "hub"])
-def test_gradients_match_reference(device, reduce, deterministic, hub):
-    graph, x = Graph(device, hub_edges() if hub else 40, hub), make_rows(8, device=device).requires_grad_()
-    grad = make_rows(8, device=device, num_rows=NUM_TARGETS)
-    expected = reference.gradient(
-        grad.cpu().double().numpy(), x.detach().cpu().double().numpy(), *graph.numpy(), reduce
-    )
-
-    with poisoned_memory():
-        aggregate(x, graph.indptr, graph.row, reduce=reduce, deterministic=deterministic).backward(grad)
-
-    assert_near(x.grad / len(graph.row), expected / len(graph.row))
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
@@ -236,48 +187,6 @@ def test_any_degrees_match_reference(device, degrees, reduce):
     assert_near(got, reference.aggregate(x.cpu().double().numpy(), indptr.tolist(), row.tolist(), reduce))
 
 
-@pytest.mark.parametrize("reduce", REDUCES)
-def test_gradcheck(reduce):
-    graph = Graph()
-    # Neither equals, where a maximum has no derivative, nor zero, which torch counts twice.
-    x = (1 + torch.randperm(NUM_ROWS * 4)).view(NUM_ROWS, 4).double().requires_grad_()
-
-    def compute(t):
-        return aggregate(t, graph.indptr, graph.row, reduce=reduce)
-
-    assert torch.autograd.gradcheck(compute, (x,))
-    assert torch.autograd.gradgradcheck(lambda t: compute(t).square(), (x,))
-
-
-@pytest.mark.parametrize("row", ["sources", "edges"])
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_gradcheck_of_weights(reduce, row):
-    graph = Graph()
-    x = torch.rand(NUM_ROWS if row == "sources" else 40, 4, dtype=torch.float64, requires_grad=True)
-    weight = torch.rand(40, 2, dtype=torch.float64, requires_grad=True)
-    row = graph.row if row == "sources" else None
-
-    def compute(t, w):
-        return aggregate(t, graph.indptr, row, reduce=reduce, weight=w)
-
-    assert torch.autograd.gradcheck(compute, (x, weight))
-    assert torch.autograd.gradgradcheck(compute, (x, weight))
-
-
-@pytest.mark.parametrize("reduce", REDUCES)
-@pytest.mark.parametrize("row", ["sources", "edges"])
-def test_gradients_with_a_graph_are_those_without(device, reduce, row):
-    graph = Graph(device)
-    x = make_rows(8, device=device, num_rows=NUM_ROWS if row == "sources" else 40).requires_grad_()
-    out = aggregate(x, graph.indptr, graph.row if row == "sources" else None, reduce=reduce)
-    grad = torch.rand_like(out)
-
-    (expected,) = torch.autograd.grad(out, x, grad, retain_graph=True)
-    (got,) = torch.autograd.grad(out, x, grad, create_graph=True)
-
-    torch.testing.assert_close(got, expected)
-
-
 @pytest.mark.parametrize("heads", [(), (1,), (4,)], ids=str)
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("twice", [False, True])
@@ -298,17 +207,6 @@ def test_no_rows_of_edges_give_zeros(device):
 
     assert got.shape == (3, 2, 3)
     assert not got.any()
-
-
-def test_nothing_is_computed_for_inputs_without_gradient(device):
-    graph, x = Graph(device), make_rows(8, device=device)
-    weight = torch.rand(40, device=device, requires_grad=True)
-
-    aggregate(x, graph.indptr, graph.row, weight=weight).sum().backward()
-
-    assert x.grad is None
-    assert weight.grad is not None
-    assert not aggregate(x, graph.indptr, graph.row).requires_grad
 
 
 @pytest.mark.parametrize("reduce", REDUCES)

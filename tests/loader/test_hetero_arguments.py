@@ -1,0 +1,88 @@
+"""Arguments of loaders over a `HeteroData`: bad ones are named, and sizes that it does not tell are found."""
+
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+from torch_geometric.sampler import NumNeighbors
+
+from pyg_direct import NeighborLoader
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
+from tests.hetero_data import make_hetero
+
+
+@pytest.mark.parametrize("index", [[40], [-1]])
+def test_bad_positions_are_named(real_device, index):
+    loader = NeighborLoader(make_hetero(), [2], "paper", device=real_device)
+
+    with pytest.raises(ArgumentError, match=r"index must lie in \[0, 40\)"):
+        loader(index)
+
+
+def test_workers_are_absorbed_with_one_word():
+    with pytest.warns(LoaderWarning, match="^num_workers=2: not needed") as caught:
+        NeighborLoader(make_hetero(), [2], "paper", num_workers=2, device="cpu")
+
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"input_nodes": None}, ArgumentTypeError, "input_nodes must be a node type or .* got None"),
+        ({"input_nodes": [1, 2]}, ArgumentTypeError, "input_nodes must be a node type"),
+        ({"input_nodes": "paper_"}, ArgumentError, "input_nodes must name a known node type, got 'paper_'"),
+        ({"input_nodes": ("paper", [40])}, ArgumentError, r"input_nodes must lie in \[0, 40\), got 40"),
+        ({"input_nodes": ("paper", torch.ones(39).bool())}, ArgumentError, r"shape \[40\] as a mask, got \[39\]"),
+        ({"num_neighbors": {("paper", "cites", "paper"): [1]}}, ArgumentError, "num_neighbors: Missing number"),
+        ({"num_neighbors": {("paper", "eats", "paper"): [1]}}, ArgumentError, "num_neighbors: (Not all|Missing)"),
+        ({"num_neighbors": NumNeighbors({("paper", "cites", "paper"): [1]}, [1, 2])}, ArgumentError, "num_neighbors:"),
+        ({"num_neighbors": [1.5]}, ArgumentTypeError, "num_neighbors must hold integers"),
+        ({"time_attr": "when"}, ArgumentError, "time_attr must name an attribute of nodes or edges, got 'when'"),
+        ({"weight_attr": "w"}, ArgumentError, "weight_attr must name an attribute of edges, got 'w'"),
+        ({"sampling": "labor"}, ArgumentError, "sampling='labor' needs a Data"),
+        ({"super_batch": 4}, ArgumentError, "super_batch=4 needs a Data"),
+        ({"subgraph_type": "whole"}, ArgumentError, "subgraph_type must be one of directional"),
+        ({"temporal_strategy": "first"}, ArgumentError, "temporal_strategy must be one of uniform, last"),
+        ({"placement": "cuda"}, ArgumentError, "placement must be one that device=cpu can read"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_named(options, error, words):
+    arguments = {"data": make_hetero(), "num_neighbors": [2], "input_nodes": "paper", "device": "cpu", **options}
+
+    with pytest.raises(error, match=words):
+        NeighborLoader(**arguments)
+
+
+def test_times_of_nodes_and_edges_are_not_mixed():
+    data = make_hetero()
+    data["paper"].when, data["author", "writes", "paper"].when = torch.zeros(40).long(), torch.zeros(5).long()
+
+    with pytest.raises(ArgumentError, match="time_attr must name times of nodes or of edges, 'when' names both"):
+        NeighborLoader(data, [2], "paper", time_attr="when", device="cpu")
+
+
+def make_unsized():
+    """Papers of unknown number, the highest met being 6."""
+    data = HeteroData()
+    data["author"].x = torch.zeros(3, 2)
+    data["paper"].name = "nothing"
+    data["author", "paper"].edge_index = torch.tensor([[0, 1, 2], [4, 6, 6]])
+    data["paper", "author"].edge_index = torch.tensor([[5], [0]])
+    return data
+
+
+@pytest.mark.filterwarnings("ignore:Unable to accurately infer")
+def test_a_type_of_unknown_size_has_the_nodes_that_edges_meet():
+    loader = NeighborLoader(make_unsized(), [-1], ("paper", torch.tensor([6, 0])), batch_size=2, device="cpu")
+
+    (batch,) = loader
+
+    assert batch["paper"].n_id.tolist() == [6, 0]
+    assert batch["author"].n_id.tolist() == [1, 2]
+    assert loader.node_sampler.num_nodes == {"author": 3, "paper": 7}
+
+
+@pytest.mark.filterwarnings("ignore:Unable to accurately infer")
+def test_a_type_of_unknown_size_is_named_where_all_are_meant():
+    with pytest.raises(ArgumentError, match=r"data must know the number of 'paper' nodes .*data\['paper'\].num_nodes"):
+        NeighborLoader(make_unsized(), [2], "paper", device="cpu")

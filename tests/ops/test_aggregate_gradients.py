@@ -1,0 +1,78 @@
+"""Gradients of reductions: those of the reference, right by finite differences, also twice; none that nobody wants."""
+
+import pytest
+import torch
+
+from pyg_direct.ops.aggregate import REDUCES, aggregate
+from tests.aggregates import NUM_ROWS, NUM_TARGETS, Graph, assert_near, hub_edges, make_rows
+from tests.poison import poisoned_memory
+from tests.reference import aggregate as reference
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("hub", [False, True], ids=["even", "hub"])
+def test_gradients_match_reference(device, reduce, deterministic, hub):
+    graph, x = Graph(device, hub_edges() if hub else 40, hub), make_rows(8, device=device).requires_grad_()
+    grad = make_rows(8, device=device, num_rows=NUM_TARGETS)
+    expected = reference.gradient(
+        grad.cpu().double().numpy(), x.detach().cpu().double().numpy(), *graph.numpy(), reduce
+    )
+
+    with poisoned_memory():
+        aggregate(x, graph.indptr, graph.row, reduce=reduce, deterministic=deterministic).backward(grad)
+
+    assert_near(x.grad / len(graph.row), expected / len(graph.row))
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_gradcheck(reduce):
+    graph = Graph()
+    # Neither equals, where a maximum has no derivative, nor zero, which torch counts twice.
+    x = (1 + torch.randperm(NUM_ROWS * 4)).view(NUM_ROWS, 4).double().requires_grad_()
+
+    def compute(t):
+        return aggregate(t, graph.indptr, graph.row, reduce=reduce)
+
+    assert torch.autograd.gradcheck(compute, (x,))
+    assert torch.autograd.gradgradcheck(lambda t: compute(t).square(), (x,))
+
+
+@pytest.mark.parametrize("row", ["sources", "edges"])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradcheck_of_weights(reduce, row):
+    graph = Graph()
+    x = torch.rand(NUM_ROWS if row == "sources" else 40, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(40, 2, dtype=torch.float64, requires_grad=True)
+    row = graph.row if row == "sources" else None
+
+    def compute(t, w):
+        return aggregate(t, graph.indptr, row, reduce=reduce, weight=w)
+
+    assert torch.autograd.gradcheck(compute, (x, weight))
+    assert torch.autograd.gradgradcheck(compute, (x, weight))
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("row", ["sources", "edges"])
+def test_gradients_with_a_graph_are_those_without(device, reduce, row):
+    graph = Graph(device)
+    x = make_rows(8, device=device, num_rows=NUM_ROWS if row == "sources" else 40).requires_grad_()
+    out = aggregate(x, graph.indptr, graph.row if row == "sources" else None, reduce=reduce)
+    grad = torch.rand_like(out)
+
+    (expected,) = torch.autograd.grad(out, x, grad, retain_graph=True)
+    (got,) = torch.autograd.grad(out, x, grad, create_graph=True)
+
+    torch.testing.assert_close(got, expected)
+
+
+def test_nothing_is_computed_for_inputs_without_gradient(device):
+    graph, x = Graph(device), make_rows(8, device=device)
+    weight = torch.rand(40, device=device, requires_grad=True)
+
+    aggregate(x, graph.indptr, graph.row, weight=weight).sum().backward()
+
+    assert x.grad is None
+    assert weight.grad is not None
+    assert not aggregate(x, graph.indptr, graph.row).requires_grad
