@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_direct.bench.dynamic import Trained, time_epochs
+from pyg_direct.bench.dynamic import Course, Trained, take_turns
 from pyg_direct.bench.dynamic_ways import MODELS, WAYS, Model
 from pyg_direct.bench.row import Row
 from pyg_direct.dynamic import nn
@@ -18,7 +20,7 @@ CAPS = ("10%", "50%", "100%")
 
 def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[str] = MODELS,
                            caps: Sequence[str] = CAPS, ways: Sequence[str] = ("PyGT", "PyGT-A"), window: int = 8,
-                           hidden: int = 32, epochs: int = 5, seconds_each: float = 2.0,
+                           hidden: int = 32, epochs: int = 5, seconds_each: float = 8.0,
                            device: str = "cuda") -> Iterator[Row]:  # fmt: skip
     """Epochs under caps on what our caches hold, as shares of the data's bytes, beside ways that hold nothing.
 
@@ -34,26 +36,37 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
         once = sum(4 * (num_nodes + 1) + _edge_bytes(s) + _count_bytes(s, ("x", "y")) for s in signal)
         for kind in models:
             case = f"dynamic/{name}/{kind}"
-            beside = {}
+
+            def make(way: str, kind: str = kind, signal: Sequence[Data] = signal) -> Any:
+                torch.manual_seed(0)
+                layers = nn if way in caps else theirs
+                model = Model(kind, layers, num_features, num_nodes, hidden).to(where)  # noqa: B023
+                if way in caps:
+                    return Trained(model, signal, window, where, way)
+                return WAYS[way](model, signal, window, where)
+
+            Course(partial(make, caps[-1]))
+            courses = take_turns({way: partial(make, way) for way in (*ways, *caps)}, epochs, seconds_each)
+            done = {way: course for way, course in courses.items() if isinstance(course, Course)}
             for way in ways:
-                torch.manual_seed(0)
-                run = WAYS[way](Model(kind, theirs, num_features, num_nodes, hidden).to(where), signal, window, where)
-                beside[way], _ = time_epochs(run, epochs, seconds_each)
-                yield Row.of(case, way, "ms", [1e3 * s for s in beside[way]])
+                yield Row.of(case, way, "ms", [1e3 * s for s in done[way].measured])
             for cap in caps:
-                torch.manual_seed(0)
-                model = Model(kind, nn, num_features, num_nodes, hidden).to(where)
-                trained = Trained(model, signal, window, where, cap)
-                seconds, loss = time_epochs(trained, epochs, seconds_each)
-                moved = trained.trainer.history[-1]["moved_bytes"]
+                trainer, seconds = done[cap].run.trainer, done[cap].measured
+                moved = trainer.history[-1]["moved_bytes"]
                 limited = f"{case}/memory {cap}"
                 yield Row.of(limited, "ours, FrameTrainer", "ms", [1e3 * s for s in seconds],
-                             note=f"second loss {loss:.6g}; {'; '.join(trained.trainer.decisions)}")  # fmt: skip
-                for way, others in beside.items():
-                    yield Row.of(limited, f"{way} over ours", "x", [s / min(seconds) for s in others])
+                             note=f"last loss {done[cap].loss:.6g}; {'; '.join(trainer.decisions)}")  # fmt: skip
+                for way in ways:
+                    turns = zip(done[way].measured, seconds, strict=True)
+                    yield Row.of(limited, f"{way} over ours", "x", [others / mine for others, mine in turns])
                 yield Row.of(limited, "moved an epoch", "MB", [moved / 1e6])
                 yield Row.of(limited, "moved over PyGT-A's", "x", [moved / visited])
                 yield Row.of(limited, "moved over CSR snapshots sent once", "x", [moved / once])
+                hidden_share = trainer.trace_epoch().hidden_share()
+                if hidden_share is not None:
+                    yield Row.of(
+                        limited, "copies hidden", "x", [hidden_share], note="of the lesser of copying and work"
+                    )
 
 
 def _visit(signal: Sequence[Data], window: int) -> Iterator[Data]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ class Timeline:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+        self._device, self._on_gpu = device, device.type == "cuda"
         self._spans: list[tuple[str, Any, Any]] = []
         if self._on_gpu:
             torch.cuda.synchronize(device)
@@ -35,7 +35,8 @@ class Timeline:
         if not self._on_gpu:
             return None
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        # Of this GPU, which need not be the current one.
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     @contextmanager
@@ -51,7 +52,7 @@ class Timeline:
     def spans(self) -> list[tuple[str, float, float]]:
         """(lane, first, last) of each, in seconds since the beginning; waits for the GPU."""
         if self._on_gpu:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
         return [(lane, self._since(first), self._since(last)) for lane, first, last in list(self._spans)]
 
     def _since(self, moment: Any) -> float:
@@ -65,6 +66,19 @@ class Timeline:
         for lane, first, last in self.spans():
             total[lane] += last - first
         return total
+
+    def hidden_share(self) -> float | None:
+        """Seconds in which copies ahead of use and the computing stages both ran, over the lesser of the seconds of
+        either; None where nothing was copied so, or nothing computed.
+        """
+        spans = self.spans()
+        copies, work = (_unite((first, last) for lane, first, last in spans if (lane == "copy") == is_copy
+                               and lane != "slice") for is_copy in (True, False))  # fmt: skip
+        least = min(sum(last - first for first, last in side) for side in (copies, work))
+        if least == 0:
+            return None
+        both = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in copies for b in work)
+        return both / least
 
     def __str__(self) -> str:
         return "\n".join(f"{lane}: {1e3 * seconds:.3f} ms" for lane, seconds in self.seconds().items() if seconds)
@@ -86,6 +100,17 @@ class Timeline:
         figure.savefig(path, dpi=110)
         plt.close(figure)
         return Path(path)
+
+
+def _unite(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same time as spans that do not overlap, in order."""
+    out: list[tuple[float, float]] = []
+    for first, last in sorted(spans):
+        if out and first <= out[-1][1]:
+            out[-1] = out[-1][0], max(last, out[-1][1])
+        else:
+            out.append((first, last))
+    return out
 
 
 def trace(timeline: Timeline | None, lane: str, on_host: bool = False) -> AbstractContextManager[None]:

@@ -1,8 +1,9 @@
-"""What dynamic graph networks are measured beside may fail, and is told."""
+"""Ways to train dynamic graph networks take turns, and what they are measured beside may fail and is told."""
 
 import sys
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch_geometric.data import Data
 
@@ -30,3 +31,63 @@ def test_a_model_that_cannot_be_compiled_ends_nothing(monkeypatch):
 
     assert [row.note for row in rows if row.metric == f"{way}, failed"] == ["no compiler"]
     assert "ours, FrameTrainer" in {row.metric for row in rows}
+
+
+class Sleeping:
+    """Epochs that take what they are told, by a clock of their own; the making too."""
+
+    def __init__(self, clock, made, *epochs):
+        self.clock, self.epochs = clock, [*epochs]
+        clock[0] += made
+
+    def epoch(self):
+        self.clock[0] += self.epochs.pop(0) if len(self.epochs) > 1 else self.epochs[0]
+        return 0.5
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(dynamic.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_ways_take_turns_and_preparing_is_told(clock):
+    order = []
+    makers = {
+        "slow": lambda: order.append("slow") or Sleeping(clock, 1, 10),
+        "fast": lambda: order.append("fast") or Sleeping(clock, 5, 20, 8, 2, 4, 3),
+    }
+
+    courses = dynamic.take_turns(makers, 3, 1000)
+
+    slow, fast = courses["slow"], courses["fast"]
+    assert (slow.measured, fast.measured) == ([10] * 3, [2, 4, 3])
+    assert (slow.preparing, fast.preparing) == ([11, 10], [25, 8])
+    assert (slow.preparation, fast.preparation) == (1, 33 - 2 * 3)
+    # 26 more at first, 7 less an epoch.
+    assert (fast.count_to(slow), slow.count_to(fast), slow.count_to(slow)) == (4, 0, 0)
+    assert order == ["slow", "fast"]
+
+
+def test_slow_ways_have_one_turn(clock):
+    makers = {name: lambda: Sleeping(clock, 0, 10) for name in "ab"}
+
+    assert [len(course.measured) for course in dynamic.take_turns(makers, 5, 15).values()] == [1, 1]
+
+
+def test_ratios_are_of_equal_turns():
+    ways = {}
+    for way, seconds in (("PyGT-A", [6.0, 12.0, 9.0]), ("ours, FrameTrainer", [1.0, 4.0, 3.0])):
+        ways[way] = course = dynamic.Course.__new__(dynamic.Course)
+        course.measured, course.preparing, course.loss = seconds, [2 * seconds[2], seconds[2]], 0.5
+        trainer = SimpleNamespace(history=[{"moved_bytes": 2e6}], decisions=["a"])
+        course.run = SimpleNamespace(trainer=trainer)
+
+    rows = {row.metric: row for row in dynamic._tell("case", ways, "frames")}
+
+    ratios = rows["PyGT-A over ours"]
+    assert (ratios.p20, ratios.p50, ratios.p80) == (3, 3, 6)
+    assert rows["preparation over an epoch of PyGT-A"].p50 == pytest.approx(3 / 9)
+    assert rows["no more time in all than PyGT-A after"].p50 == 1
+    assert rows["moved to the GPU an epoch"].p50 == 2

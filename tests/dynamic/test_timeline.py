@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 import torch
 
 from pyg_direct.dynamic.timeline import LANES, Timeline, trace
@@ -36,3 +37,22 @@ def test_spans_are_drawn(tmp_path):
 def test_nothing_is_traced_without_a_timeline():
     with trace(None, "move"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([("copy", 0, 4), ("passes", 2, 10)], 0.5),
+        ([("copy", 0, 4), ("copy", 3, 6), ("move", 0, 1), ("passes", 0, 2), ("step", 5, 9)], 0.5),
+        ([("copy", 0, 8), ("passes", 1, 2), ("step", 2, 3)], 1.0),
+        ([("copy", 0, 1), ("slice", 0, 1), ("passes", 1, 2)], 0.0),
+        ([("passes", 0, 1)], None),
+    ],
+)
+def test_copies_beside_work_are_hidden(spans, expected):
+    timeline = Timeline(torch.device("cpu"))
+    timeline._spans = [(lane, timeline._begin + first, timeline._begin + last) for lane, first, last in spans]
+
+    got = timeline.hidden_share()
+
+    assert got == (None if expected is None else pytest.approx(expected))
