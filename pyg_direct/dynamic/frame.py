@@ -55,7 +55,9 @@ class FramePlan(SnapshotPlan):
         # What an exception left half moved is filled anew.
         step, self.first = -1 if self._is_moving else first - self.first, first
         self._is_moving = True
-        self.parts = tuple(self.real.parts[time] for time in self.times[first : first + self.window])
+        times = self.times[first : first + self.window]
+        self.parts = tuple(self.real.parts[time] for time in times)
+        self.real.visit(times)
         self._once.clear()
         self._deferred.clear()
         if step != 0:
@@ -118,7 +120,7 @@ class FramePlan(SnapshotPlan):
     def _features_at(self, number: int) -> Tensor:
         x = self.real.parts[self.times[number]].x
         assert x is not None, "checked when the trainer was made"
-        if x.device != self.device:
+        if not x.is_cuda:
             self.real.moved_bytes += x.numel() * x.element_size()
         return x
 

@@ -71,6 +71,14 @@ class SnapshotPlan:
         self._ordered: dict[Hashable, Snapshot] = {}
         self._factors: dict[Hashable, Factors] = {}
         self._matrices: dict[Hashable, SnapshotMatrices] = {}
+        # Which of them stay on the device, and what each is sent as: its transpose is made there.
+        self._resident: set[Hashable] = set()
+        self._sent_bytes: dict[Hashable, int] = {}
+        # Those that the budget has no room for, on the device while their snapshots are being trained on: a frame asks
+        # for them forwards and backwards, and so do the next ones.
+        self._visiting: dict[Hashable, tuple[range, SnapshotMatrices]] = {}
+        # The snapshots of the frame; None without frames.
+        self._visited: range | None = None
         # Matrices that a thread built before they were asked for.
         self._built: dict[Hashable, SnapshotMatrices] = {}
         self._ahead = Ahead()
@@ -80,7 +88,7 @@ class SnapshotPlan:
         self._groups: dict[Hashable, list[Option]] = {}
         self.decisions: list[str] = []
         self._kept: dict[Hashable, Any] = {}
-        # Structures and features copied from host memory.
+        # Structures and features copied from host memory; on a CPU, those that a device of its own would be sent.
         self.moved_bytes = 0
 
     def __len__(self) -> int:
@@ -172,15 +180,31 @@ class SnapshotPlan:
         factors = [self.factorise(operator, t, weighted) for t in range(first, last)]
         form = self.form if form is None else form
         key = _matrices_key(form, factors)
+        if key in self._visiting:
+            return self._visiting[key][1]
+        if key in self._resident:
+            return self._matrices[key]
         if key not in self._matrices:
             made = self._built.pop(key, None) or build_group(factors, self.num_nodes, form)
-            if self.budget.take(made.num_bytes):
-                made = made.to(self.device)
-            self._matrices[key] = made
-        held = self._matrices[key]
-        if held.device != self.device:
-            self.moved_bytes += held.num_bytes
-        return held.to(self.device, non_blocking=True)
+            self._matrices[key], self._sent_bytes[key] = made, made.num_bytes
+        self.moved_bytes += self._sent_bytes[key]
+        here = self._matrices[key].to(self.device, non_blocking=True)
+        if self.budget.take(self._sent_bytes[key]):
+            self._resident.add(key)
+            self._matrices[key] = here
+        else:
+            if self._visited is None:
+                self._visiting.clear()
+            self._visiting[key] = range(first, last), here
+        return here
+
+    def visit(self, times: range) -> None:
+        """Say which snapshots a frame has: until the next one, matrices of others leave the device if the budget has no
+        room for them.
+        """
+        self._visited = times
+        low, high = min(times[0], times[-1]), max(times[0], times[-1]) + 1
+        self._visiting = {k: v for k, v in self._visiting.items() if v[0].start < high and low < v[0].stop}
 
     def aggregate_features(self, operator: Operator, time: int, weighted: bool = True) -> Tensor:
         """The aggregated features of a snapshot, `[N, F]` (further dimensions flat) on the device; its whole group is
@@ -232,9 +256,9 @@ class SnapshotPlan:
             features.append(F.pad(rows, (0, 0, 0, self.num_nodes - rows.shape[0])))
         # The snapshots of a node side by side, so that one read brings them all.
         packed = torch.stack(features, dim=1)
-        if packed.device != self.device:
+        if not packed.is_cuda:
             self.moved_bytes += packed.numel() * packed.element_size()
-            packed = packed.to(self.device)
+        packed = packed.to(self.device)
         with torch.no_grad():
             out = aggregate_snapshots(packed, self.get_matrices(operator, first, last, weighted, form))
         apart = out.transpose(0, 1).contiguous()
@@ -282,7 +306,9 @@ class SnapshotPlan:
         return "\n".join([*(f"{name}: {value:,}" for name, value in self.describe().items()), *self.decisions])
 
     def describe(self) -> dict[str, Any]:
-        """Sizes: snapshots, nodes, edges; bytes of matrices and aggregated features held, and bytes copied so far."""
+        """Sizes: snapshots, nodes, edges; bytes of matrices and aggregated features held; bytes copied to the device so
+        far (on a CPU, those that a device with memory of its own would be sent).
+        """
         held = {id(m): m.num_bytes for m in self._matrices.values()}
         return {
             "snapshots": len(self.parts),

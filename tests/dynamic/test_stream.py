@@ -8,7 +8,7 @@ from torch_geometric.data import Data, HeteroData, TemporalData
 from pyg_direct.dynamic import discretize, stream
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.dynamic.plan import SnapshotPlan
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, MemoryLimitError
 from pyg_direct.ops import snapshots as ops
 from tests.snapshots import make_snapshots
 
@@ -86,6 +86,18 @@ def test_features_are_aggregated_once_a_group(monkeypatch, keep):
 
     assert len(calls) == 2
     assert given.plan.describe()["aggregated_bytes"] == 8 * NODES * CHANNELS * 4
+
+
+def test_groups_lie_at_absolute_times():
+    snapshots, layer = make_list(8), TGCN(CHANNELS, 5)
+    whole = stream(snapshots, "cpu", group_size=4)
+
+    # The second snapshot brings all of its group, which begins before it.
+    part = whole[1:6]
+    layer(part[0].x, part[0].edge_index, part[0].edge_attr)
+
+    operator = layer.operator
+    assert [(operator, True, t) in whole.plan._rows for t in range(8)] == [True] * 4 + [False] * 4
 
 
 def test_static_graphs_are_held_once():
@@ -172,6 +184,8 @@ def test_signals_of_pygt_are_taken(kind):
         ([5], {}, ArgumentTypeError, "got int at 0"),
         (make_list(1), {"keep": "disk"}, ArgumentError, "auto, device, host"),
         (make_list(1), {"group_size": 3}, ArgumentError, "1, 2, 4, 8, got 3"),
+        (make_list(1), {"memory": 100}, MemoryLimitError, "features of one snapshot, 144 bytes, got 100"),
+        (make_list(9), {"memory": "1%"}, MemoryLimitError, r"144 bytes, got \d\d$"),
     ],
 )
 def test_bad_arguments_are_refused(signal, options, error, message):

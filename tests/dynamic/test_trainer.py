@@ -1,70 +1,20 @@
 """Training over frames equals the plain loop over frames, whatever memory there is."""
 
 import copy
-from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch_geometric.data import Data
 
-from pyg_direct.datasets.dynamic import synthetic_dtdg
 from pyg_direct.dynamic import FrameTrainer, stream
-from pyg_direct.dynamic.nn import DCRNN, MPNNLSTM, TGCN, EvolveGCNH, EvolveGCNO, GConvGRU, evolve, mpnn
-from pyg_direct.dynamic.trainer import run_stateless
 from pyg_direct.errors import ArgumentError, MemoryLimitError
-
-NODES, WINDOW, TIMES, HIDDEN = 30, 3, 7, 6
+from tests.frames import MODELS, NODES, TIMES, WINDOW, make_signal, make_trainer
 
 
 @pytest.fixture(autouse=True)
 def _full_precision(monkeypatch):
     # Recurrent layers of cuDNN would round their inputs.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-
-class Model(torch.nn.Module):
-    """A cell and a linear layer; `channels` is what the cell gives."""
-
-    def __init__(self, cell, channels, keeps_state):
-        super().__init__()
-        self.cell, self.keeps_state = cell, keeps_state
-        self.linear = torch.nn.Linear(channels, 1)
-
-    def forward(self, x, edge_index, edge_weight, state=None):
-        if not self.keeps_state:
-            return self.linear(self.cell(x, edge_index, edge_weight).relu()).view(-1)
-        state = self.cell(x, edge_index, edge_weight, state)
-        return self.linear(state.relu()).view(-1), state
-
-
-MODELS = {
-    "TGCN": lambda: Model(TGCN(4, HIDDEN), HIDDEN, True),
-    "EvolveGCNO": lambda: Model(EvolveGCNO(4), 4, False),
-    "EvolveGCNH": lambda: Model(EvolveGCNH(NODES, 4), 4, False),
-    "MPNNLSTM": lambda: Model(MPNNLSTM(4, HIDDEN, NODES, 1, 0.0), 2 * HIDDEN + 4, False),
-    "GConvGRU": lambda: Model(GConvGRU(4, HIDDEN, 2), HIDDEN, True),
-    "DCRNN": lambda: Model(DCRNN(4, HIDDEN, 2), HIDDEN, True),
-}
-
-
-def make_signal(name="", weighted=True):
-    signal = synthetic_dtdg(NODES, 120, TIMES, 0.2, 4, weighted=weighted)
-    for snapshot in signal if name == "DCRNN" else ():
-        # Each edge once, and some from and to every node, which its degrees need.
-        ring = torch.arange(NODES)
-        ends = torch.unique(torch.cat([snapshot.edge_index, torch.stack([ring, (ring + 1) % NODES])], 1), dim=1)
-        snapshot.edge_index, snapshot.edge_attr = ends, torch.ones(ends.shape[1])
-    return signal
-
-
-def make_trainer(name, signal, **options):
-    torch.manual_seed(0)
-    device = options.get("device", "cpu")
-    model = MODELS[name]().to(device)
-    step = {} if model.keeps_state else {"step": run_stateless}
-    optimizer = torch.optim.Adam(model.parameters(), lr=options.pop("rate", 0.02))
-    return FrameTrainer(model, signal, optimizer, window=WINDOW, **step, **options)
 
 
 def train_plainly(name, signal, epochs, target):
@@ -107,122 +57,6 @@ def test_losses_are_those_of_the_plain_loop(device, name, target):
     assert trainer.fit(3) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("target", ["last", "all"])
-@pytest.mark.parametrize("has_slots", [False, True], ids=["", "at fixed places"])
-def test_snapshots_of_a_frame_go_through_a_model_together(device, monkeypatch, step, target, has_slots):
-    signal = make_signal("MPNNLSTM")
-    # One more than a window has, with more nodes than those trained on.
-    signal.append(Data(x=torch.randn(NODES + 3, 4), edge_index=torch.tensor([[0], [1]])))
-    times = slice(0, 7, step)
-    together, apart = (
-        make_trainer("MPNNLSTM", stream(signal, device)[times], device=device, target=target) for _ in range(2)
-    )
-    together._frame.has_slots |= has_slots
-    losses = together.fit(2)
-
-    monkeypatch.setattr(mpnn, "_LARGE", 0)
-
-    assert losses == pytest.approx(apart.fit(2), rel=1e-3)
-    for (name, mine), (_, other) in zip(together.model.named_buffers(), apart.model.named_buffers(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4, msg=name)
-    assert int(together.model.cell._batch_norm_1.num_batches_tracked) == 2 * together.num_frames * WINDOW
-
-
-class Echo(torch.nn.Module):
-    """Shows a cell the first snapshots of a frame only, and lets what it gave of one of them reach the loss."""
-
-    def __init__(self, seen, reached):
-        super().__init__()
-        self.cell, self.seen, self.reached = MPNNLSTM(4, HIDDEN, NODES, 1, 0.0), seen, reached
-        self.linear = torch.nn.Linear(2 * HIDDEN + 4, 1)
-
-    def forward(self, x, edge_index, edge_weight, state=None):
-        place, kept = (0, None) if state is None else state
-        if place < self.seen:
-            out = self.linear(self.cell(x, edge_index, edge_weight)).view(-1)
-            kept = out if place == self.reached else kept
-        return kept, (place + 1, kept)
-
-
-@pytest.mark.parametrize(("seen", "reached"), [(3, 0), (3, 1), (2, 1), (1, 0)])
-def test_any_snapshot_of_a_frame_may_reach_the_loss(device, monkeypatch, seen, reached):
-    def train():
-        torch.manual_seed(0)
-        model = Echo(seen, reached).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-        trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device)
-        return trainer.fit(2), model.state_dict()
-
-    losses, mine = train()
-    monkeypatch.setattr(mpnn, "_LARGE", 0)
-    expected, other = train()
-
-    assert losses == pytest.approx(expected, rel=1e-3)
-    for name, value in mine.items():
-        torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4, msg=name)
-    assert int(mine["cell._batch_norm_1.num_batches_tracked"]) == 2 * (TIMES - WINDOW + 1) * seen
-
-
-class Wayward(torch.nn.Module):
-    """Evolves twice at a place of a frame, or anew, or not at all; every output reaches the loss."""
-
-    def __init__(self, way):
-        super().__init__()
-        self.cell, self.way = EvolveGCNO(4), way
-        self.linear = torch.nn.Linear(4, 1)
-
-    def forward(self, x, edge_index, edge_weight, state=None):
-        place, total = (0, 0.0) if state is None else state
-        if place == 1 and self.way == "twice":
-            total = total + self.cell(x, edge_index, edge_weight)
-        elif place == 1 and self.way == "anew":
-            self.cell.reinitialize_weight()
-        if place != 1 or self.way != "not at all":
-            total = total + self.cell(x, edge_index, edge_weight)
-        return self.linear(total).view(-1) + self.cell.weight.sum(), (place + 1, total)
-
-
-@pytest.mark.parametrize("way", ["once", "twice", "anew", "not at all"])
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_weights_evolve_as_often_as_they_are_asked_to(device, monkeypatch, way):
-    def train():
-        torch.manual_seed(0)
-        model = Wayward(way).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-        trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device)
-        return trainer.fit(2), model.state_dict()
-
-    losses, mine = train()
-    monkeypatch.setattr(evolve._Steps, "follow", lambda self, weight: False)
-    expected, other = train()
-
-    assert losses == pytest.approx(expected, rel=1e-3)
-    for name, value in mine.items():
-        torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4, msg=name)
-
-
-def test_dropped_numbers_are_those_of_the_gradient():
-    signal = make_signal()
-    torch.manual_seed(0)
-    model = Model(MPNNLSTM(4, HIDDEN, NODES, 1, 0.5), 2 * HIDDEN + 4, False)
-    trainer = FrameTrainer(model, signal, torch.optim.SGD(model.parameters(), lr=0.0), window=WINDOW, device="cpu",
-                           step=run_stateless)  # fmt: skip
-    weight = model.cell._convolution_2.lin.weight
-    step, values = 1e-2, []
-    trainer.train_epoch()
-    for shift in (0.0, step, -2 * step):
-        with torch.no_grad():
-            weight[1, 2] += shift
-        trainer._frame.move(trainer.num_frames - 1)
-        torch.manual_seed(3)
-        values.append(float(trainer._run_frame()))
-        if shift == 0:
-            expected = float(weight.grad[1, 2])
-
-    assert (values[1] - values[2]) / (2 * step) == pytest.approx(expected, rel=0.05, abs=1e-4)
-
-
 @pytest.mark.parametrize("memory", [None, "10%", "50%"])
 def test_memory_changes_nothing_but_what_is_moved(device, memory):
     signal = make_signal()
@@ -238,6 +72,32 @@ def test_memory_changes_nothing_but_what_is_moved(device, memory):
     assert capped.history[-1]["moved_bytes"] <= (0 if memory is None else TIMES * row_bytes)
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_matrices_that_do_not_fit_are_sent_once_an_epoch(device, groups):
+    signal = make_signal("MPNNLSTM")
+    sequence = stream(signal, device, memory=NODES * 4 * 4, keep="host", group_size=groups)
+    trainer = make_trainer("MPNNLSTM", sequence, device=device, replay=False if device.type == "cuda" else None)
+
+    losses = trainer.fit(3)
+
+    assert losses == pytest.approx(make_trainer("MPNNLSTM", signal, device=device).fit(3), rel=1e-3)
+    rows = TIMES * NODES * 4 * 4
+    # Not for each frame anew, of which every snapshot has a part in up to three; and with the aggregated rows and x.
+    matrices = sum(trainer.plan._sent_bytes.values())
+    assert matrices < trainer.history[-1]["moved_bytes"] <= matrices + 2 * rows
+
+
+def test_what_fits_is_sent_once(device):
+    trainer = make_trainer("TGCN", make_signal(), device=device)
+
+    trainer.fit(2)
+
+    plan = trainer.plan.describe()
+    # The first epoch brings the features, of which aggregated rows are made, and the matrices.
+    assert trainer.history[0]["moved_bytes"] == plan["matrix_bytes"] + TIMES * NODES * 4 * 4
+    assert trainer.history[1]["moved_bytes"] == 0
+
+
 def test_frames_of_part_of_a_stream_are_its_own(device):
     signal = make_signal()
     whole = stream(signal, device, keep="host")
@@ -247,134 +107,6 @@ def test_frames_of_part_of_a_stream_are_its_own(device):
     alone = make_trainer("TGCN", signal[1:6], device=device)
     assert part.fit(2) == pytest.approx(alone.fit(2), rel=1e-4)
     assert part.num_frames == 3
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("name", "replayed"), [("TGCN", True), ("MPNNLSTM", True), ("GConvGRU", False)])
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_frames_are_replayed_where_the_model_allows_it(name, replayed):
-    trainer = make_trainer(name, make_signal(), device="cuda")
-    plain = make_trainer(name, make_signal(), device="cuda", replay=False)
-
-    assert trainer.fit(3) == pytest.approx(plain.fit(3), rel=1e-3)
-
-    assert [epoch["replayed"] for epoch in trainer.history] == [False, replayed, replayed]
-    assert "replayed" in trainer.summary()
-
-
-@pytest.mark.gpu
-@pytest.mark.gpus
-def test_frames_are_replayed_on_a_gpu_that_is_not_the_current_one():
-    trainer, plain = (make_trainer("TGCN", make_signal(), device="cuda:1", replay=replay) for replay in (True, False))
-
-    assert trainer.fit(3) == pytest.approx(plain.fit(3), rel=1e-3)
-
-    assert trainer.history[-1]["replayed"]
-    assert torch.cuda.current_device() == 0
-
-
-def read_back(y_hat, y):
-    cost = F.mse_loss(y_hat, y)
-    assert float(cost.detach()) >= 0
-    return cost
-
-
-@pytest.mark.gpu
-def test_frames_that_wait_for_the_gpu_are_not_replayed():
-    trainer, plain = (
-        make_trainer("TGCN", make_signal(), device="cuda", loss=read_back, replay=replay) for replay in (None, False)
-    )
-
-    assert trainer.fit(3) == pytest.approx(plain.fit(3), rel=1e-3)
-
-    assert [epoch["replayed"] for epoch in trainer.history] == [False] * 3
-    assert trainer.decisions == ["frames are not replayed: called a synchronizing CUDA operation"]
-    assert torch.cuda.get_sync_debug_mode() == 0
-    assert torch.cuda.current_stream() == torch.cuda.default_stream()
-
-
-def pretend_to_record(monkeypatch):
-    """Frames are recorded on a CPU, where they run once; replays do nothing. The devices of streams are listed."""
-    devices = []
-    for name in ("CUDAGraph", "Stream", "stream", "synchronize", "get_sync_debug_mode", "set_sync_debug_mode"):
-        monkeypatch.setattr(torch.cuda, name, lambda *args: nullcontext(args))
-    monkeypatch.setattr(torch.cuda, "current_stream", devices.append)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: nullcontext(devices.append(stream.enter_result[0])))
-    monkeypatch.setattr(nullcontext, "replay", lambda self: None, raising=False)
-    return devices
-
-
-def test_replays_find_their_gradients_again(monkeypatch):
-    trainer = make_trainer("TGCN", make_signal())
-    spare = trainer.model.spare = torch.nn.Parameter(torch.ones(2))
-    mine = spare.grad = torch.ones(2)
-    trainer.fit(1)
-    pretend_to_record(monkeypatch)
-    trainer._record()
-    trainer.optimizer.zero_grad()
-    before = [parameter.clone() for parameter in trainer.optimizer.param_groups[0]["params"]]
-
-    trainer.train_epoch()
-
-    for parameter, old in zip(trainer.optimizer.param_groups[0]["params"], before, strict=True):
-        assert not torch.equal(parameter, old)
-    # A graph must not add to what it does not own.
-    assert spare.grad is None
-    assert torch.equal(mine, torch.ones(2))
-
-
-def test_casts_of_parameters_are_those_after_the_last_step():
-    def train(is_kept):
-        trainer = make_trainer("MPNNLSTM", make_signal())
-        with torch.autocast("cpu", torch.bfloat16, cache_enabled=is_kept):
-            return trainer.fit(2)
-
-    assert train(True) == pytest.approx(train(False), rel=1e-3)
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_waits_are_refused_while_a_frame_is_recorded(monkeypatch, waits):
-    modes, mode_of_loss = [1], []
-
-    def loss(y_hat, y):
-        mode_of_loss.append(modes[-1])
-        if waits and modes[-1] == "error":
-            raise RuntimeError("called a synchronizing CUDA operation\nand more")
-        return F.mse_loss(y_hat, y)
-
-    trainer = make_trainer("TGCN", make_signal(), loss=loss)
-    trainer.fit(1)
-    devices = pretend_to_record(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-
-    trainer._record()
-
-    assert (modes, mode_of_loss[-1]) == ([1, "error", 1], "error")
-    assert devices == [trainer.plan.device] * 2
-    reason = "not replayed: called a synchronizing CUDA operation" if waits else "replayed as one CUDA graph"
-    assert trainer.decisions == [f"frames are {reason}"]
-    assert not trainer._frame.is_recording
-
-
-@pytest.mark.gpu
-def test_each_replay_drops_numbers_anew():
-    model = Model(MPNNLSTM(4, HIDDEN, NODES, 1, 0.5), 2 * HIDDEN + 4, False).to("cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device="cuda", step=run_stateless)
-
-    losses = trainer.fit(4)
-
-    assert [epoch["replayed"] for epoch in trainer.history] == [False, True, True, True]
-    assert len(set(losses)) == 4
-
-
-def test_all_numbers_may_be_dropped(device):
-    model = Model(MPNNLSTM(4, HIDDEN, NODES, 1, 1.0), 2 * HIDDEN + 4, False).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device, step=run_stateless)
-
-    assert torch.tensor(trainer.fit(2)).isfinite().all()
 
 
 @pytest.mark.parametrize("calls", [1, 4, 6])

@@ -1,0 +1,149 @@
+"""Layers that see the snapshots of a frame together give what they give one by one."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_direct.dynamic import FrameTrainer, stream
+from pyg_direct.dynamic.nn import MPNNLSTM, EvolveGCNO, evolve, mpnn
+from pyg_direct.dynamic.trainer import run_stateless
+from tests.frames import HIDDEN, NODES, TIMES, WINDOW, Model, make_signal, make_trainer
+
+
+@pytest.fixture(autouse=True)
+def _full_precision(monkeypatch):
+    # Recurrent layers of cuDNN would round their inputs.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("target", ["last", "all"])
+@pytest.mark.parametrize("has_slots", [False, True], ids=["", "at fixed places"])
+def test_snapshots_of_a_frame_go_through_a_model_together(device, monkeypatch, step, target, has_slots):
+    signal = make_signal("MPNNLSTM")
+    # One more than a window has, with more nodes than those trained on.
+    signal.append(Data(x=torch.randn(NODES + 3, 4), edge_index=torch.tensor([[0], [1]])))
+    times = slice(0, 7, step)
+    together, apart = (
+        make_trainer("MPNNLSTM", stream(signal, device)[times], device=device, target=target) for _ in range(2)
+    )
+    together._frame.has_slots |= has_slots
+    losses = together.fit(2)
+
+    monkeypatch.setattr(mpnn, "_LARGE", 0)
+
+    assert losses == pytest.approx(apart.fit(2), rel=1e-3)
+    for (name, mine), (_, other) in zip(together.model.named_buffers(), apart.model.named_buffers(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4, msg=name)
+    assert int(together.model.cell._batch_norm_1.num_batches_tracked) == 2 * together.num_frames * WINDOW
+
+
+class Echo(torch.nn.Module):
+    """Shows a cell the first snapshots of a frame only, and lets what it gave of one of them reach the loss."""
+
+    def __init__(self, seen, reached):
+        super().__init__()
+        self.cell, self.seen, self.reached = MPNNLSTM(4, HIDDEN, NODES, 1, 0.0), seen, reached
+        self.linear = torch.nn.Linear(2 * HIDDEN + 4, 1)
+
+    def forward(self, x, edge_index, edge_weight, state=None):
+        place, kept = (0, None) if state is None else state
+        if place < self.seen:
+            out = self.linear(self.cell(x, edge_index, edge_weight)).view(-1)
+            kept = out if place == self.reached else kept
+        return kept, (place + 1, kept)
+
+
+@pytest.mark.parametrize(("seen", "reached"), [(3, 0), (3, 1), (2, 1), (1, 0)])
+def test_any_snapshot_of_a_frame_may_reach_the_loss(device, monkeypatch, seen, reached):
+    def train():
+        torch.manual_seed(0)
+        model = Echo(seen, reached).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device)
+        return trainer.fit(2), model.state_dict()
+
+    losses, mine = train()
+    monkeypatch.setattr(mpnn, "_LARGE", 0)
+    expected, other = train()
+
+    assert losses == pytest.approx(expected, rel=1e-3)
+    for name, value in mine.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4, msg=name)
+    assert int(mine["cell._batch_norm_1.num_batches_tracked"]) == 2 * (TIMES - WINDOW + 1) * seen
+
+
+class Wayward(torch.nn.Module):
+    """Evolves twice at a place of a frame, or anew, or not at all; every output reaches the loss."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.cell, self.way = EvolveGCNO(4), way
+        self.linear = torch.nn.Linear(4, 1)
+
+    def forward(self, x, edge_index, edge_weight, state=None):
+        place, total = (0, 0.0) if state is None else state
+        if place == 1 and self.way == "twice":
+            total = total + self.cell(x, edge_index, edge_weight)
+        elif place == 1 and self.way == "anew":
+            self.cell.reinitialize_weight()
+        if place != 1 or self.way != "not at all":
+            total = total + self.cell(x, edge_index, edge_weight)
+        return self.linear(total).view(-1) + self.cell.weight.sum(), (place + 1, total)
+
+
+@pytest.mark.parametrize("way", ["once", "twice", "anew", "not at all"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_weights_evolve_as_often_as_they_are_asked_to(device, monkeypatch, way):
+    def train():
+        torch.manual_seed(0)
+        model = Wayward(way).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device)
+        return trainer.fit(2), model.state_dict()
+
+    losses, mine = train()
+    monkeypatch.setattr(evolve._Steps, "follow", lambda self, weight: False)
+    expected, other = train()
+
+    assert losses == pytest.approx(expected, rel=1e-3)
+    for name, value in mine.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_dropped_numbers_are_those_of_the_gradient():
+    signal = make_signal()
+    torch.manual_seed(0)
+    model = Model(MPNNLSTM(4, HIDDEN, NODES, 1, 0.5), 2 * HIDDEN + 4, False)
+    trainer = FrameTrainer(model, signal, torch.optim.SGD(model.parameters(), lr=0.0), window=WINDOW, device="cpu",
+                           step=run_stateless)  # fmt: skip
+    weight = model.cell._convolution_2.lin.weight
+    step, values = 1e-2, []
+    trainer.train_epoch()
+    for shift in (0.0, step, -2 * step):
+        with torch.no_grad():
+            weight[1, 2] += shift
+        trainer._frame.move(trainer.num_frames - 1)
+        torch.manual_seed(3)
+        values.append(float(trainer._run_frame()))
+        if shift == 0:
+            expected = float(weight.grad[1, 2])
+
+    assert (values[1] - values[2]) / (2 * step) == pytest.approx(expected, rel=0.05, abs=1e-4)
+
+
+def test_all_numbers_may_be_dropped(device):
+    model = Model(MPNNLSTM(4, HIDDEN, NODES, 1, 1.0), 2 * HIDDEN + 4, False).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device, step=run_stateless)
+
+    assert torch.tensor(trainer.fit(2)).isfinite().all()
+
+
+def test_casts_of_parameters_are_those_after_the_last_step():
+    def train(is_kept):
+        trainer = make_trainer("MPNNLSTM", make_signal())
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=is_kept):
+            return trainer.fit(2)
+
+    assert train(True) == pytest.approx(train(False), rel=1e-3)
