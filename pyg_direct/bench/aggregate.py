@@ -48,6 +48,7 @@ def measure_aggregation(batch: Data, name: str, widths: tuple[int, ...] = WIDTHS
             for reduce in _MEASURED:
                 case = f"aggregate/{name}/{reduce}/{width} {str(dtype).removeprefix('torch.')}"
                 ways = _ways(edges, num_nodes, reduce, dtype)
+                medians: dict[str, dict[str, float]] = {"": {}, ", with backward": {}}
                 with torch.no_grad():
                     expected = ways["PyG's scatter"](x.detach().float())
                 for way, compute in ways.items():
@@ -58,11 +59,17 @@ def measure_aggregation(batch: Data, name: str, widths: tuple[int, ...] = WIDTHS
                         if way == "fused" or dtype == torch.float32:
                             torch.testing.assert_close(compute(x).float(), expected, rtol=2e-2, atol=2e-2)
                         seconds = _measure(partial(compute, x), on_gpu)
+                    medians[""][way] = sorted(seconds)[len(seconds) // 2]
                     yield Row.of(case, way, "TB/s", [moved / s for s in seconds], limit, "device copy",
                                  f"{compulsory / moved:.2f} of the bytes are compulsory")  # fmt: skip
                     if way == "fused" or way in _OTHERS:
                         seconds = _measure(partial(_run_both, compute, x, grad), on_gpu)
+                        medians[", with backward"][way] = sorted(seconds)[len(seconds) // 2]
                         yield Row.of(case, f"{way}, with backward", "ms", [1e3 * s for s in seconds])
+                for what, found in medians.items():
+                    best = min((way for way in found if way != "fused"), key=found.__getitem__)
+                    ratio = found[best] / found["fused"]
+                    yield Row.of(case, f"fastest of the others over fused{what}", "x", [ratio], note=best)
 
 
 @torch.no_grad()
@@ -124,14 +131,15 @@ def _ways(edges: SortedEdges, num_nodes: int, reduce: str, dtype: torch.dtype) -
         return scatter(x.index_select(0, edges.row), edges.target, 0, num_nodes, reduce)
 
     def segment(x: Tensor) -> Tensor:
-        initial = 0 if reduce in ("max", "min") else None
-        out = torch.segment_reduce(x.index_select(0, edges.row), reduce, offsets=edges.indptr, initial=initial)
-        return out.nan_to_num(0) if reduce == "mean" else out
+        out = torch.segment_reduce(x.index_select(0, edges.row), reduce, offsets=edges.indptr)
+        # Of no edges a mean is none, and a maximum minus infinity.
+        return out if reduce == "sum" else out.masked_fill(has_none, 0)
 
     ways = {"fused": ours, "PyG's scatter": pyg}
+    if dtype == torch.float32:
+        has_none = (edges.indptr.diff() == 0)[:, None]
+        ways["torch.segment_reduce"] = segment
     if reduce in ("sum", "mean"):
-        if dtype == torch.float32:
-            ways["torch.segment_reduce"] = segment
         values = torch.ones(edges.row.numel(), dtype=dtype, device=edges.row.device)
         if reduce == "mean":
             values /= edges.indptr.diff().clamp(min=1).to(dtype)[edges.target]

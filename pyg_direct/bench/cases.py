@@ -11,7 +11,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct.bench.accuracy import measure_accuracy
-from pyg_direct.bench.aggregate import measure_aggregation
+from pyg_direct.bench.aggregate import measure_aggregation, read_batch
 from pyg_direct.bench.beside import (
     measure_loaders,
     measure_samplers_on_cpu,
@@ -19,6 +19,7 @@ from pyg_direct.bench.beside import (
     measure_tables,
 )
 from pyg_direct.bench.clients import measure_clients
+from pyg_direct.bench.convolutions import measure_convolutions
 from pyg_direct.bench.delta import measure_delta, measure_unchanged_rows
 from pyg_direct.bench.disk import measure_disk_feature, measure_disk_rows, measure_disk_training
 from pyg_direct.bench.dist_accuracy import measure_dist_accuracy
@@ -27,6 +28,7 @@ from pyg_direct.bench.dynamic import mean_ratios, measure_dynamic_epochs
 from pyg_direct.bench.dynamic_losses import measure_losses
 from pyg_direct.bench.dynamic_memory import measure_dynamic_memory
 from pyg_direct.bench.dynamic_ways import WAYS
+from pyg_direct.bench.first_layer import measure_first_layer
 from pyg_direct.bench.gather import (
     measure_cached_rows,
     measure_cold_growth,
@@ -42,7 +44,7 @@ from pyg_direct.bench.hetero import (
     measure_types,
     measure_types_on_cpu,
 )
-from pyg_direct.bench.hotness import make_skewed_graph, measure_hit_rates
+from pyg_direct.bench.hotness import make_skewed_graph, measure_drift, measure_hit_rates
 from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from pyg_direct.bench.loader import measure_loader, measure_python_time
 from pyg_direct.bench.memory import measure_host_memory
@@ -59,7 +61,7 @@ from pyg_direct.bench.snapshots import measure_snapshots
 from pyg_direct.bench.startup import measure_startup
 from pyg_direct.bench.tuner import measure_tuner
 from pyg_direct.bench.typed import make_mag
-from pyg_direct.bench.unified import measure_figure_6, measure_figure_7
+from pyg_direct.bench.unified import measure_figure_6, measure_figure_7, measure_indexing
 from pyg_direct.datasets import NodeDataset, load_folder, synthetic_graph
 from pyg_direct.datasets.dynamic import PRESETS, synthetic_dtdg
 from pyg_direct.datasets.temporal import load_temporal
@@ -114,7 +116,16 @@ def loader(scale: float) -> Iterator[Row]:
 
 def aggregate(scale: float) -> Iterator[Row]:
     """Aggregation over the edges of a sampled batch."""
-    yield from measure_aggregation(_sample_batch(_make_graph(scale)), _name(scale))
+    graph = _make_graph(scale)
+    batch = _sample_batch(graph)
+    yield from measure_aggregation(batch, _name(scale))
+    assert graph.x is not None
+    yield from measure_first_layer(graph.x, batch.n_id, read_batch(batch), _name(scale))
+
+
+def convolutions(scale: float) -> Iterator[Row]:
+    """Convolutions one by one beside PyG's ways to compute them, `torch.compile` among them."""
+    yield from measure_convolutions(_sample_batch(_make_graph(scale)), _name(scale))
 
 
 def models(scale: float) -> Iterator[Row]:
@@ -154,6 +165,7 @@ def unified(scale: float) -> Iterator[Row]:
     resolve_device("cuda")
     yield from measure_figure_6()
     yield from measure_figure_7()
+    yield from measure_indexing()
 
 
 def power(scale: float) -> Iterator[Row]:
@@ -178,12 +190,13 @@ def disk(scale: float) -> Iterator[Row]:
 
 
 def hotness(scale: float) -> Iterator[Row]:
-    """How well hot rows are chosen, on a graph like ogbn-products and on a very skewed one."""
+    """How well hot rows are chosen, on a graph like ogbn-products, on a very skewed one, and while reads drift."""
     graph = synthetic_graph("products", scale=scale, topology_only=True, device=resolve_device(None)).to("cpu")
     yield from measure_hit_rates(graph.edge_index, graph.num_nodes, graph.train_idx, _name(scale), (15, 10, 5))
     num_nodes = int(3_000_000 * scale)
     train_idx = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(0))[: num_nodes // 10]
     yield from measure_hit_rates(make_skewed_graph(num_nodes, 10 * num_nodes), num_nodes, train_idx, "skewed", (25, 10))
+    yield from measure_drift(int(100_000 * scale))
 
 
 def startup(scale: float) -> Iterator[Row]:
@@ -367,6 +380,7 @@ LONG_CASES: dict[str, Case] = {
     "gather_growth": gather_growth,
     "labor": labor,
     "accuracy": accuracy,
+    "convolutions": convolutions,
     "peers": peers,
     "multi_gpu": multi_gpu,
     "distributed": distributed,

@@ -11,6 +11,7 @@ from torch import Tensor
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.features.expected import expected_reads
+from pyg_direct.features.following import ReadCounts
 from pyg_direct.features.hotness import choose_hottest, count_listings, count_reads
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.runtime.device import resolve_device
@@ -74,3 +75,44 @@ def measure_hit_rates(edge_index: Tensor, num_nodes: int, train_idx: Tensor, nam
             note = f"fanouts {list(fanouts)}, batches of {batch_size}{took}"
             yield Row.of(f"hotness/{name}/{cached:.0%} cached", f"hit rate by {label}", "", [rate], float(best),
                          "the best rows in hindsight", note)  # fmt: skip
+
+
+def measure_drift(num_rows: int, changes: tuple[float, ...] = (0.01, 0.05, 0.2), num_batches: int = 400,
+                  device: torch.device | None = None) -> Iterator[Row]:  # fmt: skip
+    """Hit rates of a tenth of the rows while popular ones change: kept as they were ranked at first, and chosen anew by
+    `follow_reads`, whose moved rows count as missed.
+
+    A batch reads a tenth of the rows, popular ones more often; `changes` of them change places in each batch.
+    """
+    device = resolve_device(None) if device is None else device
+    count, first, period = num_rows // 10, 20, 25
+    for change in changes:
+        draws = torch.Generator(device).manual_seed(0)
+        chance = torch.arange(1, num_rows + 1, device=device, dtype=torch.float32).pow(-0.7)
+        kept, follows = ReadCounts(num_rows, first, 1.0, device), ReadCounts(num_rows, period, 0.8, device)
+        cached = {"kept": torch.zeros(num_rows, dtype=torch.bool, device=device)}
+        cached["following"] = cached["kept"].clone()
+        hits = dict.fromkeys([*cached, "best"], 0)
+        total = 0
+        for number in range(num_batches):
+            swapped = torch.randperm(num_rows, generator=draws, device=device)[: int(change * num_rows)]
+            chance[swapped] = chance[swapped.roll(1)]
+            ids = torch.multinomial(chance, count, generator=draws)
+            if number >= 2 * period:
+                total += count
+                best = torch.zeros_like(cached["kept"])
+                best[chance.topk(count).indices] = True
+                for way, held in {**cached, "best": best}.items():
+                    hits[way] += int(held[ids].sum())
+            if kept.note(ids) and number < first:
+                cached["kept"][kept.choose(count)] = True
+            if follows.note(ids):
+                chosen = torch.zeros_like(cached["kept"])
+                chosen[follows.choose(count)] = True
+                if number >= 2 * period:
+                    hits["following"] -= int((chosen & ~cached["following"]).sum())
+                cached["following"] = chosen
+        for way, title in (("kept", "ranked once, by the first batches"), ("following", "by follow_reads")):
+            yield Row.of(f"hotness/drift/{change:.0%} of the rows change a batch", f"hit rate {title}", "",
+                         [hits[way] / total], hits["best"] / total, "the most popular rows of each batch",
+                         "10% cached; moved rows count as missed")  # fmt: skip

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from pyg_direct.bench.row import Row
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu
+from pyg_direct.bench.timing import time_on_clock, time_on_gpu, wait_for_gpu
 from pyg_direct.features.unified import to_unified
+from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.memory import allocate
 
 _TABLE_BYTES = 1 << 30
@@ -81,3 +83,22 @@ def measure_figure_7(count: int = 64 << 10) -> Iterator[Row]:
             yield Row.of(f"fig7/{row_bytes} B", f"rate of {name}", "GB/s", [num_bytes / s / 1e9 for s in seconds],
                          num_bytes / _pinned_seconds(num_bytes) / 1e9, "a page-locked copy of these bytes",
                          _PAPER_ALIGNED, "rows beside lines of 128 bytes", row_bytes, "bytes of a row")  # fmt: skip
+
+
+def measure_indexing(counts: tuple[int, ...] = (1, 1024), repeats: int = 200) -> Iterator[Row]:
+    """What `unified[ids]` takes of Python, beside an index of torch's on the device of the ids."""
+    device = resolve_device(None)
+    rows = _make_table(512, 1 << 20)
+    plain, table = rows.to(device), to_unified(rows.clone())
+    for count in counts:
+        ids = torch.randint(len(rows), (count,), device=device)
+        taken: dict[str, list[float]] = {"torch": [], "ours": []}
+        for _ in range(repeats):
+            for way, source in (("torch", plain), ("ours", table)):
+                wait_for_gpu()
+                begin = time.perf_counter()
+                source[ids]
+                taken[way].append(1e6 * (time.perf_counter() - begin))
+        beside = sorted(taken["torch"])[repeats // 2]
+        yield Row.of(f"unified/{count} rows of 512 B", "Python time of unified[ids]", "us", taken["ours"], beside,
+                     "torch's index on the same device")  # fmt: skip

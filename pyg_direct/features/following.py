@@ -1,10 +1,9 @@
 """A cache that follows the reads: hot rows are chosen anew from counts that fade, on the GPU and without a wait.
 
-Over a trace whose popular rows change, and with a tenth of the rows cached, a simulation gives 0.25, 0.23 and 0.19 of
-all reads to a cache that is renewed every 25 batches, where rows of the first 20 batches, kept, get 0.21, 0.17 and
-0.12 (a twentieth, a fifth and one percent of the rows change places in a batch of a tenth of them); what is moved is
-counted as missed. Taking every missed row in, and the one read longest ago out, gives 0.16 and moves most of what it
-reads.
+With a tenth of the rows cached, and one percent of all rows changing places in each batch of a tenth of them, a cache
+that is renewed every 25 batches serves 0.25 of the reads, one ranked by the first 20 batches 0.14; at five percent 0.14
+and 0.10, at a fifth, where nothing read lately tells of what comes, 0.09 and 0.10. What is moved counts as missed.
+`bench/hotness.py` measures it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,60 @@
+"""The layer over raw features: rows brought into a batch and then summed, or summed where they lie.
+
+Brought, each row of a batch is read once from its place; where it lies, it is read once for each of its edges, and only
+rows of targets are brought. So the second way saves GPU memory's bytes of the batch, and adds those of edges that share
+a source to what goes over the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.timing import time_on_clock, time_on_gpu
+from pyg_direct.features.feature import Feature
+from pyg_direct.nn.sorted import SortedEdges
+from pyg_direct.ops.aggregate import aggregate
+
+
+def measure_first_layer(x: Tensor, n_id: Tensor, edges: SortedEdges, name: str) -> Iterator[Row]:
+    """Both ways for a mean over the sorted edges of a batch, with features on its device and, for a GPU, on the host.
+
+    Args:
+        x: Features of all nodes `[N, F]` on the CPU; they are moved to where they are read.
+        n_id: Nodes of the batch, int64 `[n]`.
+        edges: The edges that the first layer sums over.
+    """
+    on_gpu, num_targets = n_id.is_cuda, edges.indptr.numel() - 1
+    source = n_id.index_select(0, edges.row.long())
+    num_rows, num_edges = n_id.numel(), source.numel()
+    places: dict[str, int | str] = {"GPU": "100%", "host": 0} if on_gpu else {"CPU": 0}
+    for place, share in places.items():
+        feature = Feature(device_cache_size=share).from_cpu_tensor(x)
+        table = feature.whole if place == "GPU" else feature._cold if on_gpu else x
+        assert table is not None
+
+        def bring(feature: Feature = feature) -> tuple[Tensor, Tensor]:
+            rows = feature[n_id]
+            return aggregate(rows, edges.indptr, edges.row, reduce="mean", target=edges.target,
+                             max_degree=edges.max_degree), rows[:num_targets]  # fmt: skip
+
+        def sum_in_place(feature: Feature = feature, table: Tensor = table) -> tuple[Tensor, Tensor]:
+            lying = n_id.index_select(0, edges.row.long())
+            return aggregate(table, edges.indptr, lying, reduce="mean", target=edges.target,
+                             max_degree=edges.max_degree), feature[n_id[:num_targets]]  # fmt: skip
+
+        with torch.no_grad():
+            for got, expected in zip(sum_in_place(), bring(), strict=True):
+                torch.testing.assert_close(got, expected)
+            case, medians = f"first layer/{name}/{place}", []
+            for way, work, count in (("rows brought, then summed", bring, num_rows),
+                                     ("summed where they lie", sum_in_place, num_targets + num_edges)):  # fmt: skip
+                seconds = time_on_gpu(work, 10, 3, 3) if on_gpu else time_on_clock(work, 5, 1)
+                medians.append(sorted(seconds)[len(seconds) // 2])
+                yield Row.of(case, way, "ms", [1e3 * s for s in seconds], note=f"{count} rows read")
+            yield Row.of(case, "brought over in place", "x", [medians[0] / medians[1]],
+                         note="above 1: summing where rows lie is faster")  # fmt: skip
+            yield Row.of(case, "rows read, in place over brought", "x", [(num_targets + num_edges) / num_rows])
