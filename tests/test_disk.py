@@ -83,3 +83,10 @@ def test_a_file_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path, monk
     with pytest.raises(PermissionError):
         write_whole(tmp_path / "file", "text")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_whole_leaves_nothing(tmp_path):
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(tmp_path / "facts", "half of it \ud800")
+
+    assert list(tmp_path.iterdir()) == []

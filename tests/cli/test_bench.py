@@ -58,6 +58,33 @@ def test_rows_are_kept_and_drawn_and_what_failed_is_told(parts, tmp_path):
     assert files[".png"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_interrupted_run_keeps_what_it_has(parts, tmp_path):
+    def interrupt(graph, name):
+        raise KeyboardInterrupt
+
+    parts |= {"more": interrupt, "never": lambda graph, name: pytest.fail("went on")}
+
+    done = invoke(str(tmp_path))
+
+    assert done.exit_code == 1
+    assert "not measured: more: KeyboardInterrupt" in done.stdout
+    assert len(json.loads(next(tmp_path.glob("*.json")).read_text())) == 2
+
+
+@pytest.mark.slow
+def test_every_part_is_measured_on_a_cpu():
+    rows, failed = bench_module._measure(Size(0.001, 64, 2, 1 << 20, ()), on_gpu=False)
+
+    assert failed == []
+    metrics = {row.metric for row in rows}
+    assert {"rows, one way", "torch.index_select"} < metrics
+    assert any("train" in metric or "step" in metric for metric in metrics), metrics
+
+
+def test_workers_of_pygs_loader_make_a_part_of_their_own():
+    assert [*bench_module._list_peers(Size(0.001, 64, 2, 1 << 20, (0, 2)))] == ["loader beside PyG's"]
+
+
 def test_without_matplotlib_there_is_no_picture(parts, tmp_path, monkeypatch):
     monkeypatch.setattr(bench_module, "find_spec", lambda name: None)
     del parts["more"]

@@ -73,6 +73,9 @@ def test_what_cannot_be_deleted_is_told(root, monkeypatch):
 
     assert done.exit_code == 1
     assert json.loads(done.stdout)["failed"] == [f"{root / OLD}: no right"]
+    told = invoke("clear", "--only", "old").stdout
+    assert f"cleared 0 of 1 in {root}" in told
+    assert f"{root / OLD}: no right" in told
 
 
 def test_a_folder_that_is_not_there_holds_nothing(root, monkeypatch):

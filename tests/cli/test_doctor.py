@@ -4,6 +4,7 @@ import contextlib
 import copy
 import json
 import platform
+from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
 import pytest
@@ -209,6 +210,15 @@ def test_packages_of_other_versions_are_told(monkeypatch):
     found = list_outdated()
 
     assert [sentence.partition(" must")[0] for sentence in found] == ["numpy", "no-such-package"]
+
+
+def test_a_checkout_that_is_not_installed_asks_for_no_versions(monkeypatch):
+    def refuse(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("pyg_direct.cli.machine.metadata.requires", refuse)
+
+    assert list_outdated() == []
 
 
 def test_a_folder_that_cannot_be_made_cannot_be_written(tmp_path):

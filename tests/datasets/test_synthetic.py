@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.datasets import PRESETS, NodeDataset, fill_features, synthetic_graph
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +236,8 @@ def test_dataset_moves_as_a_whole(device: torch.device, graph: NodeDataset) -> N
             "index_dtype must be torch.int32 or torch.int64, got torch.int16",
         ),
         ({"device": "gpu"}, ArgumentError, "device must name a torch device, got 'gpu'"),
+        ({"device": 0.5}, ArgumentTypeError, "device must be a torch device or its name, got 0.5"),
+        ({"device": "cuda:99"}, DeviceError, "device must be a device of this machine, got 'cuda:99': torch sees"),
     ],
 )
 def test_argument_outside_its_rule_is_named(
@@ -258,6 +260,7 @@ def test_argument_outside_its_rule_is_named(
             r"out must be \[N, F\] and y \[N\], got \[3, 2\] and \[2\]",
         ),
         (torch.empty(2, 2), torch.zeros(2).int(), "y must be int64, got torch.int32"),
+        (torch.empty(2, 2), [0, 1], "y must be a tensor, got list"),
         (torch.empty(2, 2), torch.tensor([0, 4]), r"y must lie in \[0, 4\), got 0 to 4"),
         (
             torch.empty(2, 2).int(),

@@ -190,6 +190,9 @@ def test_filling_again_forgets_the_file(device, tmp_path):
     (lambda f, p: f.from_mmap(None, DeviceConfig({1: p}, p)), ArgumentError, "must have a part for GPU 0"),
     (lambda f, p: f.from_mmap(np.zeros(3), DeviceConfig([torch.zeros(2)], p)), ArgumentTypeError, "must hold ids"),
     (lambda f, p: f.from_mmap(None, DeviceConfig([torch.zeros(2)], p)), ArgumentError, "one shape and dtype"),
+    (lambda f, p: f.from_mmap(None, DeviceConfig([7], p)), ArgumentTypeError, r"gpu_parts\[0\] must be a tensor"),
+    (lambda f, p: f.from_cpu_tensor(torch.zeros(9, 7)).set_mmap_file(p, torch.arange(40) % 9), ArgumentError,
+     r"path must hold rows \(7,\) of torch.float32, .*rows.npy holds"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_named(device, tmp_path, act, error, words):
     path = save_rows(tmp_path / "rows.npy", make_rows())

@@ -239,3 +239,43 @@ def test_inference_of_models_is_ours_where_the_loader_is(monkeypatch):
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(model.inference(few), expected)
     assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize("case", ["some nodes", "fanouts"])
+def test_inference_that_ours_does_not_offer_is_left_to_pyg(monkeypatch, case):
+    data = Data(x=torch.randn(30, 4), edge_index=torch.randint(30, (2, 90)))
+    model = GraphSAGE(4, 8, 2, 3).eval()
+    nodes = torch.arange(30).flip(0) if case == "some nodes" else None
+    fanouts = [5] if case == "fanouts" else [-1]
+    loader = torch_geometric.loader.NeighborLoader(data, fanouts, nodes, batch_size=30)
+    monkeypatch.setattr(inference, "infer", lambda *args, **kwargs: pytest.fail("ours"))
+    asked = []
+    monkeypatch.setattr(BasicGNN, "inference_per_layer", lambda *args: asked.append(args) or torch.zeros(30, 3))
+
+    model.inference(loader)
+
+    assert asked
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_class_of_the_program_answers_for_itself():
+    class Mine(torch_geometric.loader.NeighborLoader):
+        pass
+
+    loader = torch_geometric.loader.NeighborLoader(make_data(), [2])
+
+    assert not isinstance(loader, Mine)
+    assert not issubclass(torch_geometric.loader.NeighborLoader, Mine)
+    assert issubclass(Mine, torch_geometric.loader.NeighborLoader)
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize(("jk", "training"), [("cat", False), (None, True)])
+def test_models_that_have_no_such_inference_hear_it_from_pyg(monkeypatch, jk, training):
+    model = GraphSAGE(4, 8, 2, 3, jk=jk).train(training)
+    loader = torch_geometric.loader.NeighborLoader(make_data(), [-1])
+    monkeypatch.setattr(inference, "infer", lambda *args, **kwargs: pytest.fail("ours"))
+
+    with pytest.raises(AssertionError):
+        model.inference(loader)

@@ -1,7 +1,11 @@
 """How much memory a host has: of the machine, of its container, and where both grow."""
 
 import os
+import resource
+import sys
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from pyg_direct.runtime import host
@@ -34,6 +38,26 @@ def test_free_memory_is_a_part_of_this_machine():
 
 def test_without_a_container_the_kernel_tells(machine):
     assert (host.total_bytes(), host.available_bytes()) == (32 * GIB, 28 * GIB)
+
+
+def test_systems_without_files_of_the_kernel_tell(machine, monkeypatch):
+    (machine / "meminfo").unlink()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5 * GIB))
+
+    assert host.available_bytes() == 5 * GIB
+
+
+@pytest.mark.parametrize(("soft", "expected"), [(8 << 20, 8 << 20), (resource.RLIM_INFINITY, None)])
+def test_the_limit_of_locked_pages_is_that_of_the_system(monkeypatch, soft, expected):
+    monkeypatch.setattr(resource, "getrlimit", lambda what: {resource.RLIMIT_MEMLOCK: (soft, -1)}[what])
+
+    assert host.page_lock_limit() == expected
+
+
+def test_a_system_without_such_limits_has_none(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)
+
+    assert host.page_lock_limit() is None
 
 
 def test_a_container_may_have_less(machine):

@@ -45,6 +45,34 @@ def test_too_much_is_refused():
         SharedMemory(2**62)
 
 
+@pytest.mark.parametrize("num_bytes", [0, 100])
+def test_systems_without_nameless_memory_take_a_file(monkeypatch, num_bytes):
+    monkeypatch.delattr(os, "memfd_create")
+    memory = SharedMemory(num_bytes)
+
+    memory.bytes.fill_(7)
+
+    assert memory.view(torch.uint8, (num_bytes,)).tolist() == [7] * num_bytes
+
+
+def test_sizes_below_nothing_are_refused():
+    with pytest.raises(ArgumentError, match="num_bytes must be at least 0, got -1"):
+        SharedMemory(-1)
+
+
+def test_memory_is_found_by_its_bytes_when_its_object_is_gone():
+    tensor = torch.arange(10)
+    share(tensor)
+    gc.collect()
+    assert tensor.data_ptr() not in shared._OBJECTS
+
+    memory = find_shared(tensor)
+
+    assert torch.equal(memory.view(torch.int64, (10,)), tensor)
+    assert find_shared(tensor) is memory
+    assert find_shared(tensor[::2]) is None
+
+
 def test_systems_that_cannot_send_memory_say_so(monkeypatch):
     monkeypatch.delattr(shared.reduction, "DupFd")
 
