@@ -1,7 +1,7 @@
 """Servers of parts as Ray actors: Ray places them, finds them, starts them anew and moves their answers.
 
-Messages are arrays, which Ray moves through shared memory on one host, and between hosts as bytes: nothing that came
-over the network is unpickled by this package.
+Messages are arrays. Between hosts Ray moves them, as bytes; a client and a server of one host move them themselves,
+through memory that both see. Nothing that came over the network is unpickled by this package.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import ray
 
+from pyg_direct.distributed.channel import Channels
 from pyg_direct.distributed.manifest import Manifest
-from pyg_direct.distributed.serving import PartServer
+from pyg_direct.distributed.serving import QUESTIONS, PartServer
 from pyg_direct.errors import RankError
 
 _NAMESPACE = "pyg_direct"
@@ -32,21 +33,34 @@ class RayServers:
         self._actors = [ray.get_actor(f"{name}/{part}", namespace=_NAMESPACE) for part in range(size)]
         # Servers that this program started live as long as this.
         self._started: list[Any] = []
+        self._channels = Channels(self._meet, timeout)
 
     def ask(self, method: str, questions: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """What the servers of these parts answer.
+        """What the servers of these parts answer; arrays are valid until this thread asks again.
 
         Raises:
             RankError: a server is gone for good, or takes too long.
         """
-        waiting = {part: getattr(self._actors[part], method).remote(*question) for part, question in questions.items()}
+        told = self._channels.tell(method, questions) if method in QUESTIONS else []
+        waiting = {part: self._call(part, method, questions[part]) for part in questions if part not in told}
         found = {}
-        for part, answer in waiting.items():
-            try:
-                found[part] = ray.get(answer, timeout=self._timeout)
-            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-                raise RankError(f"the server of part {part} did not answer {method!r}: {error}") from error
-        return found
+        for part in told:
+            has_answer, found[part] = self._channels.hear(part)
+            if not has_answer:
+                waiting[part] = self._call(part, method, questions[part])
+        return found | {part: self._wait(part, method, answer) for part, answer in waiting.items()}
+
+    def _call(self, part: int, method: str, question: tuple[Any, ...]) -> Any:
+        return getattr(self._actors[part], method).remote(*question)
+
+    def _wait(self, part: int, method: str, answer: Any) -> Any:
+        try:
+            return ray.get(answer, timeout=self._timeout)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            raise RankError(f"the server of part {part} did not answer {method!r}: {error}") from error
+
+    def _meet(self, part: int, host: str, path: str) -> bool:
+        return bool(self._wait(part, "meet", self._call(part, "meet", (host, path))))
 
     def close(self) -> None:
         """End the servers."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict
 from os import PathLike
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pyg_direct.distributed.channel import Channel, go_over
 from pyg_direct.distributed.owner import Picker
 from pyg_direct.distributed.pairs import PairExchange
 from pyg_direct.distributed.parcel import Parcel
@@ -22,6 +26,8 @@ from pyg_direct.sampling.options import GeneralRecipe
 
 # A hop that asks for all edges of its nodes.
 ALL_EDGES = -1
+# What is asked again and again, over a channel where there is one.
+QUESTIONS = ("pick", "read", "find")
 
 
 class PartServer:
@@ -39,6 +45,32 @@ class PartServer:
         self._rows, self._pairs = RowExchange(self._part, None), PairExchange(self._part, None)
         self._pickers: dict[str, tuple[Picker, np.ndarray]] = {}
         self._num_threads = num_threads
+        # Clients of this host are each answered by a thread, one at a time.
+        self._turn = threading.Lock()
+
+    def meet(self, host: str, path: str) -> bool:
+        """Answer a client of the same host over memory that both see, beside all others; whether it is one.
+
+        Args:
+            host, path: What the client said; see `call_over`.
+        """
+        channel = go_over(host, path)
+        if channel is not None:
+            threading.Thread(target=self._attend, args=(channel,), name="pyg_direct_client", daemon=True).start()
+        return channel is not None
+
+    def _attend(self, channel: Channel) -> None:
+        """Answer questions as (whether there is an answer, it) until the client is gone."""
+        with contextlib.suppress(OSError):
+            while True:
+                method, question = channel.receive()
+                try:
+                    answer = getattr(self, method)(*question) if method in QUESTIONS else None
+                except Exception:
+                    # Asked again in the other way, it fails there, and is told in full.
+                    answer = None
+                channel.send((answer is not None, answer))
+        channel.close()
 
     def describe(self) -> dict[str, Any]:
         """The manifest, without the list of files, and dtypes and shapes of rows by kind and attribute."""
@@ -67,8 +99,13 @@ class PartServer:
             counts: Nodes of each type.
             message: These in bytes (`Words`), uint8.
         """
-        self._use_threads()
-        name = repr((recipe, timed, weighted))
+        with self._working():
+            return self._pick((recipe, timed, weighted), key, hop, counts, message)
+
+    def _pick(self, how: tuple[dict[str, Any], bool, bool], key: int, hop: int, counts: list[int], message: np.ndarray
+              ) -> tuple[int, np.ndarray]:  # fmt: skip
+        recipe, timed, weighted = how
+        name = repr(how)
         placed = self._part.place(timed=timed, weighted=weighted)
         if name not in self._pickers:
             topology: Any = placed
@@ -85,21 +122,24 @@ class PartServer:
 
     def read(self, kinds: list[tuple[Any, list[str]]], counts: list[int], ids: np.ndarray) -> np.ndarray:
         """Rows in bytes (`Parcel`) of ids, int32 or int64, so many of each kind."""
-        self._use_threads()
-        own = as_tensor(ids).to(self._part.device).long()
-        rows, status = self._rows.answer(own, np.array([counts], np.int64), Parcel.of(kinds, self._rows.features))
+        with self._working():
+            own = as_tensor(ids).to(self._part.device).long()
+            rows, status = self._rows.answer(own, np.array([counts], np.int64), Parcel.of(kinds, self._rows.features))
         if int(status) < 0:
             raise IdError("ids must be held by this part, got others")
         return rows.cpu().numpy()
 
     def find(self, edge_type: EdgeType, message: np.ndarray) -> np.ndarray:
         """Which pairs in bytes are edges, in bytes; see `PairExchange.answer`."""
-        self._use_threads()
-        return self._pairs.answer(edge_type, as_tensor(message).to(self._part.device)).cpu().numpy()
+        with self._working():
+            return self._pairs.answer(edge_type, as_tensor(message).to(self._part.device)).cpu().numpy()
 
-    def _use_threads(self) -> None:
-        if self._num_threads is not None:
-            set_cpu_threads(self._num_threads)
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        with self._turn:
+            if self._num_threads is not None:
+                set_cpu_threads(self._num_threads)
+            yield
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:

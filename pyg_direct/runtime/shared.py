@@ -76,6 +76,11 @@ class SharedMemory:
         _KNOWN[address], _OBJECTS[address] = self._map, self
 
     @property
+    def descriptor(self) -> int:
+        """The file descriptor of it, open as long as this object or a view lives."""
+        return self._map.descriptor
+
+    @property
     def bytes(self) -> Tensor:
         """All of it, uint8 `[num_bytes]`."""
         return torch.frombuffer(self._map, dtype=torch.uint8)[: self.num_bytes]

@@ -1,0 +1,229 @@
+"""Questions to a process of the same host: arrays lie in memory that both see, a socket carries words and wakes.
+
+Nothing that comes is unpickled. The socket has a name only while the two meet, in a folder of this user's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import socket
+import struct
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyg_direct.errors import RankError
+from pyg_direct.runtime.group import identify_host
+from pyg_direct.runtime.shared import SharedMemory
+
+# Bytes of the words, and those of the memory that the sender's arrays lie in.
+_HEADER = struct.Struct("<QQ")
+# Each array begins at a multiple of it.
+_ALIGNMENT = 64
+# Seconds that who called waits for who came.
+_SECONDS = 10.0
+
+
+class Channel:
+    """One of two ends, which ask and answer in turn.
+
+    Values are of numbers, strings, None, lists, tuples, dicts and arrays of numbers; tuples stay tuples. Arrays that
+    were received are views of the sender's memory: they are valid until the next message is sent.
+
+    Args:
+        connection: A connected socket of the family `AF_UNIX`; closed with this object, or by `close()`.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        # Lets the other end know that this one is gone.
+        self.close = weakref.finalize(self, connection.close)
+        self._mine, self._theirs = SharedMemory(0), SharedMemory(0)
+
+    def send(self, value: Any) -> None:
+        """Send a value.
+
+        Raises:
+            OSError: the other end is gone.
+        """
+        arrays: list[np.ndarray] = []
+        words = json.dumps(_encode(value, arrays)).encode()
+        places, size = _lay_out(arrays)
+        is_new = size > self._mine.num_bytes
+        if is_new:
+            self._mine = SharedMemory(size + size // 2)
+        memory = self._mine.bytes.numpy()
+        for place, array in zip(places, arrays, strict=True):
+            memory[place : place + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+        header = _HEADER.pack(len(words), self._mine.num_bytes)
+        socket.send_fds(self._socket, [header], [self._mine.descriptor] if is_new else [])
+        self._socket.sendall(words)
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """The next value.
+
+        Args:
+            timeout: Seconds to wait for each piece of it; None for ever.
+
+        Raises:
+            TimeoutError: nothing came in time.
+            OSError: the other end is gone.
+        """
+        self._socket.settimeout(timeout)
+        header, descriptors, *_ = socket.recv_fds(self._socket, _HEADER.size, 1)
+        num_words, num_bytes = _HEADER.unpack(header + self._read(_HEADER.size - len(header)))
+        if descriptors:
+            self._theirs = SharedMemory(num_bytes, descriptors[0])
+        return _decode(json.loads(self._read(num_words)), self._theirs.bytes.numpy())
+
+    def _read(self, size: int) -> bytes:
+        pieces = bytearray()
+        while len(pieces) < size:
+            piece = self._socket.recv(size - len(pieces))
+            if not piece:
+                raise ConnectionResetError("the other end of a channel is gone")
+            pieces += piece
+        return bytes(pieces)
+
+
+def call_over(ask: Callable[[str, str], bool]) -> Channel | None:
+    """A channel to a process that can be told two words, if it is on this host.
+
+    Args:
+        ask: Has the other process call `go_over` with these words; whether it came.
+    """
+    if not hasattr(socket, "send_fds"):
+        return None
+    with (
+        contextlib.suppress(OSError),
+        tempfile.TemporaryDirectory(prefix="pyg_direct") as folder,
+        socket.socket(socket.AF_UNIX) as door,
+    ):
+        path = str(Path(folder) / "door")
+        door.bind(path)
+        door.listen(1)
+        if ask(identify_host(), path):
+            door.settimeout(_SECONDS)
+            return Channel(door.accept()[0])
+    return None
+
+
+def go_over(host: str, path: str) -> Channel | None:
+    """A channel to the process that said these words; None where it is on another host, or out of sight."""
+    if host != identify_host() or not os.path.exists(path):
+        return None
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        return None
+    return Channel(connection)
+
+
+class Channels(threading.local):
+    """A thread's channels to servers, as far as they are on this host.
+
+    Args:
+        meet: Has the server of a part call `go_over` with two words; whether it came.
+        timeout: Seconds that an answer is waited for.
+    """
+
+    def __init__(self, meet: Callable[[int, str, str], bool], timeout: float) -> None:
+        self._meet, self._timeout = meet, timeout
+        # None for servers of other hosts.
+        self._channels: dict[int, Channel | None] = {}
+
+    def tell(self, method: str, questions: Mapping[int, tuple[Any, ...]]) -> list[int]:
+        """Put questions to the servers of these parts; returns those who have theirs."""
+        told = []
+        for part, question in questions.items():
+            if part not in self._channels:
+                self._channels[part] = call_over(partial(self._meet, part))
+            channel = self._channels[part]
+            if channel is None:
+                continue
+            try:
+                channel.send((method, question))
+                told.append(part)
+            except OSError:
+                self._drop(part)
+        return told
+
+    def hear(self, part: int) -> tuple[bool, Any]:
+        """(whether the server of a part has an answer, it); none where it failed or is gone.
+
+        Raises:
+            RankError: nothing came in time.
+        """
+        channel = self._channels[part]
+        assert channel is not None, "it was told something"
+        try:
+            has_answer, answer = channel.receive(self._timeout)
+            return has_answer, answer
+        except TimeoutError as error:
+            self._drop(part)
+            raise RankError(f"the server of part {part} did not answer in {self._timeout:g} seconds") from error
+        except OSError:
+            self._drop(part)
+            return False, None
+
+    def _drop(self, part: int) -> None:
+        """Meet the server anew before the next question: it may come back on another host."""
+        channel = self._channels.pop(part)
+        assert channel is not None
+        channel.close()
+
+
+def _lay_out(arrays: list[np.ndarray]) -> tuple[list[int], int]:
+    """Where each array begins, and the bytes of all."""
+    places, at = [], 0
+    for array in arrays:
+        places.append(at)
+        at += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return places, at
+
+
+def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
+    """What JSON can tell, and the arrays apart: each kind of container is a list that begins with its name."""
+    if isinstance(value, np.ndarray):
+        arrays.append(value)
+        return ["array", value.dtype.str, list(value.shape)]
+    if isinstance(value, tuple):
+        return ["tuple", *(_encode(item, arrays) for item in value)]
+    if isinstance(value, list):
+        return ["list", *(_encode(item, arrays) for item in value)]
+    if isinstance(value, dict):
+        return ["dict", *([_encode(key, arrays), _encode(item, arrays)] for key, item in value.items())]
+    return value
+
+
+def _decode(value: Any, memory: np.ndarray) -> Any:
+    at = 0
+
+    def build(value: Any) -> Any:
+        nonlocal at
+        if not isinstance(value, list):
+            return value
+        kind, *items = value
+        if kind == "array":
+            dtype, shape = np.dtype(items[0]), tuple(items[1])
+            begin, size = at, math.prod(shape) * dtype.itemsize
+            at += -(-size // _ALIGNMENT) * _ALIGNMENT
+            if min(shape, default=0) < 0 or begin + size > memory.size:
+                raise ValueError(f"an array of a message lies outside of its {memory.size} bytes: {dtype} {shape}")
+            return memory[begin : begin + size].view(dtype).reshape(shape)
+        if kind == "dict":
+            return {build(key): build(item) for key, item in items}
+        return tuple(map(build, items)) if kind == "tuple" else [build(item) for item in items]
+
+    return build(value)
