@@ -256,5 +256,14 @@ def test_rows_that_were_just_read_are_cached_and_those_of_a_hole_are_not(tmp_pat
     assert not RowFile(tmp_path / "hole.bin", dtype=torch.float32, shape=(-1, 256)).is_cached([0, 7000])
 
 
+def test_a_file_of_another_user_is_not_taken_for_cached(tmp_path, monkeypatch):
+    # Linux would say so of every page.
+    path = save_rows(tmp_path / "rows.npy", make_rows())
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    monkeypatch.setattr(os, "access", lambda *args: False)
+
+    assert not RowFile(path).is_cached([0])
+
+
 def test_rows_without_bytes_are_not_looked_for(tmp_path):
     assert not RowFile(save_rows(tmp_path / "rows.npy", make_rows(row=(0,)))).is_cached([0])
