@@ -8,10 +8,14 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
+
+import numpy as np
 
 # Commands start now and are read at the end, since each imports torch and PyG meanwhile.
 bin_folder, folder = Path(sys.executable).absolute().parent, tempfile.TemporaryDirectory()
@@ -25,6 +29,11 @@ print(type(NeighborLoader(data, [2])).__module__, sys.argv[1:])
 sys.exit(5)
 """)
 kept = {**os.environ, "PYG_DIRECT_CACHE": folder.name}
+# The README's command, on a graph of three nodes.
+for name, rows in {"edges": [[0, 1], [1, 2]], "x": [[0.5], [1.5], [2.5]], "y": [2, 1, 0]}.items():
+    np.save(Path(folder.name, f"{name}.npy"), np.array(rows))
+readme = Path("README.md").read_text()
+partition = re.search(r"^python -m pyg_direct (partition .*)$", readme, re.M)[1].split()
 commands = {
     name: subprocess.Popen([*start, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=kept,
                            cwd=folder.name)
@@ -32,6 +41,7 @@ commands = {
         ("doctor", [bin_folder / "pyg-direct"], ["doctor", "--json"]),
         ("cache", [bin_folder / "pyg-direct"], ["cache", "--json"]),
         ("run", [bin_folder / "python", "-m", "pyg_direct"], ["run", "--device", "cpu", script, "--some", "7"]),
+        ("partition", [bin_folder / "python", "-m", "pyg_direct"], partition),
     )
 }  # fmt: skip
 
@@ -73,10 +83,21 @@ print(f"PTX of {len(names)} specialisations of {len(GPU_KERNELS)} kernels, {num_
 
 outputs = {name: process.communicate(timeout=200) for name, process in commands.items()}
 codes = {name: process.returncode for name, process in commands.items()}
-assert codes == {"doctor": 0, "cache": 0, "run": 5}, outputs
+assert codes == {"doctor": 0, "cache": 0, "run": 5, "partition": 0}, outputs
 facts = json.loads(outputs["doctor"][0])
 assert (facts["pyg_direct"], facts["outdated"]) == (pyg_direct.__version__, []), facts
 assert facts["cuda"]["ptx_in_wheel"], facts
 assert json.loads(outputs["cache"][0])["folder"] == folder.name, outputs["cache"]
 assert outputs["run"][0] == "pyg_direct.loader.neighbor ['--some', '7']\n", outputs["run"]
-print(f"doctor, cache and run work: {len(facts['findings'])} findings")
+parts = sorted(Path(folder.name, "parts").glob("part-*"))
+assert len(parts) == 4, parts
+assert sum(len(np.load(part / "node-0.ids.npy")) for part in parts) == 3
+print(f"doctor, cache, run and partition work: {len(facts['findings'])} findings")
+
+told = metadata.metadata("pyg_direct")
+assert (told["Version"], told["License-Expression"]) == (pyg_direct.__version__, "MIT"), told
+table = readme.partition("| extra | for |")[2].partition("\n\n")[0]
+named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1] if row else "")}
+assert set(told.get_all("Provides-Extra")) == named, told.get_all("Provides-Extra")
+assert told.get_payload() == readme
+print(f"extras {', '.join(sorted(named))}; the README is the description")

@@ -93,6 +93,16 @@ print(pyg_direct.__version__)
     assert found == pyg_direct.__version__
 
 
+def test_import_warns_of_nothing():
+    run_python("""
+import warnings
+import torch, torch_geometric.loader, torch_geometric.nn  # which may warn of their own
+warnings.simplefilter("error")
+import pyg_direct
+import pyg_direct.bench, pyg_direct.cli.app, pyg_direct.distributed, pyg_direct.dynamic.nn
+""")
+
+
 def test_import_is_quick_beside_torch_and_pyg():
     program = """
 import time
