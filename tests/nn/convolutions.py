@@ -40,8 +40,8 @@ CONVOLUTIONS = {
 class Batch:
     """A batch of two hops: targets without edges, parallel edges, a hub that has half of the edges of its hop."""
 
-    def __init__(self, device="cpu", loops=True):
-        generator = torch.Generator().manual_seed(1)
+    def __init__(self, device="cpu", loops=True, seed=1):
+        generator = torch.Generator().manual_seed(seed)
 
         def draw(low, high, count):
             return torch.randint(low, high, (count,), generator=generator)

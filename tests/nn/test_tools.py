@@ -93,3 +93,19 @@ def test_explained_models_take_the_code_of_pyg_until_accelerated_again(calls):
     assert accelerate(conv).convolutions == {"": "SAGEConv"}
     conv(x, batch.edge_index)
     assert calls == ["mean"]
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat", "gin"])
+def test_hooks_of_a_layer_see_what_they_saw(name, calls):
+    batch, conv = Batch(loops=False), CONVOLUTIONS[name]()
+    x, seen = torch.randn(batch.num_nodes, WIDTH), []
+    conv.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    conv.register_forward_hook(lambda module, args, out: seen.append(out))
+    conv.register_full_backward_hook(lambda module, grad_in, grad_out: seen.append(grad_out[0]))
+
+    for _ in range(2):
+        conv(x.clone().requires_grad_(), batch.edge_index).square().sum().backward()
+        accelerate(conv)
+
+    assert_near(seen[3:], seen[:3])
+    assert len(calls) > 0
