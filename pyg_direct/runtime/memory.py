@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import math
 import os
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from pyg_direct.runtime.advice import advise
 from pyg_direct.runtime.device import abilities, bind_thread, resolve_device
 from pyg_direct.runtime.driver import call, load_driver, tolerate_captures
 from pyg_direct.runtime.host import total_bytes
+from pyg_direct.runtime.pages import allocating_on, choose_nodes, give_back, put_on
 from pyg_direct.runtime.raw import as_bytes
 from pyg_direct.typing import Device
 
@@ -44,7 +44,6 @@ FALLBACK = {"unified": ("pinned", "cpu"), "pinned": ("cpu",)}
 _FILL_BYTES = 256 << 20
 # Smaller tensors may share pages with others of the allocator, so theirs are not given back early.
 _RELEASE_BYTES = 64 << 20
-_DONTNEED = 4
 
 
 _BLOCKS: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
@@ -212,7 +211,7 @@ def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: b
         raise ArgumentError(f"num_bytes must be at least 0, got {num_bytes}")
     if placement in ("cpu", "mmap"):
         block = Block(placement, num_bytes, None)
-        block._keep = _map_file(path, num_bytes) if placement == "mmap" else _empty_bytes(num_bytes, shared)
+        block._keep = _map_file(path, num_bytes) if placement == "mmap" else _empty_bytes(num_bytes, shared, None)
         return block
     target = resolve_device("cuda" if device is None else device)
     if target.type != "cuda":
@@ -246,21 +245,31 @@ def _allocate_on_host(block: Block, shared: bool) -> None:
         flags = int(driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
         block._address = int(call("cuMemAllocManaged", block.num_bytes, flags))
         advise(block._address, block.num_bytes, "SetPreferredLocation", -1)
+        nodes = choose_nodes(block.num_bytes, block.device.index)
+        if len(nodes) == 1:
+            # Older drivers know the CPU as a whole alone.
+            with contextlib.suppress(CudaError, AttributeError):
+                advise(block._address, block.num_bytes, "SetPreferredLocation", -1, nodes[0])
         block.let_use(block.device)
     elif shared:
-        block._keep = _empty_bytes(block.num_bytes, shared)
+        block._keep = _empty_bytes(block.num_bytes, shared, block.device.index)
         call("cuMemHostRegister", block._keep.data_ptr(), block.num_bytes, 0x01 | 0x02)
         block._address = block._keep.data_ptr()
     else:
-        block._address = int(call("cuMemHostAlloc", block.num_bytes, 0x01 | 0x02))
+        with allocating_on(choose_nodes(block.num_bytes, block.device.index)):
+            block._address = int(call("cuMemHostAlloc", block.num_bytes, 0x01 | 0x02))
 
 
-def _empty_bytes(num_bytes: int, shared: bool) -> Tensor:
+def _empty_bytes(num_bytes: int, shared: bool, index: int | None) -> Tensor:
     try:
         flat = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-        return flat.share_memory_() if shared else flat
+        flat = flat.share_memory_() if shared else flat
     except RuntimeError as error:
         raise MemoryLimitError(f"num_bytes must fit host memory, got {num_bytes}: {error}") from error
+    # Smaller memory may share its pages with others of the allocator.
+    if num_bytes >= _RELEASE_BYTES:
+        put_on(flat.data_ptr(), num_bytes, choose_nodes(num_bytes, index))
+    return flat
 
 
 def _map_file(path: str | os.PathLike[str] | None, num_bytes: int) -> Tensor:
@@ -331,25 +340,13 @@ def fill(target: Tensor, source: Tensor, *, what: str = "rows", release: bool = 
                 target[begin : begin + rows].copy_(piece)
                 begin += rows
                 if release:
-                    _release_pages(piece)
+                    give_back(piece)
                 bar.update(piece.numel() * piece.element_size())
         except BaseException:
             if release:
                 # The first pages of the source are gone: the target must end up whole, also on Ctrl-C.
                 target[begin:].copy_(source[begin:])
             raise
-
-
-def _release_pages(piece: Tensor) -> None:
-    # Elsewhere the call is missing, or does not give pages back.
-    if sys.platform != "linux":
-        return
-    page = os.sysconf("SC_PAGE_SIZE")
-    begin = -(-piece.data_ptr() // page) * page
-    end = (piece.data_ptr() + piece.numel() * piece.element_size()) // page * page
-    if end > begin:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONTNEED)
 
 
 def _owns_storage(tensor: Tensor) -> bool:

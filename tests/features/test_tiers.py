@@ -184,7 +184,7 @@ def test_rows_are_refused_in_a_forked_child(monkeypatch):
 def test_rows_that_nobody_else_sees_are_given_back_while_they_are_moved(cache, monkeypatch):
     table = torch.ones((memory._RELEASE_BYTES + memory._FILL_BYTES) // 4 // 64 + 1, 64)
     released = []
-    monkeypatch.setattr(memory, "_release_pages", lambda piece: released.append(piece.numel() * 4))
+    monkeypatch.setattr(memory, "give_back", lambda piece: released.append(piece.numel() * 4))
 
     Feature(device_cache_size=cache).from_cpu_tensor(table)
 

@@ -54,7 +54,7 @@ def test_pages_are_given_back_as_they_are_copied(monkeypatch):
 
 def test_an_interrupted_move_still_ends_whole(monkeypatch):
     monkeypatch.setattr(memory, "_FILL_BYTES", 1 << 20)
-    release, calls = memory._release_pages, []
+    release, calls = memory.give_back, []
 
     def interrupt(piece):
         release(piece)
@@ -62,7 +62,7 @@ def test_an_interrupted_move_still_ends_whole(monkeypatch):
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(memory, "_release_pages", interrupt)
+    monkeypatch.setattr(memory, "give_back", interrupt)
     source = torch.arange(1 << 20)
     expected, target = source.clone(), torch.full_like(source, -7)
 
