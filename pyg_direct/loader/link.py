@@ -229,12 +229,21 @@ def _read_negatives(neg_sampling: Any) -> NegativeSampling | None:
                    f"{neg_sampling!r}: {error}") from error  # fmt: skip
 
 
+def _list_links(adj_t: Any) -> Tensor:
+    """The edges of a transposed adjacency, a `SparseTensor` or a sparse tensor of torch, in its order."""
+    if isinstance(adj_t, Tensor):
+        # Parallel edges stay apart.
+        target, source = adj_t.to_sparse_coo()._indices()
+    else:
+        target, source, _ = adj_t.coo()
+    return torch.stack([source, target])
+
+
 def _read_links(data: Any, edge_label_index: Any) -> Any:
     """Links as PyG's loader takes them, checked: a tensor, or (relation, tensor or None)."""
     if isinstance(data, Data):
         if edge_label_index is None and "edge_index" not in data and "adj_t" in data:
-            target, source, _ = data.adj_t.coo()
-            return torch.stack([source, target])
+            return _list_links(data.adj_t)
         return data.edge_index if edge_label_index is None else _check_links_shape(edge_label_index)
     is_relation = isinstance(edge_label_index, (tuple, list)) and len(edge_label_index) > 0
     if not is_relation:
@@ -259,8 +268,7 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
                     f"edge_label_index must name a known relation, got {edge_type} of {data.edge_types}"
                 )
             if "edge_index" not in data[edge_type]:
-                target, source, _ = data[edge_type].adj_t.coo()
-                return edge_type, torch.stack([source, target])
+                return edge_type, _list_links(data[edge_type].adj_t)
             return edge_type, data[edge_type].edge_index
     return edge_type, None if links is None else _check_links_shape(links)
 

@@ -275,6 +275,11 @@ def test_arguments_are_checked(graph):
 
     with pytest.raises(ArgumentError, match=r"no norm over all nodes, got BatchNorm at 'norms\.0"):
         GraphedStep(model, make_compute(model), optimizer)
+    with pytest.raises(ArgumentError, match="no norm over all nodes, got LayerNorm"):
+        GraphedStep(make_model(graph, "cpu", norm="layer_norm"), make_compute(model), optimizer)
+    inner = torch.nn.Sequential(torch.nn.LayerNorm(3), torch.nn.InstanceNorm1d(3))
+    with pytest.raises(ArgumentError, match="no norm over all nodes, got InstanceNorm1d at '1'"):
+        GraphedStep(inner, make_compute(model), optimizer)
     plain = make_model(graph, "cpu", norm="layer_norm", norm_kwargs={"mode": "node"})
     with pytest.raises(ArgumentError, match="warm_up must be at least 1, got 0"):
         GraphedStep(plain, make_compute(plain), optimizer, warm_up=0)
