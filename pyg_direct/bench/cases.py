@@ -59,6 +59,7 @@ from pyg_direct.bench.row import Row
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.bench.snapshots import measure_snapshots
 from pyg_direct.bench.startup import measure_startup
+from pyg_direct.bench.sweeps import check_forms, measure_overlap_sweep, measure_reads, measure_slices
 from pyg_direct.bench.tuner import measure_tuner
 from pyg_direct.bench.typed import make_mag
 from pyg_direct.bench.unified import measure_figure_6, measure_figure_7, measure_indexing
@@ -285,6 +286,22 @@ def snapshots(scale: float) -> Iterator[Row]:
             yield from measure_snapshots(small._replace(change=change), name)
 
 
+def sweeps(scale: float) -> Iterator[Row]:
+    """Figures 9, 11 and 12 of PiPAD: sweeps of overlap, snapshots at once and width; Fig. 11 by counting."""
+    if not torch.cuda.is_available():
+        scale /= 100
+    shapes = {name: shape._replace(num_nodes=int(shape.num_nodes * scale), num_edges=int(shape.num_edges * scale))
+              for name, shape in PRESETS.items()}  # fmt: skip
+    first = next(iter(shapes))
+    check_forms(shapes[first])
+    yield from measure_overlap_sweep(shapes[first], first)
+    yield from measure_slices(shapes)
+    for name, shape in PRESETS.items():
+        # Shares of reads hardly depend on the size.
+        small = shape._replace(num_nodes=shape.num_nodes // 50, num_edges=shape.num_edges // 50)
+        yield from measure_reads(small, name)
+
+
 def dynamic(scale: float) -> Iterator[Row]:
     """Epochs of dynamic graph networks; files of PYG_DIRECT_DATA, and generated graphs, which are named so.
 
@@ -292,8 +309,8 @@ def dynamic(scale: float) -> Iterator[Row]:
     """
     device = resolve_device(None).type
     sets = _read_dynamic()
-    for nodes in (1_000, 20_000):
-        sets[f"generated {nodes}"] = synthetic_dtdg(nodes, int(10 * nodes * scale), 14, 0.1, weighted=True)
+    for nodes in (int(1_000 * scale), int(20_000 * scale)):
+        sets[f"generated {nodes}"] = synthetic_dtdg(nodes, 10 * nodes, 14, 0.1, weighted=True)
     sets = {name: signal[:14] for name, signal in sets.items()}
     if device == "cuda":
         sets |= {name: signal[-10:] for name, signal in _read_dynamic("graph.npz").items()}
@@ -385,6 +402,7 @@ LONG_CASES: dict[str, Case] = {
     "multi_gpu": multi_gpu,
     "distributed": distributed,
     "snapshots": snapshots,
+    "sweeps": sweeps,
     "dynamic": dynamic,
     "dynamic_compiled": dynamic_compiled,
     "dynamic_delta": dynamic_delta,

@@ -33,7 +33,7 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
     rate = measure_overlap(union).overlap_rate
     groups = {form: build_group(factors, shape.num_nodes, form, union=union) for form in FORMS}
     alone = [build_group([f], shape.num_nodes) for f in factors]
-    sparse = [_to_csr(f, shape.num_nodes) for f in factors]
+    sparse = [to_csr(f, shape.num_nodes) for f in factors]
     case = f"snapshots/{name} x{count}, overlap {rate:.2f}"
     limit = device_copy_rate() / 1e12 if device == "cuda" else None
     for width in widths:
@@ -44,8 +44,8 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
             form: partial(aggregate_snapshots, x, group) for form, group in groups.items()
         }
         ways["deterministic"] = partial(aggregate_snapshots, x, groups["mask"], deterministic=True)
-        ways["one by one"] = partial(_run_apart, alone, apart)
-        ways["cuSPARSE, one by one"] = partial(_multiply, sparse, apart)
+        ways["one by one"] = partial(sum_apart, alone, apart)
+        ways["cuSPARSE, one by one"] = partial(multiply_apart, sparse, apart)
         if rate == 1:
             ways["cuSPARSE, combined"] = partial(torch.sparse.mm, sparse[0], x.view(shape.num_nodes, -1))
         if scattered:
@@ -87,17 +87,20 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _to_csr(factors: Factors, num_nodes: int) -> Tensor:
+def to_csr(factors: Factors, num_nodes: int) -> Tensor:
+    """The matrix of a snapshot for torch, edges of ones."""
     indptr, cols = build_group([factors], num_nodes).pieces[0].to_csr()
     ones = torch.ones(cols.numel(), device=cols.device)
     return torch.sparse_csr_tensor(indptr.int(), cols, ones, (num_nodes, num_nodes))
 
 
-def _run_apart(groups: list[SnapshotMatrices], rows: list[Tensor]) -> list[Tensor]:
+def sum_apart(groups: list[SnapshotMatrices], rows: list[Tensor]) -> list[Tensor]:
+    """Aggregate snapshots one after the other."""
     return [aggregate_snapshots(x.unsqueeze(1), group) for group, x in zip(groups, rows, strict=True)]
 
 
-def _multiply(matrices: list[Tensor], rows: list[Tensor]) -> list[Tensor]:
+def multiply_apart(matrices: list[Tensor], rows: list[Tensor]) -> list[Tensor]:
+    """The same by torch (cuSPARSE on a GPU)."""
     return [torch.sparse.mm(matrix, x) for matrix, x in zip(matrices, rows, strict=True)]
 
 

@@ -15,7 +15,7 @@ from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.dynamic.group import FORMS, GROUP_SIZES, build_group
 from pyg_direct.dynamic.operator import GCN, Factors
 from pyg_direct.dynamic.snapshot import order_edges
-from pyg_direct.dynamic.tuner import choose_groups, find_speeds
+from pyg_direct.dynamic.tuner import choose_groups, find_speeds, find_stacked
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots
 
@@ -41,7 +41,8 @@ def measure_tuner(sets: Mapping[str, Sequence[Data]], widths: Sequence[int] = WI
         built = _build(factors, num_nodes)
         for width in widths:
             x = torch.randn(num_nodes, len(signal), width, device=where)
-            options = choose_groups([f.keys for f in factors], width, speeds, 0, weights)
+            keys = [f.keys for f in factors]
+            options = choose_groups(keys, width, speeds, 0, weights, MAX_GROUP, num_nodes, find_stacked(factors))
             chosen = [(o.first, o.last, o.form if o.last - o.first > 1 else "mask") for o in options]
             seconds = _time_groups(x, built, rounds)
             best = find_best(seconds, 0, len(signal))

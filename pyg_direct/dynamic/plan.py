@@ -20,7 +20,7 @@ from pyg_direct.dynamic.group import GROUP_SIZES, build_group
 from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.snapshot import Snapshot, order_edges
 from pyg_direct.dynamic.timeline import Timeline, trace
-from pyg_direct.dynamic.tuner import Option, Speeds, choose_groups, find_speeds
+from pyg_direct.dynamic.tuner import Option, Speeds, choose_groups, find_speeds, find_stacked
 from pyg_direct.errors import ArgumentError, MemoryLimitError
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots, multiply_snapshots
@@ -157,7 +157,8 @@ class SnapshotPlan:
         else:
             weights = int(any(f.weight is not None for f in factors))
             channels = x.shape[1:].numel()
-            chosen = choose_groups([f.keys for f in factors], channels, speeds, low, weights, largest)
+            keys = [f.keys for f in factors]
+            chosen = choose_groups(keys, channels, speeds, low, weights, largest, self.num_nodes, find_stacked(factors))
         built = {}
         for option in chosen if build else ():
             group = factors[option.first - low : option.last - low]

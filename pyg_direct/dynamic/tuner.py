@@ -11,6 +11,8 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +22,15 @@ from pyg_direct.disk import recall
 from pyg_direct.dynamic.group import build_group
 from pyg_direct.dynamic.operator import Factors
 from pyg_direct.ops.overlap import EdgeUnion, merge_unions
-from pyg_direct.ops.snapshots import aggregate_snapshots
+from pyg_direct.ops.sliced import slice_keys
+from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots
 
 _WIDTHS = (1, 4, 16, 64, 256)
-_NODES, _EDGES = 20_000, 200_000
+# Bytes of the rows that edges are read from: in the nearest caches, in the next ones, and beyond.
+_FOOTPRINTS = (2**17, 2**20, 2**24)
+# Nodes and edges at most; rows of few numbers stay below the largest of these sizes.
+_NODES = {"cpu": 10_000, "cuda": 400_000}
+_EDGES = {"cpu": 20_000, "cuda": 1_000_000}
 
 
 @dataclass(frozen=True)
@@ -31,23 +38,36 @@ class Speeds:
     """What a device needs.
 
     Attributes:
-        seconds_of_width: Seconds an edge whose row has 1, 4, 16, 64 and 256 numbers.
-        launch_seconds: Seconds of an aggregation without edges.
+        seconds_of_edge: Seconds of an edge whose row has 1, 4, 16, 64 and 256 numbers, for rows of 128 KiB, of 1 and of
+            16 MiB in all.
+        test_seconds: Of asking whether a snapshot has an edge.
+        call_seconds: Of an aggregation of a single edge.
+        launch_seconds: Of a second structure in one aggregation.
         bytes_per_second: From host memory to the device; 0 where these are one.
     """
 
-    seconds_of_width: tuple[float, ...]
+    seconds_of_edge: tuple[tuple[float, ...], ...]
+    test_seconds: float
+    call_seconds: float
     launch_seconds: float
     bytes_per_second: float
 
-    def per_edge(self, width: int) -> float:
-        """Seconds of an edge with `width` numbers, between measured widths in proportion."""
-        place = min(max(0.0, math.log(max(1, width), 4)), len(_WIDTHS) - 1.0)
-        low = min(int(place), len(_WIDTHS) - 2)
-        share = place - low
-        known = self.seconds_of_width
-        between = math.exp((1 - share) * math.log(known[low]) + share * math.log(known[low + 1]))
-        return between * max(1.0, width / _WIDTHS[-1])
+    def per_edge(self, width: float, footprint: int = 0) -> float:
+        """Seconds of an edge with `width` numbers from rows of so many bytes; between those measured in proportion."""
+        width = max(1.0, width)
+        across = _interpolate([self._at_width(known, width) for known in self.seconds_of_edge], _FOOTPRINTS, footprint)
+        return across * max(1.0, width / _WIDTHS[-1])
+
+    def _at_width(self, known: Sequence[float], width: float) -> float:
+        return _interpolate(known, _WIDTHS, width)
+
+
+def _interpolate(values: Sequence[float], places: Sequence[float], at: float) -> float:
+    """The value at a place between others on a line of logarithms; that of the nearest end beyond them."""
+    at = min(max(at, places[0]), places[-1])
+    high = next(number for number in range(1, len(places)) if at <= places[number])
+    share = math.log(at / places[high - 1]) / math.log(places[high] / places[high - 1])
+    return math.exp((1 - share) * math.log(values[high - 1]) + share * math.log(values[high]))
 
 
 class Option(NamedTuple):
@@ -74,7 +94,8 @@ class Option(NamedTuple):
 
 
 def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, speeds: Speeds,
-                   num_weights: int = 0) -> list[Option]:  # fmt: skip
+                   num_weights: int = 0, num_nodes: int = 0,
+                   is_stacked: bool = False) -> list[Option]:  # fmt: skip
     """The options for one group; for a single snapshot both forms are one.
 
     Args:
@@ -84,28 +105,39 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
         first: Its first snapshot.
         speeds: Of the device.
         num_weights: Weights of an edge in a snapshot, 0 or 1.
+        num_nodes: N; 0 where rows are few.
+        is_stacked: Whether edges have a weight of their own for each snapshot.
     """
     size = union.num_snapshots
     shared = int((union.presence == union.full).sum())
     rate = size * shared / num_edges if num_edges else 1.0
+    footprint = 4 * num_nodes * size * channels
+    all_edges = union.keys.numel()
 
-    def sum_up(wide: int, narrow: int, launches: int, num_bytes: int) -> float:
+    def sum_up(parts: Sequence[tuple[int, float]], num_tests: int, num_bytes: int) -> float:
         copied = num_bytes / speeds.bytes_per_second if speeds.bytes_per_second else 0.0
-        work = wide * speeds.per_edge(size * channels) + narrow * speeds.per_edge(channels)
-        return work + launches * speeds.launch_seconds + copied
+        work = sum(count * speeds.per_edge(width, footprint) for count, width in parts)
+        launches = (sum(count > 0 for count, _ in parts) - 1) * speeds.launch_seconds
+        return work + num_tests * speeds.test_seconds + speeds.call_seconds + max(0.0, launches) + copied
 
     rest = num_edges - size * shared
     edge_bytes = 4 + 4 * num_weights
-    union_bytes = union.keys.numel() * (5 + 4 * num_weights * size)
-    mask = Option(first, first + size, "mask", sum_up(union.keys.numel(), 0, 1, union_bytes), rate)
+    union_bytes = all_edges * (5 + 4 * num_weights * size)
+    # Rows of snapshots that have not an edge are not read.
+    mean_width = channels * num_edges / max(1, all_edges)
+    num_tests = all_edges * size if size > 1 else 0
+    mask = Option(first, first + size, "mask", sum_up([(all_edges, mean_width)], num_tests, union_bytes), rate)
     if size == 1:
         return [mask]
     split_bytes = shared * (4 + 4 * num_weights * size) + rest * edge_bytes
-    return [mask, Option(first, first + size, "split", sum_up(shared, rest, 2, split_bytes), rate)]
+    # Edges that have a weight for each snapshot are added up snapshot by snapshot.
+    num_tests = shared * size if is_stacked else 0
+    seconds = sum_up([(shared, size * channels), (rest, channels)], num_tests, split_bytes)
+    return [mask, Option(first, first + size, "split", seconds, rate)]
 
 
 def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: int = 0, num_weights: int = 0,
-                  largest: int = 8) -> list[Option]:  # fmt: skip
+                  largest: int = 8, num_nodes: int = 0, is_stacked: bool = False) -> list[Option]:  # fmt: skip
     """The options that together take the least for consecutive snapshots.
 
     Args:
@@ -115,11 +147,15 @@ def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: 
         first: Number of the first snapshot.
         num_weights: Weights of an edge in a snapshot, 0 or 1.
         largest: Snapshots of a group at most, where memory bounds it.
+        num_nodes: N; 0 where rows are few.
+        is_stacked: Whether edges have a weight of their own for each snapshot.
     """
     groups = []
     for offset, part in enumerate(keys):
         union = EdgeUnion.of(part)
-        options = expect_options(union, part.numel(), channels, first + offset, speeds, num_weights)
+        options = expect_options(
+            union, part.numel(), channels, first + offset, speeds, num_weights, num_nodes, is_stacked
+        )
         groups.append((union, part.numel(), options))
     while len(groups) > 1:
         merged = []
@@ -127,7 +163,9 @@ def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: 
             (left, left_edges, left_options), (right, right_edges, right_options) = groups[low : low + 2]
             union, num_edges = merge_unions(left, right), left_edges + right_edges
             apart = left_options + right_options
-            options = expect_options(union, num_edges, channels, apart[0].first, speeds, num_weights)
+            options = expect_options(
+                union, num_edges, channels, apart[0].first, speeds, num_weights, num_nodes, is_stacked
+            )
             best = min(options, key=lambda option: option.seconds)
             whole = union.num_snapshots <= largest and best.seconds <= sum(option.seconds for option in apart)
             merged.append((union, num_edges, [best] if whole else apart))
@@ -135,31 +173,96 @@ def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: 
     return groups[0][2]
 
 
+def find_stacked(factors: Sequence[Factors], most: int = 1024) -> bool:
+    """Whether less than half of the edges that neighbors share weigh the same in both, by some of the edges."""
+    same = known = 0
+    for before, after in pairwise(factors):
+        if before.weight is None and after.weight is None:
+            continue
+        chosen = torch.arange(0, after.keys.numel(), max(1, after.keys.numel() // most), device=after.keys.device)
+        keys = after.keys[chosen]
+        places = torch.searchsorted(before.keys, keys).clamp_(max=max(0, before.keys.numel() - 1))
+        if before.keys.numel() == 0:
+            continue
+        is_shared = before.keys[places] == keys
+        old, new = (torch.ones(keys.numel(), device=keys.device) if weight is None else weight[at]
+                    for weight, at in ((before.weight, places), (after.weight, chosen)))  # fmt: skip
+        known += int(is_shared.sum())
+        same += int((is_shared & (old == new)).sum())
+    return 2 * same < known
+
+
 def find_speeds(device: torch.device) -> Speeds:
     """The speeds of a device, measured at the first call on this machine."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
 
     def is_valid(kept: Any) -> bool:
-        return isinstance(kept, list) and len(kept) == 3 and len(kept[0]) == len(_WIDTHS)
+        table = kept[0] if isinstance(kept, list) and len(kept) == 5 else None
+        return isinstance(table, list) and [len(row) for row in table] == [len(_WIDTHS)] * len(_FOOTPRINTS)
 
-    widths, launch, rate = recall("snapshots", f"{name} 1", lambda: _measure(device), is_valid)
-    return Speeds(tuple(widths), launch, rate)
+    table, *others = recall("snapshots", f"{name} 2", lambda: _measure(device), is_valid)
+    return Speeds(tuple(map(tuple, table)), *others)
 
 
 def _measure(device: torch.device) -> list[Any]:
-    generator = torch.Generator().manual_seed(0)
-    keys = torch.randint(_NODES * _NODES, (_EDGES,), generator=generator).unique()
-    group = build_group([Factors(keys, None, None, None, None)], _NODES).to(device)
-    empty = build_group([Factors(keys[:0], None, None, None, None)], _NODES).to(device)
-    launch = _time(lambda: aggregate_snapshots(torch.zeros(_NODES, 1, 1, device=device), empty), device)
-    widths = []
-    for width in _WIDTHS:
-        x = torch.zeros(_NODES, 1, width, device=device)
-        widths.append(max(1e-13, _time(lambda x=x: aggregate_snapshots(x, group), device) / keys.numel()))
+    cells = [(width, footprint, False) for footprint in _FOOTPRINTS for width in _WIDTHS]
+    # Rows of 8 snapshots and 4 numbers in each, all of which each edge has, and as wide ones of one.
+    cells += [(32, _FOOTPRINTS[0], True), (32, _FOOTPRINTS[0], False)]
+    drawn = [_draw(*cell, device) for cell in cells]
+    seconds = [math.inf] * len(cells)
+    # Other work of the machine comes and goes: each is measured now and again.
+    for _ in range(3):
+        seconds = [min(known, _time_edge(*given)) for known, given in zip(seconds, drawn, strict=True)]
+    *entries, masked, plain = seconds
+    table = level([entries[row : row + len(_WIDTHS)] for row in range(0, len(entries), len(_WIDTHS))])
+    ones = torch.ones(2)
+    alone, other = (Factors(torch.tensor([key]), None, ones, ones, ones) for key in (0, 1))
+    call, split = (
+        _time(
+            partial(aggregate_snapshots, torch.zeros(2, len(f), 1, device=device), build_group(f, 2).to(device)), device
+        )
+        for f in ([alone], [alone._replace(keys=torch.arange(2)), other])
+    )
+    launch = max(0.0, split - call)
     if device.type != "cuda":
-        return [widths, launch, 0.0]
+        return [table, max(0.0, masked - plain) / 8, call, launch, 0.0]
     host = torch.empty(1 << 24, dtype=torch.uint8, pin_memory=True)
-    return [widths, launch, host.numel() / _time(lambda: host.to(device, non_blocking=True), device)]
+    rate = host.numel() / _time(lambda: host.to(device, non_blocking=True), device)
+    return [table, max(0.0, masked - plain) / 8, call, launch, rate]
+
+
+def level(table: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The same where no entry is more than one below it, to the right of it, or both.
+
+    Wider rows, and more bytes of them, take no less: an entry that is more was measured beside other work.
+    """
+    out = [[*row] for row in table]
+    for row in reversed(range(len(out))):
+        for column in reversed(range(len(out[row]))):
+            below = out[row + 1][column] if row + 1 < len(out) else math.inf
+            right = out[row][column + 1] if column + 1 < len(out[row]) else math.inf
+            out[row][column] = min(out[row][column], below, right)
+    return out
+
+
+def _draw(width: int, footprint: int, is_masked: bool, device: torch.device) -> tuple[Tensor, SnapshotMatrices]:
+    """Rows of at most `footprint` bytes in all, and a random graph of them."""
+    num_nodes = min(_NODES[device.type], footprint // (4 * width))
+    num_edges = min(max(_EDGES[device.type], 10 * num_nodes), num_nodes * num_nodes // 2)
+    generator = torch.Generator(device).manual_seed(0)
+    keys = torch.randint(num_nodes * num_nodes, (num_edges,), generator=generator, device=device).unique()
+    size = 8 if is_masked else 1
+    presence = torch.full_like(keys, 255, dtype=torch.uint8) if is_masked else None
+    piece = slice_keys(keys, num_nodes, None, presence, size)
+    x = torch.zeros(num_nodes, size, width // size, device=device)
+    return x, SnapshotMatrices((piece,), None, None, None, num_nodes, size)
+
+
+def _time_edge(x: Tensor, group: SnapshotMatrices) -> float:
+    """Seconds of an edge, without what is done for every node whatever groups there are."""
+    together = _time(partial(aggregate_snapshots, x, group), x.device)
+    seconds = together - _time(partial(torch.zeros_like, x), x.device)
+    return max(1e-13, seconds / group.pieces[0].num_edges)
 
 
 def _time(work: Any, device: torch.device) -> float:
@@ -175,4 +278,8 @@ def _time(work: Any, device: torch.device) -> float:
         return time.perf_counter() - begin
 
     run()
-    return min(run() for _ in range(5))
+    times = [run() for _ in range(2)]
+    # Short ones more often, as other work of the machine is in most of them.
+    while len(times) < 9 and sum(times) < 0.02:
+        times.append(run())
+    return min(times)

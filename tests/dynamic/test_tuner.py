@@ -1,6 +1,7 @@
 """Groups are chosen by what they share, and the choice is the best of all that nest."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,12 +9,13 @@ from hypothesis import given, strategies as st
 
 from pyg_direct.dynamic import stream
 from pyg_direct.dynamic.nn import TGCN
-from pyg_direct.dynamic.tuner import Speeds, choose_groups, expect_options, find_speeds
+from pyg_direct.dynamic.operator import Factors
+from pyg_direct.dynamic.tuner import Speeds, choose_groups, expect_options, find_speeds, find_stacked, level
 from pyg_direct.ops.overlap import unite
 from tests.dynamic.test_stream import make_list
 
 # An edge costs as much as its row is wide from 16 numbers on, and launches little.
-SPEEDS = Speeds((4e-11, 4e-11, 4e-11, 16e-11, 64e-11), 1e-6, 5e10)
+SPEEDS = Speeds(((4e-11, 4e-11, 4e-11, 16e-11, 64e-11),) * 3, 0.0, 1e-6, 1e-6, 5e10)
 
 
 def make_keys(count, change, size=100_000):
@@ -76,10 +78,64 @@ def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
     speeds = find_speeds(device)
 
     assert find_speeds(device) == speeds
-    assert all(seconds > 0 for seconds in speeds.seconds_of_width)
+    assert all(seconds > 0 for row in speeds.seconds_of_edge for seconds in row)
+    assert speeds.call_seconds > 0
     assert (speeds.bytes_per_second > 0) == (device.type == "cuda")
-    assert speeds.per_edge(8) == pytest.approx((speeds.seconds_of_width[1] * speeds.seconds_of_width[2]) ** 0.5)
-    assert speeds.per_edge(512) == pytest.approx(2 * speeds.seconds_of_width[-1])
+
+
+def test_speeds_lie_between_those_measured():
+    speeds = Speeds(((1.0, 2.0, 4.0, 8.0, 16.0), (2.0, 4.0, 8.0, 16.0, 32.0), (2.0, 4.0, 8.0, 16.0, 64.0)), 0, 0, 0, 0)
+
+    assert [speeds.per_edge(width) for width in (0, 1, 2, 16, 256, 512)] == pytest.approx([1, 1, 2**0.5, 4, 16, 32])
+    # Of 128 KiB, 1 and 16 MiB, and beyond.
+    assert [speeds.per_edge(16, 2**power) for power in (10, 17, 20, 24, 40)] == pytest.approx([4, 4, 8, 8, 8])
+    assert speeds.per_edge(256, 2**22) == pytest.approx(32 * 2**0.5)
+
+
+def test_what_was_measured_beside_other_work_is_leveled():
+    assert level([[1, 9, 3], [2, 2, 4], [5, 4, 8]]) == [[1, 2, 3], [2, 2, 4], [4, 4, 8]]
+
+
+def test_what_edges_are_asked_for_counts():
+    slow = Speeds(SPEEDS.seconds_of_edge, 1e-9, 1e-6, 1e-6, 0.0)
+    union = unite(make_keys(4, 0.0))
+
+    (mask, split), (free, _) = (
+        expect_options(union, 400_000, 4, 0, speeds) for speeds in (slow, replace(slow, test_seconds=0))
+    )
+
+    # Each of 100,000 edges is looked for in four snapshots; what all have is not, and leaves no second structure.
+    assert mask.seconds - free.seconds == pytest.approx(4e-4)
+    assert split.seconds == pytest.approx(free.seconds)
+
+
+@pytest.mark.parametrize(("changed", "expected"), [(0, False), (49, False), (51, True), (100, True)])
+def test_weights_of_their_own_are_found(changed, expected):
+    before = Factors(torch.arange(0, 200, 2), torch.ones(100), None, None, None)
+    # Edges that only one snapshot has do not count.
+    keys = torch.cat([before.keys, torch.arange(201, 401)])
+    after = before._replace(keys=keys, weight=torch.where(torch.arange(300) < changed, 2.0, 1.0))
+
+    assert find_stacked([before, after]) == find_stacked([after, before]) == expected
+    assert find_stacked([before._replace(weight=None), after]) == expected
+
+
+def test_nothing_is_stacked_without_weights_or_edges():
+    none = Factors(torch.empty(0, dtype=torch.int64), None, None, None, None)
+    ones = none._replace(keys=torch.arange(5))
+
+    assert not find_stacked([none, ones, ones, none._replace(weight=torch.ones(0)), ones])
+
+
+def test_rows_out_of_caches_cost_more():
+    speeds = Speeds(((4e-11,) * 5, (4e-11,) * 5, (4e-8,) * 5), 0.0, 1e-6, 1e-6, 0.0)
+
+    def find_sizes(num_nodes):
+        return [o.last - o.first for o in choose_groups(make_keys(8, 0.0), 16, speeds, num_nodes=num_nodes)]
+
+    # Rows of one snapshot of 16,000 nodes are 1 MB: those of eight cost more than they share.
+    assert find_sizes(2_000) == [8]
+    assert find_sizes(16_000) == [1] * 8
 
 
 def test_choices_are_told(monkeypatch):
