@@ -31,6 +31,7 @@ CONVOLUTIONS = {
     "gat": lambda: GATConv(WIDTH, OUT, heads=3),
     "gat without loops": lambda: GATConv(WIDTH, 4, heads=2, concat=False, add_self_loops=False),
     "gat of one head": lambda: GATConv(WIDTH, OUT, residual=True),
+    "gat of two heads and a residual": lambda: GATConv(WIDTH, OUT, heads=2, residual=True),
     "gat of one narrow head": lambda: GATConv(WIDTH, 2),
     "gatv2": lambda: GATv2Conv(WIDTH, OUT, heads=2),
     "gatv2 of shared weights": lambda: GATv2Conv(WIDTH, OUT, share_weights=True, add_self_loops=False),

@@ -1,0 +1,118 @@
+"""What models seldom do with accelerated convolutions: PyG's results all the same, or its errors."""
+
+import copy
+
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphConv, SAGEConv
+
+from pyg_direct import accelerate
+from pyg_direct.nn.padded import read_sizes
+from tests.batches import make_data
+from tests.nn.convolutions import EDGES, NODES, OUT, WIDTH, Batch, assert_near, mlp
+
+TARGETS = sum(NODES[:2])
+
+
+def compare(conv, *args, **kwargs):
+    """Results of PyG's code and of ours, with gradients of the parameters."""
+    found = []
+    for used in (conv, copy.deepcopy(conv)):
+        if found:
+            accelerate(used)
+        out = used(*args, **kwargs)
+        parts = [out] if isinstance(out, torch.Tensor) else [out[0], out[1][1]]
+        grads = torch.autograd.grad(parts[0].double().sum(), list(used.parameters()), allow_unused=True)
+        found.append([*parts, *(grad for grad in grads if grad is not None)])
+    return found
+
+
+@pytest.mark.parametrize("edges", [False, True], ids=["alone", "with rows of edges"])
+def test_attention_is_returned_where_it_is_asked_for(edges, calls):
+    batch, conv = Batch(), GATConv(WIDTH, OUT, heads=3, edge_dim=3 if edges else None)
+    x, rows = torch.randn(batch.num_nodes, WIDTH), batch.edge_attr if edges else None
+
+    own, got = compare(conv, x, batch.edge_index, rows, return_attention_weights=True)
+
+    assert_near(got, own)
+
+
+def test_rows_of_edges_without_loops_are_attended_to(calls):
+    batch, conv = Batch(), GATConv(WIDTH, OUT, heads=3, edge_dim=3, add_self_loops=False)
+
+    own, got = compare(conv, torch.randn(batch.num_nodes, WIDTH), batch.edge_index, batch.edge_attr)
+
+    assert_near(got, own)
+    assert calls == ["sum"]
+
+
+def test_weights_without_loops_are_normalised(calls):
+    batch, conv = Batch(), GCNConv(WIDTH, OUT, add_self_loops=False)
+
+    own, got = compare(conv, torch.randn(batch.num_nodes, WIDTH), batch.edge_index, batch.edge_weight)
+
+    assert_near(got, own)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [SAGEConv((WIDTH, 5), OUT, root_weight=False), SAGEConv((WIDTH, 5), OUT, root_weight=True, bias=False),
+     GraphConv((WIDTH, 5), OUT, bias=False), GATConv((WIDTH, 5), OUT, heads=2, add_self_loops=False)],
+    ids=["SAGE without own rows", "SAGE", "Graph", "GAT"],
+)  # fmt: skip
+def test_targets_have_rows_of_their_own(conv, calls):
+    batch = Batch()
+    rows = torch.randn(batch.num_nodes, WIDTH), torch.randn(TARGETS, 5)
+
+    own, got = compare(conv, rows, batch.edge_index)
+
+    assert_near(got, own)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("conv", [SAGEConv(WIDTH, OUT), GraphConv(WIDTH, OUT), GCNConv(WIDTH, OUT)], ids=type)
+def test_rows_of_several_graphs_at_once_stay_pygs(conv, calls):
+    batch = Batch()
+
+    own, got = compare(conv, torch.randn(2, batch.num_nodes, WIDTH), batch.edge_index)
+
+    assert_near(got, own)
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("conv", "options"),
+    [(GraphConv(WIDTH, OUT), {"edge_weight": torch.ones(sum(EDGES), 2)}),
+     (GraphConv(WIDTH, OUT), {"edge_weight": torch.ones(3)}),
+     (GINEConv(mlp(), edge_dim=3), {"edge_attr": torch.ones(5, 3)}),
+     (SAGEConv(WIDTH, OUT), {"size": (25, 99)})],
+    ids=["two weights an edge", "weights of other edges", "rows of other edges", "another size"],
+)  # fmt: skip
+def test_what_pyg_refuses_is_refused_in_its_words(conv, options):
+    batch = Batch()
+    x = torch.randn(batch.num_nodes, WIDTH)
+    with pytest.raises((RuntimeError, ValueError, IndexError)) as expected:
+        conv(x, batch.edge_index, **options)
+
+    accelerate(conv)
+
+    with pytest.raises(expected.type) as got:
+        conv(x, batch.edge_index, **options)
+    assert str(got.value) == str(expected.value)
+
+
+def test_sizes_are_read_of_known_batches_only():
+    plain = make_data()
+    known = Batch()
+    counted = plain.__class__(edge_index=known.edge_index, num_nodes=known.num_nodes, batch_size=4,
+                              num_sampled_nodes=list(NODES), num_sampled_edges=list(EDGES))  # fmt: skip
+    assert read_sizes(counted) == (tuple(NODES), tuple(EDGES))
+
+    for name, value in (("num_sampled_nodes", [4, 9]), ("num_sampled_edges", [16]), ("batch_size", None)):
+        other = copy.copy(counted)
+        other[name] = value
+        assert read_sizes(other) is None
+    assert read_sizes(plain) is None
+    assert read_sizes(HeteroData()) is None
