@@ -121,7 +121,8 @@ def aggregate(scale: float) -> Iterator[Row]:
     batch = _sample_batch(graph)
     yield from measure_aggregation(batch, _name(scale))
     assert graph.x is not None
-    yield from measure_first_layer(graph.x, batch.n_id, read_batch(batch), _name(scale))
+    num_targets = sum(batch.num_sampled_nodes[:-1])
+    yield from measure_first_layer(graph.x, batch.n_id, read_batch(batch), num_targets, _name(scale))
 
 
 def convolutions(scale: float) -> Iterator[Row]:

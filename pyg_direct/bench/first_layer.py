@@ -19,15 +19,16 @@ from pyg_direct.nn.sorted import SortedEdges
 from pyg_direct.ops.aggregate import aggregate
 
 
-def measure_first_layer(x: Tensor, n_id: Tensor, edges: SortedEdges, name: str) -> Iterator[Row]:
+def measure_first_layer(x: Tensor, n_id: Tensor, edges: SortedEdges, num_targets: int, name: str) -> Iterator[Row]:
     """Both ways for a mean over the sorted edges of a batch, with features on its device and, for a GPU, on the host.
 
     Args:
         x: Features of all nodes `[N, F]` on the CPU; they are moved to where they are read.
         n_id: Nodes of the batch, int64 `[n]`.
         edges: The edges that the first layer sums over.
+        num_targets: Nodes that have sums, the first ones of the batch: all but those of the last hop.
     """
-    on_gpu, num_targets = n_id.is_cuda, edges.indptr.numel() - 1
+    on_gpu = n_id.is_cuda
     source = n_id.index_select(0, edges.row.long())
     num_rows, num_edges = n_id.numel(), source.numel()
     places: dict[str, int | str] = {"GPU": "100%", "host": 0} if on_gpu else {"CPU": 0}
@@ -39,12 +40,13 @@ def measure_first_layer(x: Tensor, n_id: Tensor, edges: SortedEdges, name: str) 
         def bring(feature: Feature = feature) -> tuple[Tensor, Tensor]:
             rows = feature[n_id]
             return aggregate(rows, edges.indptr, edges.row, reduce="mean", target=edges.target,
-                             max_degree=edges.max_degree), rows[:num_targets]  # fmt: skip
+                             num_targets=num_targets, max_degree=edges.max_degree), rows[:num_targets]  # fmt: skip
 
         def sum_in_place(feature: Feature = feature, table: Tensor = table) -> tuple[Tensor, Tensor]:
             lying = n_id.index_select(0, edges.row.long())
-            return aggregate(table, edges.indptr, lying, reduce="mean", target=edges.target,
-                             max_degree=edges.max_degree), feature[n_id[:num_targets]]  # fmt: skip
+            sums = aggregate(table, edges.indptr, lying, reduce="mean", target=edges.target, num_targets=num_targets,
+                             max_degree=edges.max_degree)  # fmt: skip
+            return sums, feature[n_id[:num_targets]]
 
         with torch.no_grad():
             for got, expected in zip(sum_in_place(), bring(), strict=True):

@@ -12,7 +12,7 @@ from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.features.expected import expected_reads
 from pyg_direct.features.following import ReadCounts
-from pyg_direct.features.hotness import choose_hottest, count_listings, count_reads
+from pyg_direct.features.hotness import break_ties, choose_hottest, count_listings, count_reads
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.sampling.graphsage import GraphSageSampler
@@ -56,7 +56,7 @@ def measure_hit_rates(edge_index: Tensor, num_nodes: int, train_idx: Tensor, nam
     for label, part, seed in ((f"frequency of {share:.0%} of an epoch", share, 2), ("frequency of an epoch", 1.0, 3)):
         wait_for_gpu()
         begin = time.perf_counter()
-        rankings[label] = count_reads(sample(seed, part), num_nodes)
+        rankings[label] = break_ties(count_reads(sample(seed, part), num_nodes), count_listings(topology, num_nodes))
         wait_for_gpu()
         seconds[label] = time.perf_counter() - begin
     wait_for_gpu()

@@ -111,6 +111,20 @@ def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
     return counts
 
 
+def break_ties(counts: Tensor, listings: Tensor) -> Tensor:
+    """Counts of reads, float64 `[N]`, to which less than one is added for how many nodes list a row: a short
+    pre-sampling run reads most rows equally often, many of them never.
+
+    Args:
+        counts: As of `count_reads`, `[N]`.
+        listings: As of `count_listings`, `[N]`.
+    """
+    if counts.numel() == 0:
+        return counts.double()
+    listings = listings.to(counts.device).double()
+    return counts + listings / (listings.max() + 1)
+
+
 def count_reads(batches: Iterable[Tensor], num_rows: int) -> Tensor:
     """How often each row is read by the batches of a pre-sampling run, int32 `[num_rows]`, counted where their ids are
     (GNNLab, section 6). Pass it as `Feature(hotness=)`.

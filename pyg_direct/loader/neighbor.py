@@ -113,7 +113,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         cold_policy: With `cache_policy`, where GPUs read the other rows: `unified`, `pinned` or `auto`; see `Feature`.
         hotness: What ranks rows for `feature_cache`: `degree`; `expected`, the chance that a batch meets a node
             (`expected_reads`); or `frequency`: reads counted while `presample` epochs are sampled, before the first
-            one. Only for a `Data` that is sampled uniformly, and for attributes that no other loader has placed yet.
+            one, with degrees among equals. Only for a `Data` that is sampled uniformly, and for attributes that no
+            other loader has placed yet.
         presample: Epochs, or a part of one.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each seed, that batches hold instead of its position.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.expected import expected_reads
-from pyg_direct.features.hotness import RANKINGS, Listing, Ranked, count_reads
+from pyg_direct.features.hotness import RANKINGS, Listing, Ranked, break_ties, count_listings, count_reads
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.loader.pyg import Ranking
 from pyg_direct.progress import Bar
@@ -45,7 +45,8 @@ def rank_rows(loader: Any, placed: PlacedTopology, plan: Any) -> Listing:
         scores = expected_reads(placed.indptr, placed.indices, nodes, loader.num_neighbors, loader.batch_size or 1)
     else:
         with Bar(_count_batches(loader, nodes), "ranking rows by a run of sampling", "batches") as bar:
-            scores = count_reads(_sample(loader, nodes, plan, bar), placed.num_nodes)
+            counts = count_reads(_sample(loader, nodes, plan, bar), placed.num_nodes)
+        scores = break_ties(counts, count_listings(listing, placed.num_nodes))
     return Ranked(*listing, scores)
 
 

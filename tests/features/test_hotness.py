@@ -5,7 +5,7 @@ import torch
 
 from pyg_direct import Feature, count_reads
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.features.hotness import choose_hottest, score_rows
+from pyg_direct.features.hotness import break_ties, choose_hottest, score_rows
 
 
 def test_reads_are_counted(device):
@@ -60,3 +60,16 @@ def test_what_ranks_nothing_is_refused(hotness, error, words):
 def test_scores_of_other_rows_are_refused(hotness, words):
     with pytest.raises(ArgumentError, match=words):
         score_rows(hotness, None, 4)
+
+
+def test_rows_read_equally_often_go_by_who_lists_them(device):
+    counts = torch.tensor([1, 0, 1, 0], dtype=torch.int32, device=device)
+
+    scores = break_ties(counts, torch.tensor([3, 9, 8, 4]))
+
+    assert scores.argsort(descending=True).tolist() == [2, 0, 1, 3]
+    assert scores.floor().tolist() == counts.tolist()
+
+
+def test_no_rows_have_no_ties():
+    assert break_ties(torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)).tolist() == []

@@ -18,8 +18,8 @@ def make_data(num_nodes=2000, num_edges=20_000):
     return Data(x=torch.randn(num_nodes, 40, generator=generator), edge_index=torch.stack([source, target]))
 
 
-def make_loader(data, device="cpu", **options):
-    return NeighborLoader(data, [5, 5], input_nodes=torch.arange(0, 2000, 4), batch_size=50, shuffle=True, seed=0,
+def make_loader(data, device="cpu", fanouts=(5, 5), **options):
+    return NeighborLoader(data, list(fanouts), torch.arange(0, 2000, 4), batch_size=50, shuffle=True, seed=0,
                           device=device, **options)  # fmt: skip
 
 
@@ -34,6 +34,17 @@ def test_scores_are_near_hindsight(hotness, monkeypatch):
 
     best = reads.sort(descending=True).values[:400].sum()
     assert reads[choose_hottest(ranked.scores, 2000, 400).ids].sum() >= 0.97 * best
+
+
+def test_a_short_run_leaves_the_rest_to_degrees(monkeypatch):
+    loader = make_loader(make_data(), fanouts=[3], hotness="frequency", presample=0.1)
+    reads = count_reads((batch.n_id for _ in range(10) for batch in loader), 2000)
+    monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
+
+    scores = rank_rows(loader, loader._placed, loader._plan).scores
+
+    hits, of_counts = (reads[choose_hottest(ranking, 2000, 400).ids].sum() for ranking in (scores, scores.floor()))
+    assert hits > of_counts
 
 
 @pytest.mark.parametrize("presample", [0.1, 1, 2.5])
