@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from pyg_direct.ops.owner import group_keys, make_keys
 from pyg_direct.ops.upload import upload
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.options import GeneralRecipe
-from pyg_direct.sampling.seeds import Seeds
+from pyg_direct.sampling.seeds import Request, Seeds
 from pyg_direct.sampling.subgraph import GeneralSample
 
 # Words of a row of requests before the numbers of nodes by type: how the process does, and the key.
@@ -47,6 +48,11 @@ class DistPlan(GeneralPlan):
         self._wants_all = False
         communicator.widen(_HEAD + len(placed.topo.node_types))
 
+    def sample_together(self, requests: Sequence[Request], keys: Sequence[int]) -> list[GeneralSample]:
+        """One after the other: a row of requests to an owner has room for one batch."""
+        return [self.sample(seeds, key, seed_time=seed_time)
+                for (seeds, seed_time), key in zip(requests, keys, strict=True)]  # fmt: skip
+
     def _induce(self, *args: Any) -> GeneralSample:
         self._wants_all = True
         try:
@@ -54,9 +60,9 @@ class DistPlan(GeneralPlan):
         finally:
             self._wants_all = False
 
-    def _pick(self, listed: Any, front: Any, start: Seeds, key: int, hop: int) -> Picked:
+    def _pick(self, listed: Any, front: Any, start: Seeds, keys: np.ndarray, hop: int) -> Picked:
         if self.part.is_whole:
-            return super()._pick(listed, front, start, key, hop)
+            return super()._pick(listed, front, start, keys, hop)
         topo, work = self._placed.topo, listed.work
         order, bounds = self._group(front)
         ids = self._in_all_types(front)[order] if order.numel() else front.rows
@@ -65,7 +71,7 @@ class DistPlan(GeneralPlan):
         message = self._picker.words.pack(ids, trees, times)
         types = topo.expanded[work.reshape(-1, COLUMNS)[:-1, RELATION]]
         asked = Asked(work, types, np.zeros((self.part.num_parts, 0), np.int64), order, front.trees, start.tree_shift)
-        return self._ask(asked, message, bounds, key, hop)
+        return self._ask(asked, message, bounds, int(keys[0]), hop)
 
     def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, key: int, hop: int) -> Picked:
         """What the owners answer; others are answered meanwhile.

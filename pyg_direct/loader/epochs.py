@@ -164,28 +164,34 @@ class EpochLoader(ReportedLoader):
         if self._standing[0] == epoch:
             self._standing = (epoch + 1, 0)
 
-    def _stages(self, epoch: int, record: EpochRecord | None) -> Stages:
-        """How the batches of an epoch are made, and timed where that is wanted."""
-        stages = Stages(partial(self._submit, epoch), finish_sample, self._fetch)
+    def _open_group(self, epoch: int) -> Any:
+        """What works on several batches at a time (see `SuperBatch`); None where each is made alone."""
+        if self.super_batch == 1 or self.device.type != "cuda" or self.transform_sampler_output is not None:
+            return None
+        shared = self._shared()
+        if not shared:
+            return None
+        return SuperBatch(self.super_batch, partial(self._submit, epoch), self._fetch, SharedFetch(shared))
+
+    def _stages(self, epoch: int, record: EpochRecord | None, group: Any = None) -> Stages:
+        """How the batches of an epoch, or groups of them, are made, and timed where that is wanted: the times of a
+        group are those of its first batch."""
+        submit, fetch = (partial(self._submit, epoch), self._fetch) if group is None else (group.submit, group.fetch)
+        stages = Stages(submit, finish_sample, fetch)
         return stages if record is None else record.around(stages)
 
     def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
-        shares = self.super_batch > 1 and self.device.type == "cuda" and self.transform_sampler_output is None
+        group, prefetch = self._open_group(epoch), self.prefetch
+        stages, work = self._stages(epoch, record, group), batches if group is None else group.group(batches)
         source: Background | Pipeline
-        if self.device.type == "cpu" and self.prefetch > 0:
+        if self.device.type == "cpu" and prefetch > 0:
             # A function of the user's is called from one thread at a time.
-            make = partial(make_batch, self._stages(epoch, record))
-            source = Background(batches, make, self.prefetch, None if self._is_own() else 1)
-        elif shares and self._shared():
-            group = SuperBatch(self.super_batch, partial(self._submit, epoch), self._fetch, SharedFetch(self._shared()))
-            stages = Stages(group.submit, finish_sample, group.fetch)
-            # The times of a group are those of its first batch.
-            submit, finish, fetch = stages if record is None else record.around(stages)
-            source = Pipeline(group.group(batches), submit, fetch, min(self.prefetch, 1), self.device, finish)
+            source = Background(work, partial(make_batch, stages), prefetch, None if self._is_own() else 1)
         else:
-            submit, finish, fetch = self._stages(epoch, record)
-            source = Pipeline(batches, submit, fetch, self.prefetch, self.device, finish)
+            submit, finish, fetch = stages
+            prefetch = prefetch if group is None else min(prefetch, 1)
+            source = Pipeline(work, submit, fetch, prefetch, self.device, finish)
         try:
             for _, made in source:
                 # A group's batches are forgotten one by one.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,41 +12,19 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.batches import Seeds
+from pyg_direct.loader.drawn import Drawn, Output
 from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.hetero import HeteroAttributes, TypeRanking
 from pyg_direct.loader.order import note_order
-from pyg_direct.loader.output import PackedOutput
 from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.stores import StoreAttributes
-from pyg_direct.loader.superbatch import SharedRows
+from pyg_direct.loader.superbatch import SharedRows, Work
+from pyg_direct.loader.together import Together
 from pyg_direct.ops.check import check_ids
 from pyg_direct.sampling.key import batch_key
 from pyg_direct.sampling.sample import Sample
-
-Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
-
-
-class Drawn:
-    """A sampler's output, as a pipeline hands it on."""
-
-    def __init__(self, out: Output) -> None:
-        self.out = out
-
-    def finish(self) -> Drawn:
-        """Nothing is left to wait for."""
-        return self
-
-    def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tell torch's allocator that the sample is read on `stream` too."""
-        out = self.out
-        packed = out.packed if isinstance(out, PackedOutput) else None
-        own = (out.node, out.row, out.col, out.edge, out.batch) if packed is None else (*packed.memory, out.batch)
-        for part in (*own, *(out.metadata or ())):
-            for value in part.values() if isinstance(part, Mapping) else (part,):
-                if isinstance(value, Tensor) and value.is_cuda:
-                    value.record_stream(stream)
 
 
 class GeneralLoader(EpochLoader):
@@ -87,6 +65,20 @@ class GeneralLoader(EpochLoader):
 
     def _submit(self, epoch: int, number: int, seeds: Seeds) -> Drawn:
         return Drawn(self._ask(seeds.positions, batch_key(self.seed, epoch, number)))
+
+    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
+        """What the sampler makes of the seeds of several batches."""
+        return [self._ask(own, key) for own, key in zip(positions, keys, strict=True)]
+
+    def _open_group(self, epoch: int) -> Together | None:
+        if self.super_batch == 1 or self.device.type != "cpu":
+            return None
+
+        def ask(work: Sequence[Work]) -> Sequence[Output]:
+            keys = [batch_key(self.seed, epoch, number) for number, _ in work]
+            return self._ask_together([seeds.positions for _, seeds in work], keys)
+
+        return Together(self.super_batch, ask, self._fetch)
 
     def _fetch(self, sample: Drawn, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         memory: list[Any] = []

@@ -14,8 +14,9 @@ from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
 from pyg_direct.loader.batches import Seeds
+from pyg_direct.loader.drawn import Drawn, Output
 from pyg_direct.loader.epochs import settle_workers
-from pyg_direct.loader.general import Drawn, GeneralLoader, Output
+from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.links import PendingLinks
 from pyg_direct.loader.node import check_input_id, check_times
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for

@@ -88,8 +88,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             A node has as many neighbors as with `uniform`, but a batch has fewer nodes. See "Estimates" below.
         layer_dependency: With `labor`: all hops of a batch share their draws too, for fewer nodes still.
         super_batch: With node attributes on the host of a GPU: batches whose rows are read together, each row once.
-            Up to three times as many are in GPU memory; as many as fit a quarter of what is free there. The batches
-            are those that come without, unless `transform_sampler_output` is given, with which each is read alone.
+            Up to three times as many are in GPU memory; as many as fit a quarter of what is free there. With types
+            or other options on a CPU: batches sampled in one call, whose nodes and edges share memory. The batches
+            are those that come without; with `transform_sampler_output` the rows of each are read alone.
         seed: Seed of shuffling and of all draws; None draws one from torch's generator.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
@@ -178,7 +179,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                              store_dtype, sampling, layer_dependency, kwargs)  # fmt: skip
             return
         for name, value, default in (("sampling", sampling, "uniform"), ("layer_dependency", layer_dependency, False),
-                                     ("super_batch", super_batch, 1), ("hotness", hotness, "degree")):  # fmt: skip
+                                     ("hotness", hotness, "degree")):  # fmt: skip
             if value != default:
                 raise ArgumentError(f"{name}={value!r} needs a Data that is sampled uniformly, without other options")
         self._recipe: Recipe | None = None

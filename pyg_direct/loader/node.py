@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ from torch_geometric.loader import NodeLoader as PygNodeLoader
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
+from pyg_direct.loader.drawn import Output
 from pyg_direct.loader.epochs import settle_workers
-from pyg_direct.loader.general import GeneralLoader, Output
+from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.graph import count_nodes
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
 from pyg_direct.loader.plain import read_input_nodes
+from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.ops.check import check_ids
 from pyg_direct.typing import Device
 
@@ -79,6 +81,12 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     def _ask(self, positions: Tensor, key: int | None) -> Output:
         out: Output = self._sampler.sample_from_nodes(self.input_data[positions], **self._key(key))
         return out
+
+    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
+        # A sampler of a class of its own may draw in another way than ours.
+        if type(self._sampler) is not NeighborSampler:
+            return super()._ask_together(positions, keys)
+        return self._sampler.sample_together([self.input_data[own] for own in positions], keys)
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
         part = batch if self.input_data.input_type is None else batch[self.input_data.input_type]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,14 +205,29 @@ class NeighborSampler(OwnSampler):
             index: PyG's input: ids, their times, their type.
             key: Draw under this key instead of the sampler's own count of calls.
         """
-        if index.input_type is None:
-            out = self._sample(index.node, index.time, key=key)
-        else:
-            time = None if index.time is None else {index.input_type: index.time}
-            out = self._sample({index.input_type: index.node}, time, key=key)
-        time = None if index.time is None else index.time.to(self.device)
-        out.metadata = (index.input_id, time)
+        out = self._sample(*_by_type(index), key=key)
+        self._note_inputs(out, index)
         return out
+
+    def sample_together(self, inputs: Sequence[NodeSamplerInput], keys: Sequence[int]
+                        ) -> list[SamplerOutput | HeteroSamplerOutput]:  # fmt: skip
+        """Sample around the nodes of several batches in as many steps as for one; as `sample_from_nodes` for each.
+
+        Args:
+            inputs: At least one.
+            keys: A key for each.
+        """
+        plan = self._open_plan()
+        if not isinstance(plan, GeneralPlan):
+            return [self.sample_from_nodes(index, key=key) for index, key in zip(inputs, keys, strict=True)]
+        requests = [(seed, time if self.is_temporal else None) for seed, time in map(_by_type, inputs)]
+        outs = [to_general_output(sample, self.is_hetero) for sample in plan.sample_together(requests, keys)]
+        for out, index in zip(outs, inputs, strict=True):
+            self._note_inputs(out, index)
+        return outs
+
+    def _note_inputs(self, out: SamplerOutput | HeteroSamplerOutput, index: NodeSamplerInput) -> None:
+        out.metadata = (index.input_id, None if index.time is None else index.time.to(self.device))
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
                           key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
@@ -356,3 +371,10 @@ class NeighborSampler(OwnSampler):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, device={self.device})"
+
+
+def _by_type(index: NodeSamplerInput) -> tuple[Any, Any]:
+    """Seeds and their times, by type where there are types."""
+    if index.input_type is None:
+        return index.node, index.time
+    return {index.input_type: index.node}, None if index.time is None else {index.input_type: index.time}

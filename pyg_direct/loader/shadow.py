@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.loader.general import Output
+from pyg_direct.loader.drawn import Output
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.typing import Device

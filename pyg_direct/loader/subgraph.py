@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.loader.general import Output
+from pyg_direct.loader.drawn import Output
 from pyg_direct.loader.neighbor import NeighborLoader
 
 

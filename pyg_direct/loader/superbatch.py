@@ -130,8 +130,7 @@ class SuperBatch:
 
     def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
         """(number of the first, all) of `size` batches at a time; the last group may have fewer."""
-        while items := list(islice(work, self._size)):
-            yield items[0][0], items
+        return group_work(work, self._size)
 
     def submit(self, number: int, work: Sequence[Work]) -> PendingGroup:
         """Start to sample a group."""
@@ -141,6 +140,12 @@ class SuperBatch:
         """The batches of a group."""
         return [self._fetch_batch(sample, *item, rows)
                 for item, (sample, rows) in zip(work, self._shared(samples), strict=True)]  # fmt: skip
+
+
+def group_work(work: Iterator[Work], size: int) -> Iterator[tuple[int, list[Work]]]:
+    """(number of the first, all) of `size` batches at a time; the last group may have fewer."""
+    while items := list(islice(work, size)):
+        yield items[0][0], items
 
 
 def split_group(counts: Sequence[int], num_nodes: int, most_rows: int) -> Iterator[slice]:

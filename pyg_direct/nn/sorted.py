@@ -188,8 +188,10 @@ class _Relations:
         first = next(iter(pairs.values()))
         storage = first.untyped_storage()
         self.storage, self.address, self._version = StorageWeakRef(storage), storage._cdata, first._version
-        self._begin, self._dtype, self._max_degree = int(first.storage_offset()), first.dtype, max_degree
+        self.begin, self._dtype, self._max_degree = int(first.storage_offset()), first.dtype, max_degree
         self._nodes, self._edges = nodes, edges
+        # Of other batches that share the memory.
+        self.beside: list[_Relations] = []
         self._kinds: dict[int, Any] | None = None
 
     def find(self, place: int) -> SortedBatch | None:
@@ -197,7 +199,7 @@ class _Relations:
         if self._kinds is None:
             # They stand one after the other, with room for one edge at least.
             sizes = [2 * max(sum(counts), 1) for counts in self._edges.values()]
-            self._kinds = dict(zip(accumulate(sizes, initial=self._begin), self._edges, strict=False))
+            self._kinds = dict(zip(accumulate(sizes, initial=self.begin), self._edges, strict=False))
         kind = self._kinds.get(place)
         if kind is None:
             return None
@@ -226,6 +228,9 @@ def register_relations(pairs: Mapping[Any, Tensor], num_sampled_nodes: Mapping[A
         return
     relations = _Relations(pairs, num_sampled_nodes, num_sampled_edges, max_degree)
     _forget(_RELATIONS)
+    known = _RELATIONS.get(relations.address)
+    if known is not None:
+        relations.beside = [other for other in (known, *known.beside) if other.begin != relations.begin]
     _RELATIONS[relations.address] = relations
 
 
@@ -233,7 +238,7 @@ def _find(place: tuple[int, int]) -> SortedBatch | None:
     batch = _BATCHES.get(place)
     relations = _RELATIONS.get(place[0]) if batch is None else None
     if relations is not None:
-        batch = relations.find(place[1])
+        batch = next(filter(None, (own.find(place[1]) for own in (relations, *relations.beside))), None)
         if batch is not None:
             _keep(place, batch)
     return batch

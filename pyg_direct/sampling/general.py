@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.graph.hetero import HeteroTopo, PlacedHetero
-from pyg_direct.kernels.worklist import COLUMNS, TIMED, WEIGHTED
+from pyg_direct.kernels.worklist import BY_PLACE, COLUMNS, TIMED, WEIGHTED
 from pyg_direct.ops.check import check_key
 from pyg_direct.ops.general import Frontier, Picked, Rows, Rules, pick_edges
 from pyg_direct.ops.launch import runs_on_gpu, threads_for
@@ -26,22 +26,30 @@ from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.sampling.hashed import SMALLEST_TABLE, HashNumbering
 from pyg_direct.sampling.numbering import Space
 from pyg_direct.sampling.options import GeneralRecipe
-from pyg_direct.sampling.seeds import Seeds, read_seeds
+from pyg_direct.sampling.seeds import Request, Seeds, read_group
 from pyg_direct.sampling.subgraph import GeneralSample
 from pyg_direct.sampling.tabled import Scratch, TableNumbering, fits_table
-from pyg_direct.sampling.worklist import list_work
+from pyg_direct.sampling.worklist import list_work, list_works
 
 
 class _Hop(NamedTuple):
-    """Nodes of a hop, type after type: ids within the types, trees (empty where not told apart), number by type."""
+    """Nodes of a hop, batch after batch and type after type.
+
+    Attributes:
+        rows: Ids within the types, int64 `[M]`.
+        trees: Trees within the batches, int64 `[M]`; empty where not told apart.
+        counts: Number of each type of each batch, int64 `[G * T]`.
+        times: Those of the seeds, int64: of each node `[M]`, or of each tree where there is one batch.
+    """
 
     rows: Tensor
     trees: Tensor
     counts: np.ndarray
+    times: Tensor
 
 
 class _Work(NamedTuple):
-    """Relations with items in a hop, the work list, and that on the device where it is there already."""
+    """Relations with items in a hop (batch * R + relation), the work list, and that on the device where it is there."""
 
     relations: np.ndarray
     work: np.ndarray
@@ -49,7 +57,7 @@ class _Work(NamedTuple):
 
 
 class _Edges(NamedTuple):
-    """Edges of a hop, relation after relation: local sources, local targets, ids, number by relation."""
+    """Edges of a hop, batch after batch and relation after relation: local sources, local targets, ids, numbers."""
 
     sources: Tensor
     targets: Tensor
@@ -102,94 +110,124 @@ class GeneralPlan:
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
-        check_key("key", key)
+        return self._sample_all([(seeds, seed_time)], [key])[0]
+
+    @ordinary_tensors()
+    def sample_together(self, requests: Sequence[Request], keys: Sequence[int]) -> list[GeneralSample]:
+        """Several batches in as many steps as one: what `sample` gives for each (seeds, seed_time) under its key.
+
+        Args:
+            requests: At least one.
+            keys: A key for each.
+        """
+        if self.recipe.subgraph_type == "induced":
+            return [self._sample_all([request], [key])[0] for request, key in zip(requests, keys, strict=True)]
+        return self._sample_all(requests, keys)
+
+    def _sample_all(self, requests: Sequence[Request], keys: Sequence[int]) -> list[GeneralSample]:
+        for key in keys:
+            check_key("key", key)
         self.topology.check_process()
-        start = read_seeds(self.topology, seeds, seed_time, self.disjoint)
+        start = read_group(self.topology, requests, self.disjoint)
         self._most_seeds = max(self._most_seeds, start.rows.numel())
         is_on_gpu = self.topology.device.type == "cuda"
         with nullcontext() if is_on_gpu else threads_for(self._most_seeds * self._edges_per_seed):
-            return self._sample_in(start, key)
+            return self._sample_in(start, np.array(keys, np.uint64))
 
-    def _sample_in(self, start: Seeds, key: int) -> GeneralSample:
+    def _sample_in(self, start: Seeds, keys: np.ndarray) -> list[GeneralSample]:
         """Travel at once: the bases of the identities, the places of the seeds and the first work list."""
         bases, counts = start.bases, start.counts
-        listed = self._list_work(0, counts, np.zeros_like(counts), start, key)
-        words = np.concatenate([bases, np.cumsum(counts) - counts, np.zeros_like(counts), listed.work])
-        table, places, entries = _split(upload(words, self.topology.device),
-                                        [len(bases), 2 * len(counts), len(listed.work)])  # fmt: skip
+        listed = self._list_work(0, counts, np.zeros_like(counts), start, keys)
+        trees = self._list_trees(start, counts)
+        words = np.concatenate([bases, np.cumsum(counts) - counts, np.zeros_like(counts), listed.work, trees])
+        sizes = [len(bases), 2 * len(counts), len(listed.work), len(trees)]
+        table, places, entries, of_batches = _split(upload(words, self.topology.device), sizes)
+        first = _Hop(start.rows, start.trees, counts, _find_times(start, start.trees, of_batches))
         listed, space = listed._replace(entries=entries), Space(table, start.tree_shift, start.tree_bits)
-        if not self._has_table:
+        if not self._has_table or len(keys) > 1:
             numbering = HashNumbering(space, self._num_slots)
             numbering.start(start.identities, counts, places)
-            sample = self._sample(start, key, numbering, listed)
+            samples = self._sample(start, keys, numbering, first, listed)
             self._num_slots = max(self._num_slots, numbering.num_slots)
-            return sample
+            return samples
         try:
             scratch = self.topology.scratch.pop()
         except IndexError:
             scratch = Scratch(int(self.topology.topo.type_starts[-1]), self.topology.device)
         by_table = TableNumbering(space, scratch)
         by_table.start(start.identities, counts, places)
-        sample = self._sample(start, key, by_table, listed)
+        samples = self._sample(start, keys, by_table, first, listed)
         # After an error it is not empty, and goes.
         by_table.close()
         self.topology.scratch.append(scratch)
-        return sample
+        return samples
 
-    def _list_work(self, hop: int, counts: np.ndarray, known: np.ndarray, start: Seeds, key: int) -> _Work:
+    def _list_work(self, hop: int, counts: np.ndarray, known: np.ndarray, start: Seeds, keys: np.ndarray) -> _Work:
         """The work list of a hop; empty behind the last."""
         if hop >= len(self._fanouts):
             return _Work(np.zeros(0, np.int64), np.zeros(0, np.int64), None)
-        topo, fanouts = self.topology.topo, self._fanouts[hop]
-        return _Work(*list_work(topo, self.flags, fanouts, counts, known, start.bases, key), None)
+        counts, known, bases = (part.reshape(len(keys), -1) for part in (counts, known, start.bases[:-1]))
+        flags = self.flags if len(keys) == 1 else self.flags + BY_PLACE * self.topology.topo.timed
+        return _Work(*list_works(self.topology.topo, flags, self._fanouts[hop], counts, known, bases, keys), None)
 
-    def _sample(self, start: Seeds, key: int, numbering: Numbering, listed: _Work) -> GeneralSample:
-        hops, edges = [_Hop(start.rows, start.trees, start.counts)], []
+    def _list_trees(self, start: Seeds, counts: np.ndarray) -> np.ndarray:
+        """Where the trees of each batch begin, and how many nodes of a hop are its, int64 `[2 G]`; empty where times
+        are found by tree."""
+        num_batches = len(start.first_trees)
+        if num_batches == 1 or not self.topology.topo.is_temporal:
+            return counts[:0]
+        return np.concatenate([start.first_trees, counts.reshape(num_batches, -1).sum(1)])
+
+    def _sample(self, start: Seeds, keys: np.ndarray, numbering: Numbering, first: _Hop, listed: _Work
+                ) -> list[GeneralSample]:  # fmt: skip
+        hops, edges = [first], []
         known = start.counts
         for hop in range(len(self._fanouts)):
             relations = listed.relations
-            picked = self._pick(listed, hops[-1], start, key, hop)
+            picked = self._pick(listed, hops[-1], start, keys, hop)
             new_counts = numbering.enter(picked.sources, picked.ends)
             # The one wait of the hop.
             words = np.array(torch.cat([picked.ends, new_counts]).tolist(), dtype=np.int64)
             ends, of_type = words[: len(relations) + 1], words[len(relations) + 2 :]
             total = int(ends[-1])
             # What this hop still needs travels with the work list of the next.
-            listed = self._list_work(hop + 1, of_type, known, start, key)
-            to_settle = numbering.list_places(of_type)
-            places, entries = _split(upload(np.concatenate([to_settle, listed.work]), self.topology.device),
-                                     [len(to_settle), len(listed.work)])  # fmt: skip
+            listed = self._list_work(hop + 1, of_type, known, start, keys)
+            parts = [numbering.list_places(of_type), listed.work, self._list_trees(start, of_type)]
+            words_there = upload(np.concatenate(parts), self.topology.device)
+            places, entries, of_batches = _split(words_there, [len(part) for part in parts])
             listed, known = listed._replace(entries=entries), known + of_type
             rows, trees, sources = numbering.settle(total, of_type, places)
             edges.append(_Edges(sources, picked.targets[:total], picked.ids[:total],
-                                self._by_relation(relations, np.diff(ends))))  # fmt: skip
-            hops.append(_Hop(rows, trees, of_type))
-        sample = self._collect(hops, edges)
+                                self._by_relation(relations, np.diff(ends), len(keys))))  # fmt: skip
+            hops.append(_Hop(rows, trees, of_type, _find_times(start, trees, of_batches)))
+        samples = self._collect(hops, edges, len(keys))
         if self.recipe.subgraph_type == "bidirectional":
-            return sample.to_bidirectional(keep_ids=self.topology.topo.is_homogeneous)
+            return [sample.to_bidirectional(keep_ids=self.topology.topo.is_homogeneous) for sample in samples]
         if self.recipe.subgraph_type == "induced":
-            return self._induce(sample, start, numbering)
-        return sample
+            return [self._induce(samples[0], start, keys, numbering)]
+        return samples
 
-    def _pick(self, listed: _Work, front: _Hop, start: Seeds, key: int, hop: int) -> Picked:
+    def _pick(self, listed: _Work, front: _Hop, start: Seeds, keys: np.ndarray, hop: int) -> Picked:
         if listed.work[-COLUMNS] == 0:
             none = front.rows[:0]
             return Picked(none, none, none, none.new_zeros(1))
-        frontier = Frontier(front.rows, front.trees, start.times, start.tree_shift)
+        frontier = Frontier(front.rows, front.trees, front.times, start.tree_shift)
         if self._most_neighbors is None and runs_on_gpu(front.rows):
             self._most_neighbors = _find_most_neighbors(self.topology.topo, self.rows)
         return pick_edges(self.rows, listed.work, frontier, self.rules, hop=hop, entries=listed.entries,
                           most_neighbors=self._most_neighbors)  # fmt: skip
 
-    def _by_relation(self, relations: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        by_relation = np.zeros(len(self.topology.topo.edge_types), np.int64)
+    def _by_relation(self, relations: np.ndarray, counts: np.ndarray, num_batches: int = 1) -> np.ndarray:
+        by_relation = np.zeros(num_batches * len(self.topology.topo.edge_types), np.int64)
         by_relation[relations] = counts
         return by_relation
 
-    def _collect(self, hops: list[_Hop], edges: list[_Edges]) -> GeneralSample:
+    def _collect(self, hops: list[_Hop], edges: list[_Edges], num_batches: int = 1) -> list[GeneralSample]:
+        """The batches, whose types and relations all share memory."""
         topo = self.topology.topo
+        num_types, num_relations = len(topo.node_types), len(topo.edge_types)
         node_counts = np.stack([hop.counts for hop in hops])
-        num_edges = np.stack([e.counts for e in edges]) if edges else np.zeros((0, len(topo.edge_types)), np.int64)
+        num_edges = np.array([e.counts for e in edges], np.int64).reshape(len(edges), num_batches * num_relations)
         by_type, by_relation = node_counts.sum(0), num_edges.sum(0)
         num_nodes, new = int(by_type.sum()), hops[0].rows.new_empty
         # The pair of a relation without edges has a place of its own too, by which it is known.
@@ -207,21 +245,28 @@ class GeneralPlan:
                        Piece(own.ids, own.counts, to_id, 2)]  # fmt: skip
         regroup(pieces, outputs)
         nodes, ends, edge_ids = outputs
-        sizes = by_type.tolist()
+        sizes, edge_sizes = by_type.tolist(), by_relation.tolist()
         parts = _split(nodes, sizes * 2 if self.disjoint else sizes)
-        pairs_of = zip(topo.edge_types, _split(ends, pair_sizes.tolist()), by_relation.tolist(), strict=True)
-        links = {kind: _as_pair(pair, size) for kind, pair, size in pairs_of}
-        return GeneralSample(
-            node=dict(zip(topo.node_types, parts, strict=False)),
-            edge_index=links,
-            edge=dict(zip(topo.edge_types, _split(edge_ids, by_relation.tolist()), strict=True)),
-            batch=dict(zip(topo.node_types, parts[len(sizes) :], strict=True)) if self.disjoint else None,
-            num_sampled_nodes=dict(zip(topo.node_types, node_counts.T.tolist(), strict=True)),
-            num_sampled_edges=dict(zip(topo.edge_types, num_edges.T.tolist(), strict=True)),
-            memory=outputs,
-        )
+        pair_parts, id_parts = _split(ends, pair_sizes.tolist()), _split(edge_ids, edge_sizes)
+        sampled_nodes, sampled_edges = node_counts.T.tolist(), num_edges.T.tolist()
+        samples = []
+        for number in range(num_batches):
+            own_types = slice(number * num_types, (number + 1) * num_types)
+            own_relations = slice(number * num_relations, (number + 1) * num_relations)
+            ends_of = zip(pair_parts[own_relations], edge_sizes[own_relations], strict=True)
+            trees = parts[len(sizes) :][own_types]
+            samples.append(GeneralSample(
+                node=dict(zip(topo.node_types, parts[own_types], strict=True)),
+                edge_index=dict(zip(topo.edge_types, (_as_pair(*pair) for pair in ends_of), strict=True)),
+                edge=dict(zip(topo.edge_types, id_parts[own_relations], strict=True)),
+                batch=dict(zip(topo.node_types, trees, strict=True)) if self.disjoint else None,
+                num_sampled_nodes=dict(zip(topo.node_types, sampled_nodes[own_types], strict=True)),
+                num_sampled_edges=dict(zip(topo.edge_types, sampled_edges[own_relations], strict=True)),
+                memory=outputs,
+            ))  # fmt: skip
+        return samples
 
-    def _induce(self, sample: GeneralSample, start: Seeds, numbering: Numbering) -> GeneralSample:
+    def _induce(self, sample: GeneralSample, start: Seeds, keys: np.ndarray, numbering: Numbering) -> GeneralSample:
         """All allowed edges among the nodes of a sample."""
         topo = self.topology.topo
         counts = np.array([sample.node[kind].numel() for kind in topo.node_types], dtype=np.int64)
@@ -229,13 +274,14 @@ class GeneralPlan:
         trees = torch.cat(list(sample.batch.values())) if sample.batch else rows[:0]
         all_neighbors = np.full(len(topo.edge_types), -1)
         relations, work = list_work(topo, self.flags, all_neighbors, counts, np.zeros_like(counts), start.bases, 0)
-        picked = self._pick(_Work(relations, work, None), _Hop(rows, trees, counts), start, 0, 0)
+        front = _Hop(rows, trees, counts, start.times)
+        picked = self._pick(_Work(relations, work, None), front, start, np.zeros_like(keys), 0)
         sources = numbering.find(picked.sources)
         is_inside = sources >= 0
         kept = np.array(torch.cat([picked.ends[:1], is_inside.cumsum(0)])[picked.ends].diff().tolist(), dtype=np.int64)
         whole = _Edges(sources[is_inside], picked.targets[is_inside], picked.ids[is_inside],
                        self._by_relation(relations, kept))  # fmt: skip
-        induced = self._collect([_Hop(rows, trees, counts)], [whole])
+        (induced,) = self._collect([front], [whole])
         induced.num_sampled_nodes = induced.num_sampled_edges = None
         return induced
 
@@ -248,6 +294,15 @@ def _list_places(counts: np.ndarray, room: np.ndarray) -> np.ndarray:
         room: Items that each type has room for, int64 `[T]`.
     """
     return np.cumsum(counts, 0) - counts + (np.cumsum(room) - room)
+
+
+def _find_times(start: Seeds, trees: Tensor, of_batches: Tensor) -> Tensor:
+    """Times of the seeds of nodes in these trees; of each tree where `of_batches` is empty (see `_list_trees`)."""
+    if of_batches.numel() == 0:
+        return start.times
+    first, counts = of_batches.view(2, -1)
+    places = first.repeat_interleave(counts, output_size=trees.numel()).add_(trees)
+    return start.times.index_select(0, places)
 
 
 def _split(array: Tensor, sizes: list[int]) -> Sequence[Tensor]:

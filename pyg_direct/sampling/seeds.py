@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,20 +15,23 @@ from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.upload import upload
 
 _IDENTITY_BITS = 62
+# Seeds of a batch and their times, None for those of the seeds themselves; by type where there are types.
+Request: TypeAlias = tuple[Tensor | Mapping[str, Tensor], Tensor | Mapping[str, Tensor] | None]
 
 
 class Seeds(NamedTuple):
-    """Seeds, type after type.
+    """Seeds, batch after batch and type after type.
 
     Attributes:
         rows: Ids within their types, int64 `[B]`.
-        trees: Number of each seed in the order given, int64 `[B]`; empty unless disjoint.
+        trees: Number of each seed of a batch in the order given, int64 `[B]`; empty unless disjoint.
         identities: int64 `[B]`, see `kernels/worklist.py`.
-        times: Time of each tree, int64; empty on a graph without times.
-        counts: Seeds of each type, int64 `[T]`.
-        bases: Where each type begins among the identities, and the end of the last, int64 `[T + 1]`.
+        times: Time of each tree, batch after batch, int64; empty on a graph without times.
+        counts: Seeds of each type of each of G batches, int64 `[G * T]`.
+        bases: Where each of these begins among the identities, and the end of the last, int64 `[G * T + 1]`.
         tree_shift: Place of the tree among the bits of an identity.
         tree_bits: Bits of a tree; 0 unless disjoint.
+        first_trees: Where the trees of each batch begin among the times, int64 `[G]`.
     """
 
     rows: Tensor
@@ -39,46 +42,78 @@ class Seeds(NamedTuple):
     bases: np.ndarray
     tree_shift: int
     tree_bits: int
+    first_trees: np.ndarray
 
 
 def read_seeds(topology: PlacedHetero, seeds: Tensor | Mapping[str, Tensor],
                seed_time: Tensor | Mapping[str, Tensor] | None, disjoint: bool) -> Seeds:  # fmt: skip
-    """Check seeds and bring them to the device that samples.
+    """Check the seeds of a batch and bring them to the device that samples.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
+    return read_group(topology, [(seeds, seed_time)], disjoint)
+
+
+def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool) -> Seeds:
+    """As `read_seeds` for several batches, whose nodes are told apart."""
     topo, device = topology.topo, topology.device
-    given = {kind: _check_seeds(topo, kind, ids) for kind, ids in _by_type(topo, "seeds", seeds).items()}
-    counts = np.array([given[kind].numel() if kind in given else 0 for kind in topo.node_types], dtype=np.int64)
-    total = int(counts.sum())
-    bases, tree_shift, tree_bits = topo.type_starts, _IDENTITY_BITS, 0
-    if disjoint:
-        tree_shift, tree_bits = max(topo.num_nodes.values(), default=0).bit_length(), max((total - 1).bit_length(), 1)
-        if tree_shift + tree_bits + len(bases).bit_length() > _IDENTITY_BITS:
-            raise ArgumentError(f"seeds must be fewer for disjoint trees over so many nodes, got {total}")
-        bases = np.arange(len(bases), dtype=np.int64) << (tree_shift + tree_bits)
-    times = _read_times(topology, given, seed_time) if topo.is_temporal else None
-    first_tree = dict(zip(given, np.cumsum([0, *(ids.numel() for ids in given.values())]).tolist(), strict=False))
-    own = [(given[kind].long(), kind, base) for kind, base in zip(topo.node_types, bases.tolist(), strict=False)
-           if kind in given]  # fmt: skip
+    given = [{kind: _check_seeds(topo, kind, ids) for kind, ids in _by_type(topo, "seeds", seeds).items()}
+             for seeds, _ in requests]  # fmt: skip
+    counts = np.array([[own[kind].numel() if kind in own else 0 for kind in topo.node_types] for own in given],
+                      dtype=np.int64)  # fmt: skip
+    sizes = counts.sum(1)
+    bases, tree_shift, tree_bits = _lay_out(topo, sizes, disjoint)
+    times = None
+    if topo.is_temporal:
+        parts = [time for own, (_, seed_time) in zip(given, requests, strict=True)
+                 for time in _read_times(topology, own, seed_time)]  # fmt: skip
+        times = _bring(parts, device) if parts else torch.empty(0, dtype=torch.int64, device=device)
+    # Ids, where their type begins, and the first of their trees.
+    own: list[tuple[Tensor, int, int]] = []
+    begins = iter(bases.tolist())
+    for ids_of in given:
+        first_tree = dict(zip(ids_of, np.cumsum([0, *(ids.numel() for ids in ids_of.values())]).tolist(), strict=False))
+        own += [(ids_of[kind].long(), base, first_tree[kind])
+                for kind, base in zip(topo.node_types, begins, strict=False) if kind in ids_of]  # fmt: skip
     # Where all seeds are on the host they travel together.
     is_host = all(ids.device.type == "cpu" for ids, *_ in own)
     place = torch.device("cpu") if is_host else device
     none = torch.empty(0, dtype=torch.int64, device=place)
     rows = torch.cat([ids.to(place) for ids, *_ in own]) if own else none
-    identities = torch.cat([ids.to(place) + base for ids, _, base in own]) if own else none
+    identities = torch.cat([ids.to(place) + base for ids, base, _ in own]) if own else none
     trees = none
     if disjoint and own:
-        firsts = [(first_tree[kind], ids.numel()) for ids, kind, _ in own]
-        trees = torch.cat([torch.arange(first, first + count, device=place) for first, count in firsts])
+        trees = torch.cat([torch.arange(first, first + ids.numel(), device=place) for ids, _, first in own])
         identities += trees << tree_shift
     if place != device:
         rows, identities, trees = upload(torch.cat([rows, identities, trees]), device).split(
             [rows.numel(), identities.numel(), trees.numel()])  # fmt: skip
     if times is None:
         times = rows[:0]
-    return Seeds(rows, trees, identities, times, counts, bases, tree_shift, tree_bits)
+    return Seeds(rows, trees, identities, times, counts.reshape(-1), bases, tree_shift, tree_bits,
+                 np.cumsum(sizes) - sizes)  # fmt: skip
+
+
+def _lay_out(topo: HeteroTopo, sizes: np.ndarray, disjoint: bool) -> tuple[np.ndarray, int, int]:
+    """(bases, place of the tree, bits of a tree) of identities for batches of so many seeds; see `Seeds`."""
+    starts, most = topo.type_starts, int(sizes.max())
+    if not disjoint:
+        bases = np.concatenate([*(starts[:-1] + number * starts[-1] for number in range(len(sizes))),
+                                len(sizes) * starts[-1:]])  # fmt: skip
+        return bases, _IDENTITY_BITS, 0
+    tree_shift, tree_bits = max(topo.num_nodes.values(), default=0).bit_length(), max((most - 1).bit_length(), 1)
+    num_bases = len(sizes) * (len(starts) - 1) + 1
+    if tree_shift + tree_bits + num_bases.bit_length() > _IDENTITY_BITS:
+        raise ArgumentError(f"seeds must be fewer for disjoint trees over so many nodes, got {most}")
+    return np.arange(num_bases, dtype=np.int64) << (tree_shift + tree_bits), tree_shift, tree_bits
+
+
+def _bring(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Arrays one after the other on a device, int64; those of the host travel together."""
+    if all(part.device.type == "cpu" for part in parts):
+        return upload(torch.cat([part.long() for part in parts]), device)
+    return torch.cat([upload(part, device).long() for part in parts])
 
 
 def _by_type(topo: HeteroTopo, name: str, values: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -105,8 +140,8 @@ def _check_seeds(topo: HeteroTopo, kind: str, ids: Tensor) -> Tensor:
 
 
 def _read_times(topology: PlacedHetero, given: dict[str, Tensor],
-                seed_time: Tensor | Mapping[str, Tensor] | None) -> Tensor:  # fmt: skip
-    """Time of each seed, in the order given."""
+                seed_time: Tensor | Mapping[str, Tensor] | None) -> list[Tensor]:  # fmt: skip
+    """Times of the seeds of each type, in the order given."""
     topo, device = topology.topo, topology.device
     if seed_time is not None:
         by_type = _by_type(topo, "seed_time", seed_time)
@@ -119,8 +154,8 @@ def _read_times(topology: PlacedHetero, given: dict[str, Tensor],
                 raise ArgumentTypeError(f"seed_time must hold integers, got {time.dtype}")
             if time.shape != ids.shape:
                 raise ArgumentError(f"seed_time must have shape {tuple(ids.shape)}, got {tuple(time.shape)}")
-            times.append(upload(time, device).long())
-        return torch.cat(times) if times else torch.empty(0, dtype=torch.int64, device=device)
+            times.append(time)
+        return times
     if not topo.timed_types:
         raise ArgumentError(
             "seed_time (a loader's input_time) must be given for a graph whose edges have times, got None"
@@ -132,4 +167,4 @@ def _read_times(topology: PlacedHetero, given: dict[str, Tensor],
             raise ArgumentError("seed_time (a loader's input_time) must be given for seeds without times of their "
                                 f"own, got None for {kind!r}")  # fmt: skip
         times.append(topology.rows.node_time[upload(ids, device).long() + starts[kind]])
-    return torch.cat(times) if times else torch.empty(0, dtype=torch.int64, device=device)
+    return times

@@ -59,8 +59,9 @@ def list_works(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.
     """As `list_work` for nodes of several batches, batch after batch and type after type within each.
 
     Args:
-        topo, flags, fanouts, bases: As there.
+        topo, flags, fanouts: As there.
         counts, known: As there, for each batch, int64 `[B, T]`.
+        bases: As there, or for each batch, int64 `[B, T]`.
         keys: Key of each batch, uint64 `[B]`.
 
     Returns:
@@ -78,6 +79,6 @@ def list_works(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.
     entries[:, FRONT], entries[:, LOCAL] = begins[batches, expanded], known[batches, expanded]
     entries[:, FLAGS] = flags[relations]
     entries[:, SOURCE_START] = topo.type_starts[reached]
-    entries[:, SOURCE_BASE] = bases[reached]
+    entries[:, SOURCE_BASE] = bases[reached] if bases.ndim == 1 else bases[batches, reached]
     entries[:, KEY] = keys.view(np.int64)[batches]
     return found, work.reshape(-1)

@@ -26,7 +26,7 @@ FANOUTS = ("few", "many", "all", "mixed", "none")
 # What the captured plan of a homogeneous graph makes batches of; some options need it.
 PLAIN = {"graph": "data", "via": "NeighborLoader", "time": "none", "weight": "no", "disjoint": "no",
          "subgraph": "directional", "fanout_by": "hop"}  # fmt: skip
-NEED_PLAIN = {"sampling": "uniform", "hotness": "degree", "super_batch": "1"}
+NEED_PLAIN = {"sampling": "uniform", "hotness": "degree"}
 
 
 def sampling_options() -> dict[str, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from torch_geometric.nn import SAGEConv, to_hetero
 from torch_geometric.sampler import NumNeighbors
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
-from pyg_direct.loader.general import Drawn
+from pyg_direct.loader.drawn import Drawn
 from tests.hetero_data import check_rows, make_hetero, name_edges
 from tests.hetero_graphs import make_parts
 

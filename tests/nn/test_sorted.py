@@ -139,6 +139,24 @@ def test_relations_that_share_memory_are_known_each():
     assert (edges.least_sources, edges.least_targets) == (4, 2)
 
 
+def test_batches_that_share_memory_are_known_each():
+    first, nodes, edges = make_relations()
+    sizes = [pair.numel() or 2 for pair in first.values()]
+    memory = torch.empty(2 * sum(sizes), dtype=torch.int64)
+    parts = iter(torch.unsafe_split_with_sizes(memory, sizes * 2))
+    batches = [{kind: next(parts)[: pair.numel()].view(2, -1) for kind, pair in first.items()} for _ in range(2)]
+
+    # The first again, as of a batch that is made twice.
+    for pairs in (*batches, batches[0]):
+        module.register_relations(pairs, nodes, edges, max_degree=3)
+
+    for pairs in batches:
+        assert all(find_batch(pair).shape == pair.shape for pair in pairs.values())
+    batches[1]["a", "r", "b"].add_(1)
+    assert find_batch(batches[1]["a", "r", "b"]) is None
+    assert find_batch(batches[0]["a", "r", "b"]) is not None
+
+
 def test_a_write_makes_one_relation_unknown():
     pairs, nodes, edges = make_relations()
     module.register_relations(pairs, nodes, edges)

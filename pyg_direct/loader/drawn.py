@@ -1,0 +1,35 @@
+"""What a general sampler returned, on its way through a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from pyg_direct.loader.output import PackedOutput
+
+Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
+
+
+class Drawn:
+    """A sampler's output, as a pipeline hands it on."""
+
+    def __init__(self, out: Output) -> None:
+        self.out = out
+
+    def finish(self) -> Drawn:
+        """Nothing is left to wait for."""
+        return self
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tell torch's allocator that the sample is read on `stream` too."""
+        out = self.out
+        packed = out.packed if isinstance(out, PackedOutput) else None
+        own = (out.node, out.row, out.col, out.edge, out.batch) if packed is None else (*packed.memory, out.batch)
+        for part in (*own, *(out.metadata or ())):
+            for value in part.values() if isinstance(part, Mapping) else (part,):
+                if isinstance(value, Tensor) and value.is_cuda:
+                    value.record_stream(stream)

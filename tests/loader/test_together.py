@@ -1,0 +1,152 @@
+"""Batches of a general sampler that are made together are those that come without."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_direct import NeighborLoader
+from pyg_direct.errors import IdError
+from pyg_direct.nn.sorted import find_batch
+from pyg_direct.sampler import NeighborSampler
+from tests.batches import make_data
+from tests.hetero_data import check_rows, make_hetero
+from tests.hetero_graphs import make_parts
+
+OPTIONS = {
+    "uniform": {},
+    "disjoint": {"disjoint": True},
+    "times": {"time_attr": "time", "temporal_strategy": "last"},
+    "weights": {"weight_attr": "weight", "replace": True},
+    "bidirectional": {"subgraph_type": "bidirectional"},
+    "induced": {"subgraph_type": "induced"},
+}
+pytestmark = pytest.mark.filterwarnings("ignore:.*has no reverse relation")
+
+
+def make_loader(device, option="times", **options):
+    data = make_hetero(make_parts(times="node" if option == "times" else "", weighted=option == "weights"))
+    common = {"batch_size": 7, "shuffle": True, "seed": 3, "device": device, **OPTIONS[option]}
+    return NeighborLoader(data, [3, 2], "paper", **common | options)
+
+
+def list_parts(batch):
+    return [(store._key, {key: value.tolist() if isinstance(value, torch.Tensor) else value
+                          for key, value in store.items()}) for store in batch.stores]  # fmt: skip
+
+
+def list_epoch(loader):
+    return [list_parts(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_batches_are_those_that_come_without(real_device, option, prefetch):
+    expected = list_epoch(make_loader("cpu", option))
+
+    got = list_epoch(make_loader(real_device, option, super_batch=4, prefetch=prefetch))
+
+    assert len(got) == 6
+    assert got == expected
+
+
+def test_a_graph_without_types_too(real_device):
+    data = make_data()
+    options = {"disjoint": True, "batch_size": 16, "seed": 1}
+
+    got = list(NeighborLoader(data, [3, 2], super_batch=3, device=real_device, **options))
+
+    expected = list(NeighborLoader(data, [3, 2], device="cpu", **options))
+    assert all(isinstance(batch, Data) for batch in got)
+    assert list(map(list_parts, got)) == list(map(list_parts, expected))
+
+
+def test_they_are_sampled_in_one_call(monkeypatch):
+    loader, sizes = make_loader("cpu", super_batch=4), []
+    ask = type(loader._sampler).sample_together
+    monkeypatch.setattr(
+        type(loader._sampler),
+        "sample_together",
+        lambda sampler, inputs, keys: sizes.append(len(inputs)) or ask(sampler, inputs, keys),
+    )
+
+    list(loader)
+
+    assert sizes == [4, 2]
+
+
+def test_a_sampler_that_draws_its_own_way_is_asked_for_each():
+    class Other(NeighborSampler):
+        def sample_from_nodes(self, index, **options):
+            asked.append(index.node.numel())
+            return super().sample_from_nodes(index, **options)
+
+    asked = []
+    sampler = Other(make_hetero(), [3, 2], device="cpu", seed=3)
+
+    list(make_loader("cpu", "uniform", neighbor_sampler=sampler, super_batch=4))
+
+    assert asked == [7] * 5 + [5]
+
+
+@pytest.mark.parametrize("way", ["sampler output", "batch"])
+def test_transforms_get_each_batch(way):
+    seen = []
+    name = "transform_sampler_output" if way == "sampler output" else "transform"
+    loader = make_loader("cpu", super_batch=4, **{name: lambda part: seen.append(part) or part})
+
+    got = list_epoch(loader)
+
+    assert len(seen) == 6
+    assert got == list_epoch(make_loader("cpu", **{name: lambda part: part}))
+
+
+def test_an_epoch_is_resumed_inside_a_group(real_device):
+    loader = make_loader(real_device, super_batch=4)
+    rest = iter(loader)
+    for _ in range(3):
+        next(rest)
+    state = loader.state_dict()
+    expected = [list_parts(batch) for batch in rest]
+
+    again = make_loader(real_device, super_batch=4)
+    again.load_state_dict(state)
+
+    assert list_epoch(again) == expected
+
+
+def test_each_batch_is_kept_and_written_to_alone(real_device):
+    loader = make_loader(real_device, super_batch=3)
+    expected = list_epoch(make_loader("cpu"))
+
+    kept = []
+    for batch in loader:
+        kept.append((batch, list_parts(batch)))
+        for store in batch.stores:
+            for value in store.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+
+    assert [parts for _, parts in kept] == expected
+
+
+def test_edges_of_each_batch_are_known_to_be_sorted(real_device):
+    for batch in list(make_loader(real_device, "uniform", super_batch=4)):
+        for store in batch.edge_stores:
+            assert find_batch(store.edge_index).shape == store.edge_index.shape
+
+
+def test_rows_are_those_of_the_graph(real_device):
+    data = make_hetero()
+
+    for batch in NeighborLoader(data, [3, 2], "paper", batch_size=16, super_batch=2, device=real_device):
+        check_rows(data, batch)
+
+
+def test_bad_positions_come_at_their_group():
+    loader = make_loader("cpu", super_batch=2, shuffle=False, sampler=[0, 1, 2, 3, 77], batch_size=1)
+    batches = iter(loader)
+
+    for _ in range(4):
+        next(batches)
+    with pytest.raises(IdError, match=r"positions of input nodes, in \[0, 40\), got 77"):
+        next(batches)
