@@ -22,7 +22,7 @@ from pyg_direct.features.updated import UpdatedRows
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.gather import Directory, gather_rows
-from pyg_direct.ops.reader import RowReader
+from pyg_direct.ops.reader import RowReader, select_rows
 from pyg_direct.ops.upload import upload
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import free_bytes, resolve_device
@@ -332,19 +332,18 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         """Rows of ids that a sampler made, `[n, ...]`: as `feature[ids]`, with fewer steps on the host.
 
         Args:
-            ids: int64 `[n]`, contiguous and on `device`; the kernel still checks that they lie in the table.
+            ids: int64 `[n]`, contiguous and on `device`; it is still checked that they lie in the table.
         """
         if self._reader is None:
             self._filled()
             hot = self._hot
-            if (
-                hot is None
-                or self._order is not None
-                or self._following is not None
-                or not hot.is_cuda
-                or not ids.is_cuda
-            ):
+            if hot is None or self._order is not None or self._following is not None:
                 return self[ids]
+            if not hot.is_cuda or not ids.is_cuda:
+                is_bare = self.device.type == "cpu" and self._spilled is None and self._block is None
+                is_bare = is_bare and self._served is None
+                rows = select_rows(hot, ids) if is_bare and hot.dtype == self._dtype else None
+                return self[ids] if rows is None else rows
             assert self._errors is not None
             # Without a directory all rows are in one of the two tables.
             table, cold = (hot, self._cold) if self._cold is None or self._directory is not None else (self._cold, None)

@@ -18,7 +18,7 @@ from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
-from pyg_direct.loader.epochs import ALONE, settle_sharing, settle_workers
+from pyg_direct.loader.epochs import ALONE, EpochLoader, settle_sharing, settle_workers
 from pyg_direct.loader.graph import count_nodes
 from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds
 from pyg_direct.loader.order import largest_fanout, note_hops
@@ -314,6 +314,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     def _is_own(self) -> bool:
         return self.transform_sampler_output is None if self._recipe is not None else super()._is_own()
+
+    def _open_group(self, epoch: int) -> Any:
+        return super()._open_group(epoch) if self._recipe is None else EpochLoader._open_group(self, epoch)
 
     def _shared(self) -> Mapping[str, Any]:
         return {} if self._attributes is None else self._attributes.on_host()

@@ -27,7 +27,7 @@ _UNIT = {1: torch.uint8, 2: torch.int16}
 _SHORTEST_ROW = {kernels.ALIGNED: 16, kernels.WORDS: 16, kernels.BYTES: 8}
 _SHORTEST_WIDE_ROW = 12
 # On a CPU torch copies this much faster than Numba's threads are woken; of more it would wake its own.
-_FEW_BYTES = 1 << 16
+FEW_BYTES = 1 << 16
 
 
 Gather = Callable[[Tensor, Tensor], None]
@@ -130,7 +130,7 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
                 STORED[hot.dtype], exponents, rows_in_units(out, torch.uint32))  # fmt: skip
     else:
         unit = widest_unit(hot, cold, out, (torch.int64, torch.int32, torch.int16, torch.uint8))
-        if is_single and out.numel() * out.element_size() <= _FEW_BYTES:
+        if is_single and out.numel() * out.element_size() <= FEW_BYTES:
             torch.index_select(rows_in_units(hot, unit), 0, ids, out=rows_in_units(out, unit))
             return out
         run_cpu(kernels.gather_rows_cpu, *(rows_in_units(t, unit) for t in (hot, cold)), *directory, ids,

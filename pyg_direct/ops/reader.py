@@ -5,7 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_direct.ops.gather import Directory, check_widening, choose_gather
+from pyg_direct.ops.gather import FEW_BYTES, Directory, check_widening, choose_gather
+
+
+def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
+    """Few rows `[n, ...]` of a contiguous table, both on the CPU, in one step of torch's.
+
+    None where `gather_rows` must read them: they are many, an id names none, or torch does not know the dtype.
+    """
+    if ids.numel() * table.stride(0) * table.element_size() > FEW_BYTES:
+        return None
+    try:
+        return table.index_select(0, ids)
+    except (IndexError, RuntimeError):
+        return None
 
 
 class RowReader:

@@ -309,3 +309,19 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch):
     with pytest.raises(DeviceError, match="device='cuda' asks for a GPU"):
         Feature(device="cuda")
     assert Feature(rank=0).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("count", [0, 5, 5000])
+def test_ids_of_a_sampler_give_the_same_rows(real_device, count):
+    feature = Feature(device=real_device).from_cpu_tensor(torch.randn(300, 9))
+    ids = torch.randint(300, (count,), device=real_device)
+
+    assert torch.equal(feature.read(ids), feature[ids])
+
+
+@pytest.mark.parametrize("count", [2, 5000])
+def test_a_bad_id_of_a_sampler_is_named_on_the_cpu(count):
+    feature = Feature(device="cpu").from_cpu_tensor(torch.randn(300, 9))
+
+    with pytest.raises(IdError, match=r"node_idx must lie in \[0, 300\), got 300"):
+        feature.read(torch.arange(301 - count, 301).clamp(min=0))

@@ -4,11 +4,9 @@ import pytest
 import torch
 
 from pyg_direct.kernels.state import NO_POSITION
-from pyg_direct.ops.gather import Directory
-from pyg_direct.ops.reader import RowReader
+from pyg_direct.ops.gather import FEW_BYTES, Directory
+from pyg_direct.ops.reader import RowReader, select_rows
 from tests.poison import poisoned_memory
-
-pytestmark = pytest.mark.gpu
 
 TABLES = {
     "float32, 512 B": lambda n: torch.randn(n, 128),
@@ -33,6 +31,7 @@ def errors():
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.gpu
 def test_rows_are_those_of_the_ids(name, count, errors):
     table = TABLES[name](300).cuda()
     ids = torch.randint(300, (count,), device="cuda")
@@ -49,6 +48,7 @@ def test_rows_are_those_of_the_ids(name, count, errors):
 
 @pytest.mark.parametrize("max_blocks", [None, 2])
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.gpu
 def test_hot_rows_and_cold_rows_come_in_one_read(name, max_blocks, errors):
     table = TABLES[name](300).cuda()
     hot_ids, ids = torch.randperm(300, device="cuda")[:70].sort().values, torch.randint(300, (1000,), device="cuda")
@@ -59,6 +59,7 @@ def test_hot_rows_and_cold_rows_come_in_one_read(name, max_blocks, errors):
     assert torch.equal(got, table[ids])
 
 
+@pytest.mark.gpu
 def test_an_id_outside_is_noted_and_reads_zeros(errors):
     table = torch.ones(10, 4, device="cuda")
     reader = RowReader(table, None, None, errors, None)
@@ -68,3 +69,28 @@ def test_an_id_outside_is_noted_and_reads_zeros(errors):
 
     assert errors.item() == 1
     assert rows[:, 0].tolist() == [1.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("count", [0, 1, 40])
+@pytest.mark.parametrize("name", TABLES)
+def test_few_rows_of_the_host_come_in_one_step(name, count):
+    table, ids = TABLES[name](300), torch.randint(300, (count,))
+
+    with poisoned_memory():
+        got = select_rows(table, ids)
+
+    assert got.dtype == table.dtype
+    assert torch.equal(got, table[ids])
+    assert got.is_contiguous()
+
+
+@pytest.mark.parametrize("bad", [-1, 300])
+def test_rows_that_are_none_are_left_to_others(bad):
+    assert select_rows(torch.arange(300), torch.tensor([3, bad])) is None
+
+
+def test_many_rows_are_left_to_others():
+    table = torch.zeros(10, 16)
+
+    assert select_rows(table, torch.zeros(FEW_BYTES // 64, dtype=torch.int64)) is not None
+    assert select_rows(table, torch.zeros(FEW_BYTES // 64 + 1, dtype=torch.int64)) is None
