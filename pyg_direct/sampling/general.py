@@ -230,7 +230,7 @@ class GeneralPlan:
         num_edges = np.array([e.counts for e in edges], np.int64).reshape(len(edges), num_batches * num_relations)
         by_type, by_relation = node_counts.sum(0), num_edges.sum(0)
         num_nodes, new = int(by_type.sum()), hops[0].rows.new_empty
-        # The pair of a relation without edges has a place of its own too, by which it is known.
+        # The sources and then the targets of a relation; a pair without edges has a place too, by which it is known.
         pair_sizes = 2 * np.maximum(by_relation, 1)
         outputs = (new(num_nodes * (2 if self.disjoint else 1)), new(int(pair_sizes.sum())),
                    new(int(by_relation.sum())))  # fmt: skip
@@ -247,17 +247,18 @@ class GeneralPlan:
         nodes, ends, edge_ids = outputs
         sizes, edge_sizes = by_type.tolist(), by_relation.tolist()
         parts = _split(nodes, sizes * 2 if self.disjoint else sizes)
-        pair_parts, id_parts = _split(ends, pair_sizes.tolist()), _split(edge_ids, edge_sizes)
+        id_parts = _split(edge_ids, edge_sizes)
+        pairs_of = [part.view(2, -1) if size else part[:0].view(2, 0)
+                    for part, size in zip(_split(ends, pair_sizes.tolist()), edge_sizes, strict=True)]  # fmt: skip
         sampled_nodes, sampled_edges = node_counts.T.tolist(), num_edges.T.tolist()
         samples = []
         for number in range(num_batches):
             own_types = slice(number * num_types, (number + 1) * num_types)
             own_relations = slice(number * num_relations, (number + 1) * num_relations)
-            ends_of = zip(pair_parts[own_relations], edge_sizes[own_relations], strict=True)
             trees = parts[len(sizes) :][own_types]
             samples.append(GeneralSample(
                 node=dict(zip(topo.node_types, parts[own_types], strict=True)),
-                edge_index=dict(zip(topo.edge_types, (_as_pair(*pair) for pair in ends_of), strict=True)),
+                edge_index=dict(zip(topo.edge_types, pairs_of[own_relations], strict=True)),
                 edge=dict(zip(topo.edge_types, id_parts[own_relations], strict=True)),
                 batch=dict(zip(topo.node_types, trees, strict=True)) if self.disjoint else None,
                 num_sampled_nodes=dict(zip(topo.node_types, sampled_nodes[own_types], strict=True)),
@@ -308,11 +309,6 @@ def _find_times(start: Seeds, trees: Tensor, of_batches: Tensor) -> Tensor:
 def _split(array: Tensor, sizes: list[int]) -> Sequence[Tensor]:
     """Parts of an array that stand one after the other; torch counts writes to each on its own."""
     return torch.unsafe_split_with_sizes(array, sizes) if sizes else ()
-
-
-def _as_pair(ends: Tensor, num_edges: int) -> Tensor:
-    """`[2, E']` of sources and then targets; without edges there is room for one."""
-    return ends.view(2, -1) if num_edges > 0 else ends[:0].view(2, 0)
 
 
 def split_by(names: tuple, array: Tensor, sizes: list[int], dim: int = 0) -> dict:  # type: ignore[type-arg]

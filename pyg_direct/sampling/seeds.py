@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -73,7 +74,7 @@ def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
     own: list[tuple[Tensor, int, int]] = []
     begins = iter(bases.tolist())
     for ids_of in given:
-        first_tree = dict(zip(ids_of, np.cumsum([0, *(ids.numel() for ids in ids_of.values())]).tolist(), strict=False))
+        first_tree = dict(zip(ids_of, accumulate((ids.numel() for ids in ids_of.values()), initial=0), strict=False))
         own += [(ids_of[kind].long(), base, first_tree[kind])
                 for kind, base in zip(topo.node_types, begins, strict=False) if kind in ids_of]  # fmt: skip
     # Where all seeds are on the host they travel together.
