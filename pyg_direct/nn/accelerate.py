@@ -33,6 +33,8 @@ _PROPAGATES: dict[type, Callable[..., Any]] = {
     **dict.fromkeys(MESSAGES, propagate),
     conv.HGTConv: transformer.propagate,
 }
+# Methods that PyG's `forward` calls on the way.
+_PARTS: dict[type, Callable[..., Any]] = {conv.HGTConv: transformer._construct_src_node_feat}
 KINDS = tuple(dict.fromkeys([*_PROPAGATES, *_FORWARDS]))
 
 
@@ -94,6 +96,9 @@ def accelerate_one(module: torch.nn.Module) -> bool:
         return False
     if kind in _PROPAGATES:
         module.__dict__["propagate"] = MethodType(_PROPAGATES[kind], module)
+    part = _PARTS.get(kind)
+    if part is not None and getattr(type(module), part.__name__) is getattr(kind, part.__name__):
+        module.__dict__[part.__name__] = MethodType(part, module)
     if kind in _FORWARDS and type(module).forward is kind.__dict__["forward"]:
         module.__dict__["forward"] = MethodType(_FORWARDS[kind], module)
         # TorchScript compiles the `forward` of the instance.
@@ -118,7 +123,8 @@ def _is_untouched(module: Any, kind: type) -> bool:
 
 
 def _strip(module: torch.nn.Module) -> None:
-    for name, own in (("propagate", tuple(_PROPAGATES.values())), ("forward", tuple(_FORWARDS.values()))):
+    parts = [(part.__name__, (part,)) for part in _PARTS.values()]
+    for name, own in (("propagate", tuple(_PROPAGATES.values())), ("forward", tuple(_FORWARDS.values())), *parts):
         if getattr(module.__dict__.get(name), "__func__", None) in own:
             del module.__dict__[name]
             module.__dict__.pop("__prepare_scriptable__", None)

@@ -43,6 +43,27 @@ def _count_most(self: Any, x_dict: Any, edge_index_dict: Any) -> int | None:
     return most
 
 
+def _construct_src_node_feat(self: Any, k_dict: Any, v_dict: Any, edge_index_dict: Any) -> Any:
+    """What replaces the method of an accelerated HGTConv: keys and values of the sources of each relation times its
+    matrices, by one product a relation. PyG multiplies slices that it finds by a list of types, which it makes on the
+    CPU, with a number for each row and head.
+    """
+    numbers = [self.edge_types_map[kind] for kind in edge_index_dict]
+    # Of relations in another order PyG takes other matrices.
+    if self.__dict__.get(_TOLD) is None or not numbers or numbers != sorted(numbers) or self.k_rel.bias is not None:
+        return type(self)._construct_src_node_feat(self, k_dict, v_dict, edge_index_dict)
+    heads, width = self.heads, self.out_channels // self.heads
+    # Apart for relations, so that their gradients are put together once.
+    weights = torch.cat([part.weight.view(heads, -1, width, width) for part in (self.k_rel, self.v_rel)]).unbind(1)
+    offsets, made, begin = {}, [], 0
+    for kind, number in zip(edge_index_dict, numbers, strict=True):
+        rows = torch.cat([k_dict[kind[0]], v_dict[kind[0]]], dim=1)
+        made.append(torch.bmm(rows.transpose(0, 1), weights[number]))
+        offsets[kind], begin = begin, begin + rows.shape[0]
+    k, v = torch.cat(made, dim=1).transpose(0, 1).split(heads, dim=1)
+    return k, v, offsets
+
+
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
     """What replaces `propagate` of an accelerated HGTConv."""
     (k, q, v), most = (kwargs[name] for name in "kqv"), self.__dict__.get(_TOLD)

@@ -1,8 +1,10 @@
 """RGCNConv over sorted edges: PyG's results and gradients, in one sum over all relations."""
 
+import copy
+
 import pytest
 import torch
-from torch_geometric.nn import FastRGCNConv, GATConv, HeteroConv, HGTConv, RGCNConv, SAGEConv, to_hetero
+from torch_geometric.nn import FastRGCNConv, GATConv, HeteroConv, HeteroLinear, HGTConv, RGCNConv, SAGEConv, to_hetero
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.nn import attention, propagate, relational, transformer
@@ -226,3 +228,27 @@ def test_attention_over_relations_equals_pyg(device, fanouts, monkeypatch):
     # Atomics of PyG's own kernels differ from run to run.
     assert_near(again, expected)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(("change", "own"), [
+    (lambda edges: edges, True), (lambda edges: dict(list(edges.items())[1:3]), True),
+    # PyG then takes the matrices of other relations, and so do we.
+    (lambda edges: dict(reversed(edges.items())), False),
+    (lambda edges: {kind: pair.clone() for kind, pair in edges.items()}, False),
+], ids=["all", "some", "in another order", "unknown"])  # fmt: skip
+def test_attention_multiplies_the_sources_of_a_relation_at_once(change, own, monkeypatch):
+    batch, types = make_batch_with_types(torch.device("cpu"))
+    edges = change({kind: batch.edge_index_dict[kind] for kind in types})
+    conv = HGTConv(16, 16, batch.metadata(), heads=2)
+    expected, calls, plain = conv(batch.x_dict, edges), [], HeteroLinear.forward
+    monkeypatch.setattr(HeteroLinear, "forward", lambda *args: calls.append(1) or plain(*args))
+
+    accelerated = accelerate(conv)
+    got, copied = conv(batch.x_dict, edges), copy.deepcopy(conv)
+
+    assert len(calls) == (0 if own else 2)
+    for kind in expected:
+        torch.testing.assert_close(got[kind], expected[kind], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(copied(batch.x_dict, edges)[kind], expected[kind], rtol=1e-4, atol=1e-5)
+    accelerated.undo()
+    assert "_construct_src_node_feat" not in conv.__dict__
