@@ -3,7 +3,8 @@
 A table that a GPU reads goes to the node that the GPU hangs on, if it has room, as reads of another one also cross the
 link between the processors; else, and for tables that CPU cores read, its pages take turns on all nodes, so that none
 of them serves all reads. Policies are asked for before pages are touched. Where the system does not let a process ask,
-as in some containers, or has one node, pages go where the system puts them.
+as in some containers, or has one node, or where the process was given a policy, as `numactl` does, pages go where the
+system puts them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from torch import Tensor
 _DONTNEED = 4
 _NODES, _STATUS = Path("/sys/devices/system/node"), Path("/proc/self/status")
 _DEVICES = Path("/sys/bus/pci/devices")
-# Numbers of (mbind, set_mempolicy): the C library does not have them, libnuma has.
-_CALLS = {"x86_64": (237, 238), "aarch64": (235, 237)}
+# Numbers of (mbind, set_mempolicy, get_mempolicy): the C library does not have them, libnuma has.
+_CALLS = {"x86_64": (237, 238, 239), "aarch64": (235, 237, 236)}
 _PREFERRED, _INTERLEAVE = 1, 3
 _MOST_NODES = 1024
 
@@ -65,7 +66,7 @@ def choose_nodes(num_bytes: int, index: int | None) -> tuple[int, ...]:
         index: The GPU that reads it; None for the CPU.
     """
     nodes = list_nodes()
-    if len(nodes) < 2:
+    if len(nodes) < 2 or not _is_free_to_choose():
         return ()
     near = None if index is None else _node_of_gpu(index)
     return (near,) if near in nodes and num_bytes <= _free_bytes(near) else nodes
@@ -105,8 +106,15 @@ def allocating_on(nodes: Sequence[int]) -> Iterator[None]:
     try:
         yield
     finally:
-        # What the thread had before cannot be told apart from none.
+        # Nodes are chosen for threads that had no policy.
         _ask(1, nodes=())
+
+
+def _is_free_to_choose() -> bool:
+    """Whether this thread has no policy of its own yet, and may look."""
+    calls, policy = _CALLS.get(platform.machine()) if sys.platform == "linux" else None, ctypes.c_int()
+    none = (None, ctypes.c_ulong(0), None, ctypes.c_ulong(0))
+    return calls is not None and _libc().syscall(calls[2], ctypes.byref(policy), *none) == 0 and policy.value == 0
 
 
 def _ask(number: int, *first: Any, nodes: Sequence[int], last: tuple[int, ...] = ()) -> bool:

@@ -30,6 +30,7 @@ def host(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "_STATUS", tmp_path / "status")
     facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+    monkeypatch.setattr(pages, "_is_free_to_choose", lambda: True)
     return tmp_path
 
 
@@ -55,10 +56,23 @@ def test_where_there_is_one_node_nothing_is_chosen(host, name, text):
     assert pages.choose_nodes(1, 0) == ()
 
 
+def test_a_policy_of_the_process_stands(host, monkeypatch):
+    monkeypatch.setattr(pages, "_is_free_to_choose", lambda: False)
+
+    assert pages.choose_nodes(1, 0) == ()
+
+
+def test_a_thread_with_a_policy_is_not_free_to_choose():
+    # Some containers forbid to look.
+    with pages.allocating_on(pages.list_nodes()):
+        assert pages._is_free_to_choose() == (policy_of() == (0, []))
+    assert pages._is_free_to_choose() == (policy_of() == (0, []))
+
+
 def policy_of(address=None):
     """(policy, nodes) of the page at an address, or of this thread."""
     mode, mask = ctypes.c_int(), (ctypes.c_ulong * 16)()
-    number = {"x86_64": 239, "aarch64": 236}[pages.platform.machine()]
+    number = pages._CALLS[pages.platform.machine()][2]
     where = (ctypes.c_void_p(address), 2) if address else (None, 0)
     if pages._libc().syscall(number, ctypes.byref(mode), mask, ctypes.c_ulong(1024), *where):
         return None
