@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import random
 import socket
 import tempfile
 from collections.abc import Callable
@@ -26,10 +28,12 @@ def start_method() -> str:
 
 
 def free_port() -> int:
-    """A port of the loopback that nothing listens at."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port of the loopback that nothing listens at, below those that systems give out: nothing gets it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 30_000)
+        with contextlib.suppress(OSError), socket.socket() as found:
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 def run_ranks(fn: Callable[..., Any], count: int, *args: Any) -> list[Any]:

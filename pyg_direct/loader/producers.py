@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import parent_process
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import torch
@@ -95,6 +96,8 @@ class Producers(ReportedLoader):
 
     def _start(self) -> None:
         context = mp.get_context("spawn")
+        # They put their sockets there too, and are ended without a chance to remove a folder of their own.
+        get_temp_dir()
         for device in self.devices:
             orders, channel = context.SimpleQueue(), context.Queue(self.ahead)
             process = context.Process(target=_produce, args=(self.loader, device, self._threads, orders, channel),

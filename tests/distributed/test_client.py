@@ -75,7 +75,10 @@ def test_a_slow_client_asks_for_no_more_than_it_has_room_for(folder):
 
     batches = iter(loader)
     next(batches)
-    time.sleep(0.5)
+    until = time.monotonic() + 60
+    while servers.num_asked < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.3)
 
     # The one that is used, and two ahead.
     assert servers.num_asked == 3

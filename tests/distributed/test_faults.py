@@ -92,7 +92,7 @@ def run_job(rank, folder, ports, signals):
 
 
 def wait_for(path):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < until, f"{path.name} does not come"
         time.sleep(0.02)

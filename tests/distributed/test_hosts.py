@@ -47,7 +47,7 @@ def load(rank, names, folder, signals):
 
 
 def wait_for(path, context):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < until, f"{path.name} does not come"
         # Raises what a process failed at.

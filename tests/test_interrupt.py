@@ -1,0 +1,84 @@
+"""Ctrl-C at a training run of several processes leaves no process, no file and no shared memory."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.ranks import make_data, write_data
+
+# Rank 0 has batches made by a process of its own too. Who starts in the background is not interrupted by default.
+PROGRAM = """
+import os, signal, sys
+import torch.distributed as dist, torch.multiprocessing as mp
+from pyg_direct import NeighborLoader, Producers
+from pyg_direct.distributed import DistGraph, DistNeighborLoader
+from tests.batches import make_data
+from tests.processes import start_method
+
+def train(rank, folder):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    producers = Producers(NeighborLoader(make_data(), [3, 2], batch_size=16, device="cpu"), device="cpu")
+    graph = DistGraph(f"{folder}/parts", device="cpu")
+    while True:
+        for number, batch in enumerate(DistNeighborLoader(graph, [3, 2], batch_size=16, prefetch=2, seed=1)):
+            if rank == 0 and number == 0:
+                assert len(list(producers)) == len(producers)
+            if number == 3:
+                open(f"{folder}/{rank}", "w").write(str(os.getpid()))
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    mp.start_processes(train, args=(sys.argv[1],), nprocs=2, start_method=start_method())
+"""
+
+
+def is_there(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(is_so, seconds, what):
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until, what
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_nothing_stays(tmp_path):
+    write_data(tmp_path / "parts", make_data(), 2)
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(tmp_path / "temporary"),
+                   "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}  # fmt: skip
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen([sys.executable, tmp_path / "program.py", tmp_path], env=environment,
+                                   start_new_session=True, stdout=said, stderr=said)  # fmt: skip
+    try:
+        ranks = [tmp_path / str(rank) for rank in range(2)]
+        wait_until(lambda: process.poll() is not None or all(map(Path.exists, ranks)), 120, "no batch comes")
+        assert process.poll() is None, (tmp_path / "said").read_text()
+
+        # As a terminal does: to all of them.
+        os.killpg(process.pid, signal.SIGINT)
+
+        process.wait(60)
+        wait_until(lambda: not is_there(process.pid), 60, "a process stays")
+        assert process.returncode != 0
+        assert "KeyboardInterrupt" in (tmp_path / "said").read_text()
+        # Torch keeps what it compiled.
+        stays = [path.name for path in (tmp_path / "temporary").iterdir()]
+        assert [name for name in stays if not name.startswith("torchinductor")] == []
+        assert not [name for name in os.listdir("/dev/shm") for rank in ranks if f"_{rank.read_text()}_" in name]
+    finally:
+        if is_there(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
