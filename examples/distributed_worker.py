@@ -15,6 +15,7 @@ shared folder), and start one process a part, for example on two hosts with one 
 """
 
 import argparse
+import gc
 import os
 import tempfile
 import time
@@ -108,6 +109,8 @@ def run(rank: int, count: int, args: argparse.Namespace, folder: Path, address: 
         if rank == 0:
             print(f"part 0 holds {graph.part.num_bytes / 2**20:.1f} MiB of the graph")
             print("GraphSAGE: train {train:.2%}, valid {valid:.2%}, test {test:.2%}".format(**scores))
+    # Models of DDP refer to themselves: one that goes after its group may wait for ever for gloo's thread.
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -7,6 +7,7 @@ there is one process; without any, `--processes 2` trains on the CPU. Data as in
 """
 
 import argparse
+import gc
 import os
 import tempfile
 import time
@@ -59,7 +60,8 @@ def run(rank: int, count: int, dataset, sampler, feature, args: argparse.Namespa
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if on_gpu else "gloo", init_method=address, rank=rank, world_size=count)
     train(rank, count, dataset, sampler, feature, args)
-    # When the model is gone: the one that goes after its group may wait forever for gloo's thread, which waits for it.
+    # Models of DDP refer to themselves: one that goes after its group may wait for ever for gloo's thread.
+    gc.collect()
     dist.destroy_process_group()
 
 

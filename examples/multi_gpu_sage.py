@@ -8,6 +8,7 @@ none, there is one process; `--processes 2 --device cpu` trains with two on the 
 """
 
 import argparse
+import gc
 import os
 import tempfile
 import time
@@ -83,6 +84,8 @@ def run(rank: int, count: int, dataset: NodeDataset | None, args: argparse.Names
     if rank == 0:
         print(f"{describe(dataset, torch.device(args.device))} with {count} processes")
     train(rank, count, dataset, args)
+    # Models of DDP refer to themselves: one that goes after its group may wait for ever for gloo's thread.
+    gc.collect()
     # Not where an error ends a process: the launcher then ends the others.
     dist.destroy_process_group()
 
