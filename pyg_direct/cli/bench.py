@@ -83,8 +83,9 @@ def bench(
 ) -> None:  # fmt: skip
     """Measure sampling, rows and the loader on this machine, beside PyG's where its sampler is installed.
 
-    Rows go to pyg_direct_bench_<cpu or GPU>.json, and a picture beside it (extra `bench`). They tell the model of the
-    GPU, the number of cores and versions, but no names of hosts or users.
+    Rows go to pyg_direct_bench_<cpu or GPU>.json, and a picture beside it (extra `bench`).
+
+    They tell the model of the GPU, the number of cores and versions, but no names of hosts or users.
 
     Exit codes: 0 measured, 1 a part could not be measured, 2 bad usage.
     """

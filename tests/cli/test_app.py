@@ -35,6 +35,9 @@ def test_every_command_tells_its_exit_codes_and_options(name):
     assert re.search(r"Exit codes?: ", done.output)
     for parameter in typer.main.get_command(app).commands[name].params:
         assert getattr(parameter, "help", None), parameter.name
+    # Lines of the source would be lines at any width of the terminal.
+    paragraphs = typer.main.get_command(app).commands[name].help.split("\n\n")
+    assert [text for text in paragraphs if "\n" in text.strip()] == []
 
 
 @pytest.mark.parametrize("arguments", [("no-such-command",), ("doctor", "--no-such-option"), ("run",), ("partition",)])
