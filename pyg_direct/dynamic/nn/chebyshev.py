@@ -15,11 +15,12 @@ from pyg_direct.dynamic.nn.convolve import expand_chebyshev
 from pyg_direct.dynamic.operator import Chebyshev
 
 
-def _operator(normalization: str | None, lambda_max: Tensor | float | None) -> Chebyshev:
+def make_chebyshev(normalization: str | None, lambda_max: Tensor | float | None) -> Chebyshev:
+    """The operator of these arguments of ChebConv."""
     return Chebyshev(normalization, None if lambda_max is None else float(lambda_max))
 
 
-def _combine(convs: list[Any], terms: list[Tensor]) -> list[Tensor]:
+def combine(convs: list[Any], terms: list[Tensor]) -> list[Tensor]:
     """What Chebyshev convolutions make of terms that they share: one product for all of them."""
     weight = torch.cat([torch.cat([lin.weight for lin in conv.lins], 1) for conv in convs])
     bias = None if convs[0].bias is None else torch.cat([conv.bias for conv in convs])
@@ -73,9 +74,9 @@ class GCLSTM(_Cell):
                 lambda_max: Tensor | float | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
         """State and cell state, `[N, out_channels]` each, of features `[N, in_channels]` and the ones before."""
         H, C = self._begin(X, H), self._begin(X, C)  # noqa: N806
-        terms = expand_chebyshev(H, edge_index, edge_weight, _operator(self.normalization, lambda_max), self.K)
+        terms = expand_chebyshev(H, edge_index, edge_weight, make_chebyshev(self.normalization, lambda_max), self.K)
         gates = "ifco"
-        from_state = _combine([getattr(self, f"conv_{gate}") for gate in gates], terms)
+        from_state = combine([getattr(self, f"conv_{gate}") for gate in gates], terms)
         weight = torch.cat([getattr(self, f"W_{gate}") for gate in gates], 1)
         bias = torch.cat([getattr(self, f"b_{gate}") for gate in gates], 1)
         inputs = torch.addmm(bias, X, weight).chunk(4, 1)
@@ -104,13 +105,13 @@ class GConvGRU(_Cell):
                 H: Tensor | None = None, lambda_max: Tensor | float | None = None) -> Tensor:  # noqa: N803 # fmt: skip
         """The next state, `[N, out_channels]`, of features `[N, in_channels]` and the state, zeros by default."""
         H = self._begin(X, H)  # noqa: N806
-        operator = _operator(self.normalization, lambda_max)
+        operator = make_chebyshev(self.normalization, lambda_max)
 
         def expand(rows: Tensor) -> list[Tensor]:
             return expand_chebyshev(rows, edge_index, edge_weight, operator, self.K)
 
-        x_z, x_r, x_h = _combine([self.conv_x_z, self.conv_x_r, self.conv_x_h], expand(X))
-        h_z, h_r = _combine([self.conv_h_z, self.conv_h_r], expand(H))
+        x_z, x_r, x_h = combine([self.conv_x_z, self.conv_x_r, self.conv_x_h], expand(X))
+        h_z, h_r = combine([self.conv_h_z, self.conv_h_r], expand(H))
         update, reset = (x_z + h_z).sigmoid(), (x_r + h_r).sigmoid()
-        proposed = (x_h + _combine([self.conv_h_h], expand(H * reset))[0]).tanh()
+        proposed = (x_h + combine([self.conv_h_h], expand(H * reset))[0]).tanh()
         return torch.lerp(proposed, H, update)

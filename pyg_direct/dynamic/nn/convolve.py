@@ -55,10 +55,11 @@ def convolve(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: G
     found = locate(x, edge_index, edge_weight)
     if found is None:
         return convolve_plain(x, edge_index, edge_weight, operator)
-    return _convolve_located(found, x, operator)
+    return convolve_located(found, x, operator)
 
 
-def _convolve_located(found: Located, x: Tensor, operator: Operator) -> Tensor:
+def convolve_located(found: Located, x: Tensor, operator: Operator) -> Tensor:
+    """The same of a snapshot that was found."""
     if found.holds(x):
         kept = found.plan.aggregate_features(operator, found.time, found.weighted)
         return kept.view(x.shape)
@@ -101,7 +102,7 @@ def expand_chebyshev(x: Tensor, edge_index: Any, edge_weight: Tensor | None, ope
         return _recur(x, order, lambda rows: convolve(rows, edge_index, edge_weight, operator))
 
     def make() -> list[Tensor]:
-        return _recur(x, order, lambda rows: _convolve_located(found, rows, operator))
+        return _recur(x, order, lambda rows: convolve_located(found, rows, operator))
 
     return found.plan.keep((operator, found.weighted, order), found.time, make)
 
