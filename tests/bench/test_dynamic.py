@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_direct.bench import dynamic
+from pyg_direct.bench import dynamic, dynamic_losses
+from pyg_direct.datasets.dynamic import synthetic_dtdg
 from pyg_direct.dynamic import nn
 
 
@@ -91,3 +92,15 @@ def test_ratios_are_of_equal_turns():
     assert rows["preparation over an epoch of PyGT-A"].p50 == pytest.approx(3 / 9)
     assert rows["no more time in all than PyGT-A after"].p50 == 1
     assert rows["moved to the GPU an epoch"].p50 == 2
+
+
+def test_losses_are_told_beside_double_precision(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_geometric_temporal.nn", SimpleNamespace(recurrent=nn))
+    monkeypatch.setitem(sys.modules, "torch_geometric_temporal", SimpleNamespace())
+    signal = {"tiny": synthetic_dtdg(20, 60, 4, 0.2)}
+
+    rows = {row.metric: row for row in dynamic_losses.measure_losses(signal, ["T-GCN"], 2, 3, 3, "cpu", ["script"])}
+
+    assert rows["ours, loss apart from PyGT's"].p80 < 1e-4
+    assert 0 < rows["PyGT, loss apart from PyGT's in double precision"].p80 < 1e-4
+    assert 0 < rows["ours, loss apart from PyGT's in double precision"].p80 < 1e-4

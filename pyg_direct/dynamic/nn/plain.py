@@ -15,11 +15,14 @@ from torch_geometric.nn import aggr, conv
 
 from pyg_direct.dynamic.nn.chebyshev import combine, make_chebyshev
 from pyg_direct.dynamic.nn.convolve import Located, convolve_located, expand_chebyshev, locate
-from pyg_direct.dynamic.operator import GCN, Mean, Sum
+from pyg_direct.dynamic.operator import GCN, Mean, Operator, Sum
 
 _HOOKS = ("_propagate_forward_pre_hooks", "_propagate_forward_hooks", "_message_forward_pre_hooks",
           "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
           "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks")  # fmt: skip
+
+
+_OPERATORS: dict[type, Operator] = {aggr.SumAggregation: Sum(), aggr.MeanAggregation: Mean()}
 
 
 def accelerate(model: torch.nn.Module) -> list[str]:
@@ -73,13 +76,13 @@ def propagate(self: Any, edge_index: Any, size: Any = None, **inputs: Any) -> Te
     """Sums and means of neighbors."""
     pair, weight = inputs.get("x"), inputs.get("edge_weight")
     x = pair[0] if isinstance(pair, tuple) and pair[0] is pair[1] else None
-    operator = {aggr.SumAggregation: Sum, aggr.MeanAggregation: Mean}.get(type(self.aggr_module))
+    operator = _OPERATORS.get(type(self.aggr_module))
     found = None if operator is None or size is not None else _locate(self, x, edge_index, weight)
     if found is None or operator is None:
         out: Tensor = type(self).propagate(self, edge_index, size=size, **inputs)
         return out
     assert isinstance(x, Tensor), "found so"
-    return convolve_located(found, x, operator())
+    return convolve_located(found, x, operator)
 
 
 class _GCN:
