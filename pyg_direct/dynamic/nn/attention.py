@@ -42,7 +42,7 @@ class A3TGCN(torch.nn.Module):
             return torch.einsum("p,pnc->nc", shares, torch.stack(each))
         aggregated = convolve(X, edge_index, edge_weight, cell.operator)[:, :, : self.periods]
         if H is None:
-            H = torch.zeros(X.shape[0], self.out_channels, device=X.device)  # noqa: N806
+            H = torch.zeros(X.shape[0], self.out_channels, dtype=X.dtype, device=X.device)  # noqa: N806
         # Every period starts from the same state: they are so many more nodes.
         inputs = cell.project(aggregated.transpose(1, 2)).transpose(0, 1).flatten(0, 1)
         states = cell.step(inputs, H.repeat(self.periods, 1)).view(self.periods, *H.shape)

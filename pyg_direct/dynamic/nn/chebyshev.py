@@ -46,7 +46,9 @@ class _Cell(torch.nn.Module):
 
     def _begin(self, x: Tensor, state: Tensor | None) -> Tensor:
         """The state, zeros by default."""
-        return torch.zeros(x.shape[0], self.out_channels, device=x.device) if state is None else state
+        if state is not None:
+            return state
+        return torch.zeros(x.shape[0], self.out_channels, dtype=x.dtype, device=x.device)
 
 
 class GCLSTM(_Cell):

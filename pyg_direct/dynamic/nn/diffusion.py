@@ -90,7 +90,7 @@ class DCRNN(torch.nn.Module):
                 H: Tensor | None = None) -> Tensor:  # noqa: N803 # fmt: skip
         """The next state, `[N, out_channels]`, of features `[N, in_channels]` and the state, zeros by default."""
         if H is None:
-            H = torch.zeros(X.shape[0], self.out_channels, device=X.device)  # noqa: N806
+            H = torch.zeros(X.shape[0], self.out_channels, dtype=X.dtype, device=X.device)  # noqa: N806
         found = locate(X, edge_index, edge_weight)
         steps: list[_Step]
         if found is None:

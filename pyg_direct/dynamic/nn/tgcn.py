@@ -45,7 +45,7 @@ class TGCN(torch.nn.Module):
                 H: Tensor | None = None) -> Tensor:  # noqa: N803 # fmt: skip
         """The next state, `[N, out_channels]`, of features `[N, in_channels]` and the state, zeros by default."""
         if H is None:
-            H = torch.zeros(X.shape[0], self.out_channels, device=X.device)  # noqa: N806
+            H = torch.zeros(X.shape[0], self.out_channels, dtype=X.dtype, device=X.device)  # noqa: N806
         if self.cached:
             # Then PyG keeps the matrix of the first graph for all that follow.
             inputs = torch.cat([conv(X, edge_index, edge_weight) for conv in self._convs()], 1)

@@ -70,10 +70,10 @@ def make_pair(name):
     return layer, reference, kind
 
 
-def run_layer(layer, kind, signal, name):
+def run_layer(layer, kind, signal, name, state=()):
     """Outputs of all snapshots; the state is carried on."""
     options = {"lambda_max": 2.5} if name in ("GCLSTM rw", "GConvGRU without norm") else {}
-    outputs, state = [], ()
+    outputs = []
     for snapshot in signal:
         out = layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr, *state, **options)
         if kind == "state":
@@ -108,6 +108,25 @@ def test_values_and_gradients_are_equal(name, weighted, streamed):
         if mine.grad is not None:
             scale = max(1.0, float(theirs.grad.abs().max()))
             torch.testing.assert_close(mine.grad / scale, theirs.grad / scale, rtol=1e-4, atol=1e-5)
+
+
+# PyGT's DCRNN knows fp32 only.
+@pytest.mark.parametrize("name", [name for name in LAYERS if "DCRNN" not in name])
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+def test_values_are_equal_in_double_precision(name, streamed):
+    layer, reference, kind = make_pair(name)
+    signal = make_signal_for(name, True)
+    signal = [s.apply(lambda value: value.double() if value.is_floating_point() else value) for s in signal]
+    given = stream(signal, "cpu", group_size=4) if streamed else signal
+
+    got = run_layer(layer.double(), kind, given, name)
+    # PyGT's layers begin with zeros of fp32, which not all of them can go on with.
+    state = [torch.zeros(NODES, HIDDEN, dtype=torch.float64)] * {"state": 1, "two states": 2}.get(kind, 0)
+    expected = run_layer(reference.double(), kind, signal, name, state)
+
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine.dtype == theirs.dtype == torch.float64
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_many_nodes_are_projected_with_folded_weights(monkeypatch):
