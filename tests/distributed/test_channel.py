@@ -192,6 +192,24 @@ def test_batches_are_those_of_one_machine(folder, data, options, way):
     assert (servers.num_met > 4) == ("breaks" in way)
 
 
+def test_clients_come_and_go(folder, data):
+    # Each asks the same servers from threads of its own.
+    servers = Servers(folder)
+    expected = [as_dict(batch) for batch in NeighborLoader(data, [4, -1, 2], SEEDS, device="cpu", **COMMON)]
+    first, second = (ClientGraph(servers, device="cpu") for _ in range(2))
+    one, other = (iter(DistNeighborLoader(graph, [4, -1, 2], SEEDS, prefetch=2, **COMMON)) for graph in (first, second))
+
+    for number, batch in enumerate(expected):
+        assert_equal(as_dict(next(one)), batch)
+        if number < 3:
+            assert_equal(as_dict(next(other)), batch)
+        elif number == 3:
+            other.close()
+            second.close()
+
+    assert servers.num_called == 2 * 2
+
+
 def test_graphs_with_types(tmp_path):
     data = make_hetero()
     edges = {kind: data[kind].edge_index for kind in data.edge_types}

@@ -5,6 +5,7 @@ import torch
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
+from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.errors import ArgumentError
 from tests.distributed.ranks import as_dict, assert_equal, make_data, open_graph, write_data
@@ -138,6 +139,18 @@ def test_uneven_ranks_never_wait_for_each_other(tmp_path):
     assert [found[:2] for found in ranks] == [[0, 0], [3, 3], [6, 6]]
     assert [found[2] for found in ranks] == [9, 2, 9]
     assert [len(found[3]) for found in ranks] == [1, 0, 0]
+
+
+def test_a_part_holds_no_more_than_its_share(tmp_path):
+    data, sizes = make_data(4000, 40_000), {}
+    for count in (1, 2):
+        write_data(tmp_path / str(count), data, count)
+        parts = [GraphPart(tmp_path / str(count), part, device=torch.device("cpu")) for part in range(count)]
+        for part in parts:
+            part.place()
+        sizes[count] = [part.num_bytes for part in parts]
+
+    assert max(sizes[2]) <= 0.6 * sizes[1][0]
 
 
 def run_errors(rank, folder):

@@ -103,14 +103,16 @@ def test_rows_are_sorted_by_the_times_of_neighbors(tmp_path, edges):
     assert collect_rows(tmp_path / "p", NODES) == list_rows(*edges, NODES, time[edges[0]])
 
 
-def test_graphs_with_types(tmp_path):
+@pytest.mark.parametrize("method", ["hash", "range", "streaming", "metis"])
+def test_graphs_with_types(tmp_path, method):
     rng = np.random.default_rng(0)
     writes = np.stack([rng.integers(0, 20, 90), rng.integers(0, 30, 90)])
     cites = rng.integers(0, 30, (2, 70))
     relations = {("author", "writes", "paper"): writes, ("paper", "cites", "paper"): cites}
     y = torch.arange(30)
 
-    partition_graph(tmp_path / "p", relations, 3, num_nodes={"author": 25}, node_rows={"paper": {"y": y}})
+    options = {"num_nodes": {"author": 25}, "node_rows": {"paper": {"y": y}}, "method": method}
+    partition_graph(tmp_path / "p", relations, 3, **options)
 
     manifest = read_manifest(tmp_path / "p")
     assert [(n["name"], n["num_nodes"]) for n in manifest["nodes"]] == [("author", 25), ("paper", 30)]
@@ -152,13 +154,14 @@ def test_files_of_edges(tmp_path, edges, form):
     assert collect_rows(tmp_path / "p", NODES) == list_rows(*edges, NODES)
 
 
-def test_names_become_numbers(tmp_path):
+@pytest.mark.parametrize("method", ["hash", "range", "streaming", "metis"])
+def test_names_become_numbers(tmp_path, method):
     from pyarrow import parquet, table
 
     users, items = ["ann", "bob", "ann", "eve"], ["tea", "tea", "milk", "rum"]
     parquet.write_table(table({"u": users, "i": items}), tmp_path / "e.parquet")
 
-    partition_graph(tmp_path / "p", {("user", "buys", "item"): tmp_path / "e.parquet"}, 2)
+    partition_graph(tmp_path / "p", {("user", "buys", "item"): tmp_path / "e.parquet"}, 2, method=method)
 
     names = [parquet.read_table(tmp_path / f"p/names-{kind}.parquet")["name"].to_pylist() for kind in (0, 1)]
     rows = collect_rows(tmp_path / "p", 3, 0, 1)
