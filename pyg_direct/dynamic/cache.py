@@ -12,18 +12,26 @@ import torch
 from torch import Tensor
 
 from pyg_direct.dynamic.timeline import Timeline, trace
+from pyg_direct.runtime.device import free_bytes
+
+# Of the free memory of a GPU, what one thing that is kept may take where nobody set a limit.
+_SHARE = 0.5
 
 
 class Budget:
-    """Bytes on the device that caches may take; None is without a limit."""
+    """Bytes on the device that caches may take; None is without a limit but the free memory of a GPU."""
 
-    def __init__(self, limit: int | None = None) -> None:
-        self.limit, self.used = limit, 0
+    def __init__(self, limit: int | None = None, device: torch.device | None = None) -> None:
+        self.limit, self.used, self._device = limit, 0, device
 
     def take(self, num_bytes: int) -> bool:
         """Whether so many bytes more fit; they are taken then."""
         if self.limit is not None and self.used + num_bytes > self.limit:
             return False
+        if self.limit is None and self._device is not None and self._device.type == "cuda":
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            if num_bytes > _SHARE * free_bytes(index):
+                return False
         self.used += num_bytes
         return True
 

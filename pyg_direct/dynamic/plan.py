@@ -67,7 +67,7 @@ class SnapshotPlan:
         least = max((p.x.numel() * p.x.element_size() for p in self.parts if p.x is not None), default=0)
         if memory is not None and memory < least:
             raise MemoryLimitError(f"memory must hold the features of one snapshot, {least} bytes, got {memory}")
-        self.budget = Budget(memory)
+        self.budget = Budget(memory, device)
         self._ordered: dict[Hashable, Snapshot] = {}
         self._factors: dict[Hashable, Factors] = {}
         self._matrices: dict[Hashable, SnapshotMatrices] = {}
@@ -218,11 +218,29 @@ class SnapshotPlan:
         if key not in self._rows:
             group = self._find_group(operator, time, weighted)
             self._begin_following(operator, self._find_block(time)[1], weighted)
-            with trace(self.timeline, "aggregate"):
-                out = self._compute(operator, group.first, group.last, weighted, group.form)
-                for t, rows in zip(range(group.first, group.last), out, strict=True):
-                    self._rows.store((operator, weighted, t), rows)
+            try:
+                with trace(self.timeline, "aggregate"):
+                    out = self._compute(operator, group.first, group.last, weighted, group.form)
+            except torch.OutOfMemoryError:
+                if group.last - group.first == 1:
+                    raise
+                out = None
+            if out is None:
+                self._halve(operator, weighted, group)
+                return self.aggregate_features(operator, time, weighted)
+            for t, rows in zip(range(group.first, group.last), out, strict=True):
+                self._rows.store((operator, weighted, t), rows)
         return self._rows.fetch(key)
+
+    def _halve(self, operator: Operator, weighted: bool, group: Option) -> None:
+        """Put two groups in the place of one whose rows do not fit the device at once."""
+        half = 2 ** ((group.last - group.first - 1).bit_length() - 1)
+        middle = group.first + half
+        parts = [group._replace(last=middle), group._replace(first=middle)]
+        known = self._groups[operator, weighted, self._find_block(group.first)[0]]
+        place = known.index(group)
+        known[place : place + 1] = parts
+        self.decisions.append(f"snapshots {group.first} to {group.last - 1}: memory ran out, in two groups")
 
     def gather_features(self, operator: Operator, times: range, weighted: bool = True) -> Tensor | None:
         """Aggregated features of snapshots of one shape, `[T, N, F]`; None unless all lie on the device already."""

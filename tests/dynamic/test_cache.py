@@ -2,24 +2,25 @@
 
 import torch
 
+from pyg_direct.dynamic import cache
 from pyg_direct.dynamic.cache import Budget, RowCache
 
 
 def test_rows_beyond_the_budget_are_copied_when_fetched(device):
     rows = [torch.full((4, 2), float(t), device=device) for t in range(3)]
-    cache = RowCache(device, Budget(2 * 32))
+    kept = RowCache(device, Budget(2 * 32))
 
     for t, part in enumerate(rows):
-        cache.store(t, part)
+        kept.store(t, part)
 
-    assert (cache.device_bytes, cache.host_bytes) == (64, 32)
+    assert (kept.device_bytes, kept.host_bytes) == (64, 32)
     for t, part in enumerate(rows):
-        cache.prefetch(t)
-        assert torch.equal(cache.fetch(t), part)
-        assert cache.fetch(t).device.type == device.type
-    assert cache.moved_bytes == 2 * 32
-    assert 2 in cache
-    assert 3 not in cache
+        kept.prefetch(t)
+        assert torch.equal(kept.fetch(t), part)
+        assert kept.fetch(t).device.type == device.type
+    assert kept.moved_bytes == 2 * 32
+    assert 2 in kept
+    assert 3 not in kept
 
 
 def test_no_limit_is_without_end():
@@ -28,3 +29,14 @@ def test_no_limit_is_without_end():
     assert budget.take(1 << 60)
     assert budget.take(1)
     assert not Budget(0).take(1)
+
+
+def test_free_memory_of_a_gpu_is_a_limit(monkeypatch):
+    free = [100]
+    monkeypatch.setattr(cache, "free_bytes", lambda index: free[index - 1])
+    budget = Budget(None, torch.device("cuda", 1))
+
+    assert budget.take(50)
+    assert not budget.take(51)
+    assert Budget(60, torch.device("cuda", 1)).take(60)
+    assert budget.used == 50
