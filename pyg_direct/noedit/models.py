@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from torch_geometric.nn import HeteroConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_direct.nn.accelerate import KINDS, accelerate_one
+from pyg_direct.nn.joined import watch_relations
 from pyg_direct.nn.trimmed import watch_trimming
 
 # Classes whose `__init__` was replaced, and what it was.
@@ -20,6 +22,7 @@ def accelerate_what_is_made() -> None:
     for kind in KINDS:
         _extend(kind, accelerate_one)
     _extend(BasicGNN, watch_trimming)
+    _extend(HeteroConv, watch_relations)
 
 
 def leave_what_is_made() -> None:

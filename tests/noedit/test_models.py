@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import torch_geometric
-from torch_geometric.nn import GCN, GraphSAGE, SAGEConv, to_hetero
+from torch_geometric.nn import GCN, GraphSAGE, HeteroConv, SAGEConv, to_hetero
 
 import pyg_direct
 from pyg_direct.nn.trimmed import is_accelerated
@@ -88,6 +88,16 @@ def test_models_of_types_keep_accelerated_convolutions():
     model = to_hetero(Layers(), (["a", "b"], [("a", "to", "b"), ("b", "to", "a")]))
 
     assert all(is_accelerated(conv) for conv in model.modules() if isinstance(conv, SAGEConv))
+
+
+def test_relations_are_summed_together_while_installed():
+    kinds = [("a", "to", "b"), ("b", "to", "a")]
+    pyg_direct.install(device="cpu")
+    inside = HeteroConv({kind: SAGEConv(8, 8) for kind in kinds})
+    pyg_direct.uninstall()
+    outside = HeteroConv({kind: SAGEConv(8, 8) for kind in kinds})
+
+    assert ("forward" in inside.__dict__, "forward" in outside.__dict__) == (True, False)
 
 
 @pytest.mark.parametrize(("options", "calls"), [([], "6"), (["--no-accelerate"], "0")])

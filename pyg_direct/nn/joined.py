@@ -1,0 +1,158 @@
+"""HeteroConv over sorted edges: the sums of all relations in one launch, instead of one each.
+
+Rows of all types stand one behind the other, and so do the targets of all relations; edges of a batch are joined once
+for the layers that share them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from itertools import accumulate
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import HeteroConv, conv
+from torch_geometric.nn.conv.hetero_conv import group
+
+from pyg_direct.nn import root
+from pyg_direct.nn.propagate import DTYPES, find_reduce, is_plain, wins_on_cpu
+from pyg_direct.nn.sorted import SortedBatch, find_batch
+from pyg_direct.nn.trimmed import has_hooks
+from pyg_direct.ops.aggregate import Transposed, aggregate
+from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.offsets import compress
+
+# Matrices of a class, that of the sums and that of a target's own row.
+_MATRICES: dict[type, tuple[str, str]] = {conv.SAGEConv: ("lin_l", "lin_r"), conv.GraphConv: ("lin_rel", "lin_root")}
+
+
+class _Relation(NamedTuple):
+    """A convolution of a HeteroConv, and what it is given."""
+
+    target: str
+    conv: Any
+    matrices: tuple[Any, Any]
+    batch: SortedBatch
+    edge_index: Tensor
+    sources: str
+    own: Tensor
+
+
+class _Joined(NamedTuple):
+    """Edges of all relations, sorted by relation, then target."""
+
+    indptr: Tensor
+    row: Tensor
+    target: Tensor
+
+
+def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
+    """What replaces `forward` of a HeteroConv in an accelerated model."""
+    out = None
+    if len(args_dict) == 2 and not kwargs_dict and not torch.compiler.is_compiling():
+        relations = _read(self, *args_dict)
+        out = None if relations is None else _convolve(self, args_dict[0], relations)
+    return type(self).forward(self, *args_dict, **kwargs_dict) if out is None else out
+
+
+def _read(self: Any, x_dict: Any, edge_index_dict: Any) -> list[_Relation] | None:
+    """What each convolution is given; None unless all of them sum alike, over rows of one width."""
+    found: list[_Relation] = []
+    first: Any = None
+    for kind, module in self.convs.items():
+        if kind not in edge_index_dict:
+            continue
+        x, own, edge_index = x_dict.get(kind[0]), x_dict.get(kind[-1]), edge_index_dict[kind]
+        names = _MATRICES.get(type(module))
+        if (
+            names is None
+            or not isinstance(x, Tensor)
+            or not isinstance(own, Tensor)
+            or not _is_accelerated(module)
+            or not is_plain(module, edge_index)
+            or x.dim() != 2
+            or own.dim() != 2
+            or x.device != edge_index.device
+        ):
+            return None
+        first = (module, x) if first is None else first
+        matrices = getattr(module, names[0]), getattr(module, names[1])
+        batch = find_batch(edge_index)
+        if (
+            batch is None
+            or not batch.fits(edge_index, x.shape[0], own.shape[0])
+            or not root._are_matrices(*matrices, (x, own))
+            or (x.shape[1], x.dtype, find_reduce(module)) != (first[1].shape[1], first[1].dtype, find_reduce(first[0]))
+        ):
+            return None
+        found.append(_Relation(kind[-1], module, matrices, batch, edge_index, kind[0], own))
+    # The sums of one relation take one launch anyway.
+    return found if len(found) > 1 else None
+
+
+def _is_accelerated(module: Any) -> bool:
+    """Whether a convolution is one of ours that nothing looks at, and does nothing before its sum."""
+    return (
+        getattr(module.__dict__.get("forward"), "__func__", None) is root.forward
+        and not has_hooks(module)
+        and getattr(module, "root_weight", True)
+        and not getattr(module, "project", False)
+    )
+
+
+def _convolve(self: Any, x_dict: Any, relations: list[_Relation]) -> dict[str, Tensor] | None:
+    types = list(dict.fromkeys(relation.sources for relation in relations))
+    rows = torch.cat([x_dict[kind] for kind in types]) if len(types) > 1 else x_dict[types[0]]
+    reduce, tracked = find_reduce(relations[0].conv), torch.is_grad_enabled() and rows.requires_grad
+    if rows.dtype not in DTYPES or reduce not in ("sum", "mean"):
+        return None
+    if not runs_on_gpu(rows) and not wins_on_cpu(rows, reduce, tracked):
+        return None
+    starts = dict(zip(types, accumulate((x_dict[kind].shape[0] for kind in types), initial=0), strict=False))
+    sizes = [relation.own.shape[0] for relation in relations]
+    batch = relations[0].batch
+    # Batches tell their edges from others that came to the same memory, and must not keep each other alive.
+    key = (
+        "joined",
+        *((weakref.ref(r.batch), r.edge_index.shape[1], starts[r.sources], r.own.shape[0]) for r in relations),
+    )
+    joined: _Joined = batch.remember(key, lambda: _join(relations, [starts[r.sources] for r in relations], sizes))
+    transposed = None
+    if tracked and (torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows)):
+        transposed = batch.remember(("by source", *key, len(rows)),
+                                    lambda: Transposed.of(joined.row, joined.target, len(rows)))  # fmt: skip
+    degrees = [relation.batch.max_degree for relation in relations]
+    sums = aggregate(rows, joined.indptr, joined.row, reduce=reduce, target=joined.target, transposed=transposed,
+                     max_degree=None if None in degrees else max(d for d in degrees if d is not None))  # fmt: skip
+    found: dict[str, list[Tensor]] = {}
+    for relation, part in zip(relations, sums.split(sizes), strict=True):
+        out = root._add_product(part, relation.matrices[0], relation.own, relation.matrices[1])
+        if getattr(relation.conv, "normalize", False):
+            out = F.normalize(out, p=2.0, dim=-1)
+        found.setdefault(relation.target, []).append(out)
+    return {kind: group(outs, self.aggr) for kind, outs in found.items()}
+
+
+def _join(relations: Sequence[_Relation], starts: Sequence[int], sizes: Sequence[int]) -> _Joined:
+    """The edges of relations, whose sources begin at `starts` and whose targets take `sizes`."""
+    rows, targets = zip(*(relation.edge_index.unbind(0) for relation in relations), strict=True)
+    ends = list(accumulate(sizes, initial=0))
+    row = torch.cat(torch._foreach_add(rows, list(starts)))
+    target = torch.cat(torch._foreach_add(targets, ends[:-1]))
+    return _Joined(compress(target, ends[-1]), row, target)
+
+
+def watch_relations(module: torch.nn.Module) -> None:
+    """Let a HeteroConv sum its relations in one launch where its convolutions allow it."""
+    if type(module) is HeteroConv and "forward" not in module.__dict__:
+        module.__dict__["forward"] = MethodType(forward, module)
+
+
+def forget_relations(module: torch.nn.Module) -> None:
+    """The opposite of `watch_relations`."""
+    if getattr(module.__dict__.get("forward"), "__func__", None) is forward:
+        del module.__dict__["forward"]
