@@ -6,6 +6,7 @@ uses ogbn-products where the `ogb` package can load it, else a folder given by `
 PYG_DIRECT_DATA (see `pyg_direct.datasets.load_folder`), else a generated graph of the same shape.
 """
 
+import sys
 import time
 
 import torch
@@ -58,8 +59,8 @@ def main() -> None:
 
     model.eval()
     with torch.no_grad():
-        predicted = model.inference(all_loader, device, embedding_device=device, progress_bar=True).argmax(1).cpu()
-    print_scores(predicted, dataset, device, hidden)
+        predicted = model.inference(all_loader, device, embedding_device=device, progress_bar=sys.stderr.isatty())
+    print_scores(predicted.argmax(1).cpu(), dataset, device, hidden)
 
 
 if __name__ == "__main__":

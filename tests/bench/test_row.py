@@ -1,0 +1,105 @@
+"""Rows of benchmarks: percentiles of repeats, files in which newer rows take the place of older, and pictures."""
+
+import json
+import math
+
+import matplotlib.figure
+import pytest
+
+from pyg_direct.bench import row as row_module
+from pyg_direct.bench.dynamic import mean_ratios
+from pyg_direct.bench.picture import draw_file
+from pyg_direct.bench.row import Machine, Row, save_rows
+
+HERE = Machine("GPU", "2 cores", {"torch": "2.13"}, "abc1234", "2026-11-22")
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What figures show when they are saved: bars, lines and texts, by the name of the file."""
+    found = {}
+
+    def note(figure, path, **options):
+        (axes,) = figure.axes
+        found[path.name] = ([bar.get_width() for bar in axes.patches], [list(line.get_ydata()) for line in axes.lines],
+                            axes.get_title(), axes.get_xlabel())  # fmt: skip
+        path.write_bytes(b"")
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", note)
+    return found
+
+
+def test_a_row_has_percentiles_of_its_repeats():
+    row = Row.of("rows/64", "copy", "GB/s", [5, 1, 4, 2, 3, 9], 8.0, "device copy")
+
+    assert (row.p20, row.p50, row.p80, row.ratio) == (2, 4, 5, 0.5)
+    assert str(row).split() == ["rows/64", "copy", "4", "GB/s", "0.50", "of", "8", "(device", "copy)"]
+    assert Row.of("rows/64", "copy", "s", [1]).ratio is None
+
+
+def test_newer_rows_take_the_place_of_older(tmp_path):
+    path = tmp_path / "out" / "rows.json"
+    save_rows(path, [Row.of("a", "time", "ms", [1]), Row.of("b", "time", "ms", [2])], HERE)
+
+    save_rows(path, [Row.of("a", "time", "ms", [3]), Row.of("c", "time", "ms", [4])], HERE)
+    save_rows(path, [Row.of("a", "time", "ms", [5])], Machine("none", "2 cores", {}, "abc1234", "2026-11-22"))
+
+    entries = json.loads(path.read_text())
+    assert [(entry["case"], entry["gpu"], entry["p50"]) for entry in entries] == [
+        ("a", "GPU", 3), ("b", "GPU", 2), ("c", "GPU", 4), ("a", "none", 5),
+    ]  # fmt: skip
+    assert entries[0]["commit"] == "abc1234"
+
+
+def test_a_commit_is_that_of_the_environment_or_of_git(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYG_DIRECT_COMMIT", "1a2b3c4")
+    assert Machine().commit == "1a2b3c4"
+    monkeypatch.delenv("PYG_DIRECT_COMMIT")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert row_module._commit() == "unknown"
+
+
+def test_bars_are_medians_beside_their_limits(tmp_path, drawn):
+    rows = [Row.of("rows/64", "ours", "GB/s", [1, 2, 3], 4.0, "device copy"),
+            Row.of("rows/64", "torch.index_select", "GB/s", [1.5]), Row.of("rows/64", "time", "ms", [7]),
+            Row.of("rows/64", "hits", "share", [0.5])]  # fmt: skip
+    save_rows(tmp_path / "gather_gpu.json", rows, HERE)
+
+    pictures = draw_file(tmp_path / "gather_gpu.json")
+
+    assert [path.name for path in pictures] == ["gather_gpu_GB_per_s.png", "gather_gpu_ms.png"]
+    bars, lines, title, label = drawn["gather_gpu_GB_per_s.png"]
+    assert bars == [2, 1.5]
+    # The limit stands at the height of its bar.
+    assert lines == [[1.62, 2.38]]
+    assert title == "gather\nGPU, commit abc1234, 2026-11-22"
+    assert label == "GB/s   (red, same run: device copy)"
+    assert drawn["gather_gpu_ms.png"][0] == [7]
+
+
+def test_a_curve_has_a_line_for_each_metric(tmp_path, drawn):
+    points = [Row.of("growth", metric, "GB/s", [value], 9.0, "a copy", curve="cold tables", at=at, at_name="GiB")
+              for metric, value, at in (("ours", 3, 16), ("ours", 2, 4), ("torch", 1, 4))]  # fmt: skip
+    save_rows(tmp_path / "growth_gpu.json", points, HERE)
+
+    (picture,) = draw_file(tmp_path / "growth_gpu.json")
+
+    assert picture.name == "growth_gpu_cold_tables.png"
+    _, lines, title, label = drawn[picture.name]
+    assert title.startswith("cold tables")
+    assert label == "GiB"
+    assert lines[-1][0] == 9.0
+
+
+def test_ratios_are_averaged_over_cases():
+    rows = [
+        Row.of("a", "PyGT over ours", "x", [2]),
+        Row.of("b", "PyGT over ours", "x", [8]),
+        Row.of("a", "time", "s", [5]),
+    ]
+
+    (mean,) = mean_ratios(rows)
+
+    assert (mean.case, mean.metric, mean.p20, mean.p80) == ("dynamic/all", "PyGT over ours", 2, 8)
+    assert math.isclose(mean.p50, 4)
