@@ -182,24 +182,31 @@ def test_heterogeneous_snapshots_are_moved(device):
 
 
 @pytest.mark.temporal
-@pytest.mark.parametrize("kind", ["dynamic", "static", "static features", "batch", "hetero"])
-def test_signals_of_pygt_are_taken(kind):
+@pytest.mark.parametrize("kind", ["dynamic", "static", "static features"])
+@pytest.mark.parametrize("hetero", [False, True], ids=["", "hetero"])
+@pytest.mark.parametrize("batch", [False, True], ids=["", "batch"])
+def test_signals_of_pygt_are_taken(kind, hetero, batch):
     from torch_geometric_temporal import signal as pygt
 
     edges = [e for e, _ in make_snapshots(NODES, 20, 4)]
     weights = [np.random.rand(20) for _ in range(4)]
     features = [np.random.rand(NODES, 2) for _ in range(4)]
     targets = [np.random.rand(NODES) for _ in range(4)]
-    signal = {
-        "dynamic": lambda: pygt.DynamicGraphTemporalSignal(edges, weights, features, targets, extra=targets),
-        "static": lambda: pygt.StaticGraphTemporalSignal(edges[0], weights[0], features, targets),
-        "static features": lambda: pygt.DynamicGraphStaticSignal(edges, weights, features[0], targets),
-        "batch": lambda: pygt.DynamicGraphTemporalSignalBatch(edges, weights, features, targets,
-                                                              [np.zeros(NODES, dtype=int)] * 4),
-        "hetero": lambda: pygt.DynamicHeteroGraphTemporalSignal(
-            [{("a", "to", "a"): e} for e in edges], [{("a", "to", "a"): w} for w in weights],
-            [{"a": f} for f in features], [{"a": t} for t in targets]),
-    }[kind]()  # fmt: skip
+    given, batches = [edges, weights, features, targets], [np.zeros(NODES, dtype=int)] * 4
+    if hetero:
+        ends, nodes = ("a", "to", "a"), "a"
+        given = [[{key: part} for part in parts]
+                 for key, parts in zip((ends, ends, nodes, nodes), given, strict=True)]  # fmt: skip
+        batches = [{nodes: part} for part in batches]
+    # What is static is given once.
+    static = {"dynamic": (), "static": (0, 1), "static features": (2,)}[kind]
+    given = [parts[0] if place in static else parts for place, parts in enumerate(given)]
+    batches = batches[0] if kind == "static" else batches
+    name = {"dynamic": "Dynamic{}GraphTemporalSignal", "static": "Static{}GraphTemporalSignal",
+            "static features": "Dynamic{}GraphStaticSignal"}[kind]  # fmt: skip
+    signal = getattr(pygt, name.format("Hetero" if hetero else "") + ("Batch" if batch else ""))(
+        *given, *([batches] if batch else []), **({} if hetero else {"extra": targets})
+    )
 
     train, test = pygt.temporal_signal_split(stream(signal, "cpu"), train_ratio=0.5)
 
