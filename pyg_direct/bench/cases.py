@@ -315,11 +315,13 @@ def dynamic(scale: float) -> Iterator[Row]:
     sets = {name: signal[:14] for name, signal in sets.items()}
     if device == "cuda":
         sets |= {name: signal[-10:] for name, signal in _read_dynamic("graph.npz").items()}
-    rows = []
-    for row in measure_dynamic_epochs(sets, ways=[way for way in WAYS if "compile" not in way], device=device):
-        rows.append(row)
-        yield row
-    yield from mean_ratios(rows)
+    ways, rows = [way for way in WAYS if "compile" not in way], []
+    for name, signal in sets.items():
+        for row in measure_dynamic_epochs({name: signal}, ways=ways, device=device):
+            rows.append(row)
+            yield row
+        # Of the sets so far, as whoever ends this early should have them.
+        yield from mean_ratios(rows)
 
 
 def dynamic_compiled(scale: float) -> Iterator[Row]:
