@@ -91,9 +91,9 @@ def test_a_file_gets_whole_lines_of_a_bar(impatient, monkeypatch, capfd):
 
 
 def test_a_file_gets_one_line_of_many_short_steps(impatient, capfd):
-    for number in range(8):
+    for number in range(4):
         with show_wait("compiling", f": kernel {number}"):
-            time.sleep(0.06)
+            time.sleep(0.2)
 
     assert re.fullmatch(r"pyg_direct: compiling: kernel \d: 0 s so far\n", capfd.readouterr().err)
 
