@@ -212,9 +212,10 @@ def _compiling(name: str) -> Iterator[None]:
         _LOGGER.info("compiled %s in %.1f s", name, seconds)
 
 
+@functools.cache
 def _choose_threading_layer() -> None:
     """Take a layer that survives forking, unless the user chose one: GNU OpenMP aborts in forked children, which
-    PyTorch's DataLoader makes. Must run before Numba starts its threads.
+    PyTorch's DataLoader makes. Must run before Numba starts its threads; once, as each loop asks for it.
     """
     import numba
 
