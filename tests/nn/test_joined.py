@@ -62,8 +62,8 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("aggr", ["sum", "cat", None, "max"])
-def test_equals_pyg_with_one_sum_for_all_relations(device, kind, aggr, calls):
-    x, edges = read(make_batch(device))
+def test_equals_pyg_with_one_sum_for_all_relations(real_device, kind, aggr, calls):
+    x, edges = read(make_batch(real_device))
     model = HeteroConv({name: KINDS[kind](WIDTH, WIDTH) for name in edges}, aggr).to(next(iter(x.values())).device)
     expected = run(model, x, edges)
 

@@ -164,12 +164,12 @@ def make_transformed(types):
 
 
 @pytest.mark.parametrize(("make", "layers", "launches"), [(make_hetero_conv, 1, 1), (make_transformed, 2, 10)])
-def test_relations_of_a_batch_with_types(device, make, layers, launches, monkeypatch):
+def test_relations_of_a_batch_with_types(real_device, make, layers, launches, monkeypatch):
     calls = []
     for module in (propagate, attention, joined):
         plain = module.aggregate
         monkeypatch.setattr(module, "aggregate", lambda *a, plain=plain, **k: calls.append(1) or plain(*a, **k))
-    batch, types = make_batch_with_types(device)
+    batch, types = make_batch_with_types(real_device)
     model = make(types).to(batch["paper"].x.device)
     x, edges = batch.x_dict, {kind: batch.edge_index_dict[kind] for kind in types}
     model(x, edges)
@@ -191,7 +191,7 @@ def test_relations_of_a_batch_with_types(device, make, layers, launches, monkeyp
     accelerated.undo()
     again = run()
     assert len(calls) == launches
-    if device.type == "cpu":
+    if real_device.type == "cpu":
         assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
 
 
