@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     reports = run_apart(item)
     if reports is None:
         return None
@@ -98,6 +98,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    # Folders and modules that the test before left open for this one.
+    item.session._setupstate.teardown_exact(nextitem)
     return True
 
 

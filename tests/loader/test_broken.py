@@ -76,7 +76,9 @@ def find_kernel_calls():
     return [(module, "run_cpu") for module in modules if hasattr(module, "run_cpu")]
 
 
-KINDS = {"kernel": find_kernel_calls(), "allocation": [(torch, "empty"), (torch, "zeros"), (torch, "cat")]}
+# Where tensors are made.
+ALLOCATIONS = [(torch, "empty"), (torch, "zeros"), (torch, "cat"), (torch.Tensor, "index_select")]
+KINDS = {"kernel": find_kernel_calls(), "allocation": ALLOCATIONS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
