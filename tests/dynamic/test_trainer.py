@@ -72,7 +72,7 @@ def test_memory_changes_nothing_but_what_is_moved(device, memory):
     assert capped.history[-1]["moved_bytes"] <= (0 if memory is None else TIMES * row_bytes)
 
 
-@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("groups", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_matrices_that_do_not_fit_are_sent_once_an_epoch(device, groups):
     signal = make_signal("MPNNLSTM")
     sequence = stream(signal, device, memory=NODES * 4 * 4, keep="host", group_size=groups)

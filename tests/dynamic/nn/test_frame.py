@@ -16,8 +16,12 @@ def _full_precision(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-@pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("target", ["last", "all"])
+def one_simulated(*cases):
+    """All of them, but in the simulator the first one alone."""
+    return [cases[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in cases[1:])]
+
+
+@pytest.mark.parametrize(("target", "step"), one_simulated(("all", 2), ("all", 1), ("last", 2), ("last", 1)))
 @pytest.mark.parametrize("has_slots", [False, True], ids=["", "at fixed places"])
 def test_snapshots_of_a_frame_go_through_a_model_together(device, monkeypatch, step, target, has_slots):
     signal = make_signal("MPNNLSTM")
@@ -54,7 +58,7 @@ class Echo(torch.nn.Module):
         return kept, (place + 1, kept)
 
 
-@pytest.mark.parametrize(("seen", "reached"), [(3, 0), (3, 1), (2, 1), (1, 0)])
+@pytest.mark.parametrize(("seen", "reached"), one_simulated((3, 1), (3, 0), (2, 1), (1, 0)))
 def test_any_snapshot_of_a_frame_may_reach_the_loss(device, monkeypatch, seen, reached):
     def train():
         torch.manual_seed(0)
