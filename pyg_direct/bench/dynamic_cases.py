@@ -1,0 +1,136 @@
+"""The benchmark cases of dynamic graphs: each yields rows of this machine, at a factor of its graphs' sizes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch_geometric.data import Data
+
+from pyg_direct.bench.delta import measure_delta, measure_unchanged_rows
+from pyg_direct.bench.dynamic import mean_ratios, measure_dynamic_epochs
+from pyg_direct.bench.dynamic_losses import measure_losses
+from pyg_direct.bench.dynamic_memory import measure_dynamic_memory
+from pyg_direct.bench.dynamic_ways import WAYS
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.snapshots import measure_snapshots
+from pyg_direct.bench.sweeps import check_forms, measure_overlap_sweep, measure_reads, measure_slices
+from pyg_direct.bench.tuner import measure_tuner
+from pyg_direct.datasets.dynamic import PRESETS, synthetic_dtdg
+from pyg_direct.datasets.temporal import load_temporal
+from pyg_direct.runtime.device import resolve_device
+
+
+def snapshots(scale: float) -> Iterator[Row]:
+    """Several snapshots aggregated at once, all of whose edges, or nine in ten, are shared from step to step."""
+    for name, shape in PRESETS.items():
+        small = shape._replace(num_nodes=int(shape.num_nodes * scale), num_edges=int(shape.num_edges * scale))
+        for change in (0.0, shape.change):
+            yield from measure_snapshots(small._replace(change=change), name)
+
+
+def sweeps(scale: float) -> Iterator[Row]:
+    """Figures 9, 11 and 12 of PiPAD: sweeps of overlap, snapshots at once and width; Fig. 11 by counting."""
+    if not torch.cuda.is_available():
+        scale /= 100
+    shapes = {name: shape._replace(num_nodes=int(shape.num_nodes * scale), num_edges=int(shape.num_edges * scale))
+              for name, shape in PRESETS.items()}  # fmt: skip
+    first = next(iter(shapes))
+    check_forms(shapes[first])
+    yield from measure_overlap_sweep(shapes[first], first)
+    yield from measure_slices(shapes)
+    for name, shape in PRESETS.items():
+        # Shares of reads hardly depend on the size.
+        small = shape._replace(num_nodes=shape.num_nodes // 50, num_edges=shape.num_edges // 50)
+        yield from measure_reads(small, name)
+
+
+def dynamic(scale: float) -> Iterator[Row]:
+    """Epochs of dynamic graph networks; files of PYG_DIRECT_DATA, and generated graphs, which are named so.
+
+    Of each the first snapshots, of papers the last: epochs of all would take PyTorch Geometric Temporal many minutes.
+    """
+    device = resolve_device(None).type
+    sets = _read_dynamic()
+    for nodes in (int(1_000 * scale), int(20_000 * scale)):
+        sets[f"generated {nodes}"] = synthetic_dtdg(nodes, 10 * nodes, 14, 0.1, weighted=True)
+    sets = {name: signal[:14] for name, signal in sets.items()}
+    if device == "cuda":
+        sets |= {name: signal[-10:] for name, signal in _read_dynamic("graph.npz").items()}
+    ways, rows = [way for way in WAYS if "compile" not in way], []
+    for name, signal in sets.items():
+        for row in measure_dynamic_epochs({name: signal}, ways=ways, device=device):
+            rows.append(row)
+            yield row
+        # Of the sets so far, as whoever ends this early should have them.
+        yield from mean_ratios(rows)
+
+
+def dynamic_compiled(scale: float) -> Iterator[Row]:
+    """The same beside `torch.compile`, which takes a minute for each model and graph, of two graphs."""
+    sets = {name: signal for name, signal in _read_dynamic().items() if name in ("england_covid", "as733")}
+    sets = sets or {"generated 1000": synthetic_dtdg(1000, int(10_000 * scale), 20, 0.1, weighted=True)}
+    yield from measure_dynamic_epochs(sets, ways=[way for way in WAYS if way.startswith("resident")],
+                                      device=resolve_device(None).type)  # fmt: skip
+
+
+def dynamic_losses(scale: float) -> Iterator[Row]:
+    """How far losses of dynamic graph networks are from PyTorch Geometric Temporal's; files of PYG_DIRECT_DATA."""
+    yield from measure_losses(_read_dynamic(), device=resolve_device(None).type)
+
+
+def dynamic_delta(scale: float) -> Iterator[Row]:
+    """What snapshots share with those before: bytes saved by sending changes, and rows that stay as they are."""
+    for name, shape in PRESETS.items():
+        nodes, edges = int(shape.num_nodes * scale), int(shape.num_edges * scale)
+        yield from measure_delta(shape._replace(num_nodes=nodes, num_edges=edges), f"{name} x {scale:g}")
+    yield from measure_unchanged_rows(_read_dynamic() | _read_dynamic("graph.npz"))
+
+
+def dynamic_tuner(scale: float) -> Iterator[Row]:
+    """The choice of groups beside exhaustive search; files of PYG_DIRECT_DATA, and generated graphs."""
+    sets = _read_dynamic()
+    nodes, edges = int(50_000 * scale), int(500_000 * scale)
+    for change in (0.0, 0.02, 0.1, 0.2, 0.5, 1.0):
+        sets[f"generated, {change:.0%} change"] = synthetic_dtdg(nodes, edges, 8, change)
+    sets["generated, 10% change, weights"] = synthetic_dtdg(nodes, edges, 8, 0.1, weighted=True)
+    yield from measure_tuner(sets, device=resolve_device(None).type)
+
+
+def dynamic_memory(scale: float) -> Iterator[Row]:
+    """Epochs of dynamic graph networks under caps on GPU memory, of graphs of published sizes where there is a GPU."""
+    if torch.cuda.is_available():
+        sets = _read_dynamic("graph.npz")
+        for name, shape in PRESETS.items():
+            nodes, edges = int(shape.num_nodes * scale), int(shape.num_edges * scale)
+            sets[f"generated, {name}"] = synthetic_dtdg(nodes, edges, 10, shape.change)
+        yield from measure_dynamic_memory(sets, epochs=3)
+    else:
+        yield from measure_dynamic_memory(_read_dynamic(), device="cpu")
+
+
+_NAMES = {"graph.npz": "papers by year", "snapshots.npz": "as733"}
+
+
+def _read_dynamic(*names: str) -> dict[str, list[Data]]:
+    """Dynamic graphs of PYG_DIRECT_DATA, or those whose files have these names: papers are slow on a CPU."""
+    folder = os.environ.get("PYG_DIRECT_DATA")
+    if not folder:
+        return {}
+    names = names or ("england_covid.json", "twitter_tennis_*.json", "chickenpox.json", "snapshots.npz")
+    files = (file for name in names for file in sorted(Path(folder).glob(f"**/{name}")))
+    return {_NAMES.get(file.name, file.stem): load_temporal(file) for file in files}
+
+
+DYNAMIC_CASES: dict[str, Callable[[float], Iterator[Row]]] = {
+    "snapshots": snapshots,
+    "sweeps": sweeps,
+    "dynamic": dynamic,
+    "dynamic_compiled": dynamic_compiled,
+    "dynamic_delta": dynamic_delta,
+    "dynamic_losses": dynamic_losses,
+    "dynamic_memory": dynamic_memory,
+    "dynamic_tuner": dynamic_tuner,
+}
