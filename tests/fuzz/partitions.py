@@ -133,7 +133,7 @@ def sample_parts(path: Path, row: Row, random: Random, graph: Parts, device: str
     # Relations are numbered, and so draw, in the order of the files.
     ordered = replace(graph, edges={kind: graph.edges[kind] for kind in order},
                       num_nodes={entry.name: graph.num_nodes[entry.name] for entry in manifest.nodes})  # fmt: skip
-    for rank, found in enumerate(run_threads(sample, count)):
+    for rank, found in enumerate(run_threads(sample, count, torch.device(device))):
         for got, (seeds, times, key) in zip(found, requests[rank::count], strict=True):
             expected = expect_sample({**row, "graph": "hetero"}, ordered, seeds, fanouts, key, times)
             for name, value in vars(expected).items():
