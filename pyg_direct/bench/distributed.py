@@ -21,8 +21,8 @@ from pyg_direct.bench.scaling import HOSTS, model_scaling
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
 from pyg_direct.distributed.assign import assign_by_metis
-from pyg_direct.distributed.communicator import Communicator
 from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.runtime.communicator import Communicator
 
 FANOUTS, BATCH = [15, 10, 5], 512
 _BATCHES, _EXCHANGES = 12, 20

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from pyg_direct.distributed.book import Book
-from pyg_direct.distributed.communicator import Communicator
 from pyg_direct.distributed.message import Unpacker, pack
 from pyg_direct.distributed.part import Table
 from pyg_direct.distributed.rows import RowExchange, Wanted
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.feature import Feature
 from pyg_direct.ops.check import check_ids
+from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.device import resolve_device
 
 _KIND, _NAME = "nodes", "rows"

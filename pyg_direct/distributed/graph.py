@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_direct.distributed.communicator import Communicator
 from pyg_direct.distributed.pairs import PairExchange
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.plan import DistPlan
@@ -18,6 +17,7 @@ from pyg_direct.distributed.replicas import choose_replicas, read_replicas
 from pyg_direct.distributed.rows import TIME, RowExchange, Wanted
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
+from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.options import GeneralRecipe

@@ -12,7 +12,6 @@ from torch import Tensor
 from pyg_direct.distributed.attributes import DistAttributes
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.sampler import DistNeighborSampler
-from pyg_direct.distributed.steps import Steps
 from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import make_batch
@@ -20,6 +19,7 @@ from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.link import LinkLoader
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.record import EpochRecord
+from pyg_direct.loader.steps import Steps
 from pyg_direct.ops.draw import derive_key
 from pyg_direct.sampling.key import resolve_seed
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_direct.distributed.communicator import Communicator
 from pyg_direct.distributed.message import Unpacker, pack
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.graph.relation import EdgeType
+from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.sampling.negative import Draw, EdgeSet, Pairs
 
 

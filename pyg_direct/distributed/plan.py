@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pyg_direct.distributed.communicator import Communicator
 from pyg_direct.distributed.owner import Picker
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.kernels.worklist import COLUMNS, RELATION
@@ -16,6 +15,7 @@ from pyg_direct.ops.answer import Asked, Layout, join_edges
 from pyg_direct.ops.general import Picked
 from pyg_direct.ops.owner import group_keys, make_keys
 from pyg_direct.ops.upload import upload
+from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.options import GeneralRecipe
 from pyg_direct.sampling.seeds import Request, Seeds

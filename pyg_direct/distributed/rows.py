@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.distributed.communicator import Communicator
 from pyg_direct.distributed.parcel import Parcel
 from pyg_direct.distributed.part import GraphPart, Table
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
 from pyg_direct.ops.owner import group_keys, make_keys
 from pyg_direct.ops.scatter import scatter_rows
+from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.raw import as_bytes
 
 # Times of nodes, which are fetched by this name, but are no attribute of batches.

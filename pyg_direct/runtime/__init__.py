@@ -1,1 +1,1 @@
-"""What the GPU driver offers: devices, placed memory, streams, kernel launches and captured graphs."""
+"""What GPU drivers and process groups offer: devices, placed memory, streams, launches, captured graphs, exchange."""

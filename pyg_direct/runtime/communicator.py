@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_direct.distributed.connections import Connections
-from pyg_direct.distributed.pulse import Pulse
 from pyg_direct.errors import ArgumentError, IdError, RankError
+from pyg_direct.runtime.connections import Connections
+from pyg_direct.runtime.pulse import Pulse
 
 _MOST_WORDS = 1 << 12
 # Words of a row at least: how the process does, and one more.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pyg_direct.distributed.communicator import Communicator
+from pyg_direct.runtime.communicator import Communicator
 
 Work = tuple[int, Any]
 
