@@ -52,6 +52,7 @@ from pyg_direct.bench.multi_gpu import measure_multi_gpu
 from pyg_direct.bench.power import measure_training
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
+from pyg_direct.bench.sharded import measure_sharded
 from pyg_direct.bench.startup import measure_startup
 from pyg_direct.bench.typed import make_mag
 from pyg_direct.bench.unified import measure_figure_6, measure_figure_7, measure_indexing
@@ -253,7 +254,8 @@ def multi_gpu(scale: float) -> Iterator[Row]:
 
 
 def distributed(scale: float) -> Iterator[Row]:
-    """Loading a graph in parts from 1, 2 and 4 processes of this host, a model of more hosts, and clients of servers.
+    """Loading a graph in parts from 1, 2 and 4 processes of this host, a model of more hosts, rows shared out over
+    processes, and clients of servers.
 
     Where PYG_DIRECT_DATA names a folder, its graph is trained in both modes.
     """
@@ -263,6 +265,7 @@ def distributed(scale: float) -> Iterator[Row]:
         yield from measure_distributed(graph, _name(scale), "cuda", [n for n in (1, 2, 4) if n <= num_gpus])
     counts = [n for n in (1, 2, 4) if n <= max(2, os.cpu_count() or 1)]
     yield from measure_distributed(graph, _name(scale), "cpu", counts)
+    yield from measure_sharded(graph, _name(scale), "cpu", counts[-1])
     yield from measure_clients(graph, _name(scale))
     folder = os.environ.get("PYG_DIRECT_DATA")
     if folder:

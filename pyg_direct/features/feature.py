@@ -72,8 +72,10 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
             model and driver.
         device_group_list: The cliques by hand: lists of GPUs, or `DeviceGroup`. None asks the driver.
         cold_policy: With several GPUs, where each reads the other rows: `unified`: from a copy of its own, which the
-            link serves at full rate at any size; `pinned`: from the one that all see, page-locked; `auto`: `unified`
-            if the host has memory for that many copies.
+            link serves at full rate at any size; `pinned`: from the one that all see, page-locked; `shard`, with
+            `device_list="group"`: each process holds an equal part and they exchange what they read, so that every
+            read is a call of all processes, if only with no ids; give the rows as a memory map, so that none holds
+            all. `auto`: the first for which the hosts have memory; it warns when that is `shard`.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
@@ -146,7 +148,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
     def placement(self) -> str:
         """Where the rows live that are not in GPU memory; `cuda` when all are."""
         if self._spilled is not None:
-            return "mmap"
+            return self._spilled.placement
         if self._block is not None:
             return self._block.placement
         return self.device.type
@@ -181,6 +183,8 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         rows = cpu_tensor.detach().resolve_conj().resolve_neg()
         self._clear()
         self._shape, self._dtype = rows.shape, rows.dtype
+        if self._shard_rows(rows):
+            return self
         if self.store_dtype is not None and self.store_dtype != rows.dtype:
             rows, self._exponents = narrow_rows(rows, self.store_dtype)
             self._exponents = None if self._exponents is None else self._exponents.to(self.device)
@@ -224,11 +228,8 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
     def _fit_budget(self, budget: int) -> int:
         most = int(_FREE_SHARE * free_bytes(self.device.index or 0))
         if budget > most:
-            warn(
-                f"device_cache_size={self.device_cache_size!r} is more than the free memory of {self.device}; "
-                f"{most} bytes are used instead",
-                PlacementWarning,
-            )
+            warn(f"device_cache_size={self.device_cache_size!r} is more than the free memory of {self.device}; "
+                 f"{most} bytes are used instead", PlacementWarning)  # fmt: skip
         return min(budget, most)
 
     def _copy_to_gpu(self, rows: Tensor, ids: Tensor | None) -> Tensor | None:
@@ -385,14 +386,11 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         if self._errors is not None and int(self._errors[0]) != NO_POSITION:
             position = int(self._errors[0])
             self._errors[0] = NO_POSITION
-            raise IdError(
-                f"node_idx must lie in [0, {self.shape[0]}); an earlier read had an id outside at position {position}"
-            )
+            raise IdError(f"node_idx must lie in [0, {self.shape[0]}); an earlier read had an id outside at position "
+                          f"{position}")  # fmt: skip
 
     def __repr__(self) -> str:
         if self._shape is None:
             return f"Feature(empty, device={self.device})"
-        return (
-            f"Feature({list(self._shape)} of {self._dtype}, {self.num_hot_rows} rows in GPU memory, "
-            f"the others {self.placement}, device={self.device})"
-        )
+        return (f"Feature({list(self._shape)} of {self._dtype}, {self.num_hot_rows} rows in GPU memory, "
+                f"the others {self.placement}, device={self.device})")  # fmt: skip

@@ -15,6 +15,7 @@ from pyg_direct.features.disk import DiskTier, StagedTier
 from pyg_direct.features.hotness import Listing, choose_hottest, score_rows
 from pyg_direct.features.parts import DeviceConfig, join_parts, open_array
 from pyg_direct.features.rowfile import RowFile
+from pyg_direct.features.sharded import ShardedRows
 from pyg_direct.features.spilled import SpilledRows
 from pyg_direct.features.tier import Tier
 from pyg_direct.ops.check import check_ids
@@ -44,7 +45,7 @@ class FiledRows:
     _errors: Tensor | None
     _file: RowFile | None
     _resident: Any
-    _spilled: SpilledRows | None
+    _spilled: SpilledRows | ShardedRows | None
 
     def from_file(self: F, path: str | PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None,
                   shape: Sequence[int] | None = None, offset: int = 0) -> F:  # fmt: skip
@@ -149,7 +150,7 @@ class FiledRows:
 
     def read_mmap(self, ids: Tensor) -> Tensor:
         """Rows of ids from the file, also of those that are in memory, `[n, ...]` on `device`."""
-        if self._spilled is None:
+        if not isinstance(self._spilled, SpilledRows):
             raise ArgumentError("this Feature has no file: call from_file, from_mmap or set_mmap_file first")
         return self._spilled.read_disk(check_ids("ids", ids, self._filled()[0]).to(self.device))
 

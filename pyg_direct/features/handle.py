@@ -16,18 +16,15 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, CudaError, PlacementWarning, warn
 from pyg_direct.features.clique import deal_chunks, fit_rows, weigh_chunks
+from pyg_direct.features.cold import choose_cold
 from pyg_direct.features.hotness import choose_hottest
 from pyg_direct.ops.gather import Directory
-from pyg_direct.runtime.device import abilities, free_bytes
-from pyg_direct.runtime.host import available_bytes
+from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.memory import Block, allocate, fill
 from pyg_direct.runtime.shared import SharedMemory, pin, share
 from pyg_direct.runtime.spread import GRANULE, Spread
 
 _LOGGER = logging.getLogger(__name__)
-COLD_POLICIES = ("auto", "unified", "pinned")
-# Share of the host memory that is free which copies of the rows, one a process, may take.
-_HOST_SHARE = 0.8
 _FREE_SHARE = 0.9
 # Rows that are copied to GPU memory at once.
 _PIECE = 1 << 18
@@ -107,18 +104,6 @@ class Opened:
     exponents: Tensor | None = None
 
 
-def choose_cold(policy: str, num_bytes: int, devices: Sequence[int]) -> str:
-    """Where the processes of these GPUs read `num_bytes` of host memory: `unified`, a copy for each, or `pinned`.
-
-    Unified memory is read at the rate of the link at any size, but no two processes can share it.
-    """
-    if policy != "auto":
-        return policy
-    if not all(abilities(index).managed_without_migration for index in devices):
-        return "pinned"
-    return "unified" if len(devices) * num_bytes <= _HOST_SHARE * available_bytes() else "pinned"
-
-
 def make_handle(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat: Tensor | None, budget: int,
                cliques: Sequence[Sequence[int]], *, policy: str, cold_policy: str) -> Handle:  # fmt: skip
     """Share the rows, choose the hot ones and put them where GPUs read them.
@@ -131,7 +116,7 @@ def make_handle(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat
         budget: GPU memory in bytes for the hot rows of each GPU.
         cliques: GPUs of this host that read each other's memory; none on a CPU.
         policy: `device_replicate` or `p2p_clique_replicate`.
-        cold_policy: `auto`, `unified` or `pinned`.
+        cold_policy: See `Feature`; the rows of one process, or of one host, are not shared out.
     """
     host = share(rows, what="features")
     devices = [index for clique in cliques for index in clique]

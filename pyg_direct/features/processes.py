@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.features.handle import COLD_POLICIES, Handle, make_handle, open_handle
-from pyg_direct.features.hotness import score_rows
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, PlacementWarning, warn
+from pyg_direct.features.cold import ask_rooms, check_cold, find_too_small
+from pyg_direct.features.handle import Handle, make_handle, open_handle
+from pyg_direct.features.hotness import choose_hottest, score_rows
+from pyg_direct.features.sharded import ShardedRows, open_exchange, range_of
+from pyg_direct.ops.gather import Directory
+from pyg_direct.ops.locate import locate_ids
+from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import resolve_device
-from pyg_direct.runtime.group import give_to_host, has_group
+from pyg_direct.runtime.group import count_processes, give_to_host, has_group
 from pyg_direct.runtime.peer import DeviceGroup, check_devices, p2pCliqueTopo
+from pyg_direct.runtime.shared import find_shared
 from pyg_direct.runtime.size import parse_size
 
 if TYPE_CHECKING:
     from pyg_direct.features.feature import Feature
 
+_LOGGER = logging.getLogger(__name__)
 POLICIES = ("device_replicate", "p2p_clique_replicate")
 _OPTIONS = ("device_cache_size", "cache_policy", "cold_policy", "link_blocks")
 
@@ -38,14 +48,13 @@ class ProcessRows:
     def _settle_processes(self, device_list: Sequence[int] | str, cache_policy: str, cold_policy: str,
                           device_group_list: Sequence[Any] | None) -> None:  # fmt: skip
         """Check and keep the arguments about GPUs."""
-        for name, value, known in (
-            ("cache_policy", cache_policy, POLICIES),
-            ("cold_policy", cold_policy, COLD_POLICIES),
-        ):
-            if value not in known:
-                raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        if cache_policy not in POLICIES:
+            raise ArgumentError(f"cache_policy must be one of {', '.join(POLICIES)}, got {cache_policy!r}")
+        check_cold(cold_policy, cache_policy)
         if isinstance(device_list, str) and device_list != "group":
             raise ArgumentError(f"device_list must hold GPU indices or be 'group', got {device_list!r}")
+        if cold_policy == "shard" and device_list != "group":
+            raise ArgumentError(f"cold_policy='shard' needs device_list='group', got {device_list!r}")
         self.device_list = device_list if isinstance(device_list, str) else check_devices(device_list)
         self.device_group_list = None
         if device_group_list is not None:
@@ -71,6 +80,41 @@ class ProcessRows:
         if self.cache_policy == "device_replicate" or len(devices) < 2:
             return [[device] for device in devices]
         return list(p2pCliqueTopo(devices).p2p_clique.values())
+
+    def _shard_rows(self, rows: Tensor) -> bool:
+        """Put rows on all processes of the group, each a part, where that is asked for or nothing else fits."""
+        if self.device_list != "group" or self.cold_policy not in ("auto", "shard") or count_processes() < 2:
+            return False
+        num_bytes = rows.numel() * rows.element_size()
+        if self.cold_policy == "auto":
+            lacking = find_too_small(ask_rooms(find_shared(rows) is not None), num_bytes)
+            if lacking is None:
+                return False
+            warn(f"cold_policy='auto' shares the rows out over {count_processes()} processes, which all take part in "
+                 f"each read: they have {num_bytes} bytes, of which a host ({lacking.host}) has "
+                 f"{lacking.num_bytes} to give", PlacementWarning)  # fmt: skip
+        begin = time.perf_counter()
+        feature, kind = cast("Feature", self), cast("type[Feature]", type(self))
+        exchange = open_exchange(self.device)
+        first, end = range_of(exchange.rank, exchange.size, len(rows))
+        options: Any = {"store_dtype": feature.store_dtype, "link_blocks": feature.link_blocks}
+        own = kind(device=self.device, placement=feature._placement, **options)
+        with show_wait("reading the rows of this process", items=rows[first:end].numel()):
+            own.from_cpu_tensor(rows[first:end].clone())
+        locate: Any = None
+        count = len(rows) * min(num_bytes, parse_size(self.device_cache_size, num_bytes)) // max(1, num_bytes)
+        if count > 0:
+            scores = score_rows(feature.hotness, feature.csr_topo, len(rows))
+            ids = choose_hottest(scores, len(rows), count).ids
+            hot = kind(device=self.device, device_cache_size="100%", **options)
+            feature._resident = hot.from_cpu_tensor(rows[ids])
+            directory = Directory.of(ids.to(self.device), len(rows))
+            locate = partial(locate_ids, directory=directory, num_ids=len(rows))
+        feature._spilled = ShardedRows(len(rows), own, exchange, locate, feature._resident)
+        _LOGGER.info("%d rows shared out over %d processes: %d of them here, %.3f GB of host memory, and copies of %d "
+                     "hot rows; in %.1f s", len(rows), exchange.size, end - first, num_bytes / exchange.size / 1e9,
+                     count, time.perf_counter() - begin)  # fmt: skip
+        return True
 
     def _share_rows(self, cpu_tensor: Tensor, rows: Tensor) -> None:
         """Put rows where all processes and GPUs find them; with `device_list="group"` called by all of them.
@@ -136,12 +180,15 @@ class ProcessRows:
         A feature of one GPU, or of none, is moved to shared memory by the first call.
 
         Raises:
-            ArgumentError: there are no rows yet, or they are in a file, which each process can open itself.
+            ArgumentError: there are no rows yet, or they are in a file, which each process can open itself, or shared
+                out over processes.
         """
         feature = cast("Feature", self)
         feature._filled()
         if feature._file is not None:
             raise ArgumentError(f"a Feature over {feature._file.path} cannot be sent: call from_file in each process")
+        if feature.placement == "sharded":
+            raise ArgumentError("a Feature whose rows are shared out over processes cannot be sent to others")
         if self._handle is None:
             assert feature._hot is not None
             cold, is_whole = feature._cold, feature._cold is None

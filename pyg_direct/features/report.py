@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Of tiers, by a word of their names.
-_COLORS = {"GPU memory": "#4a90d9", "other GPUs": "#5bb98b", "host memory": "#90cdf4", "file": "#b8c0c8"}
+_COLORS = {"GPU memory": "#4a90d9", "other GPUs": "#5bb98b", "host memory": "#90cdf4", "file": "#b8c0c8",
+           "other processes": "#e0a458"}  # fmt: skip
 
 # What rows come over from other memory than the GPU's own.
 LINKS = ("PCIe", "NVLink")
@@ -29,7 +30,7 @@ class TierReport(NamedTuple):
     """One tier.
 
     Attributes:
-        name: `GPU memory`, `memory of other GPUs`, `host memory (unified)`, ..., `file`.
+        name: `GPU memory`, `memory of other GPUs`, `host memory (unified)`, ..., `file`, `other processes`.
         num_rows: Rows it alone serves.
         num_read: Rows that were read from it; None where reads were not counted.
         link: `PCIe` or `NVLink`, over which its rows come; None for none.
@@ -178,7 +179,7 @@ class ReportedRows:
             if spread is not None and self._hot is not None:
                 self._far = FarRows(spread, self._hot, self.device)
         if self._spilled is not None:
-            self._spilled.num_read = self._spilled.num_missed = 0
+            self._spilled.forget_counts()
         if self._resident is not None:
             self._resident.count_served(on)
 
@@ -248,8 +249,8 @@ class ReportedRows:
                                         num_read - hot_read if counted else None, link))  # fmt: skip
         if self._spilled is not None:
             held = 0 if memory is None else memory.shape[0]
-            missed = self._spilled.num_missed if counted else None
-            tiers.append(TierReport("file", shape[0] - held, missed, link))
+            for name, num_rows, num_tier, is_linked in self._spilled.list_tiers(held):
+                tiers.append(TierReport(name, num_rows, num_tier if counted else None, link if is_linked else None))
         row_bytes = (
             shape[1:].numel() * (self._hot if self._hot is not None else torch.empty(0, dtype=self.dtype)).itemsize
         )

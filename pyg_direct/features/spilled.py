@@ -41,13 +41,33 @@ class SpilledRows:
 
     Attributes:
         num_read, num_missed: Rows read so far, and how many of them came from disk.
+        refusal: Why they cannot be written.
     """
+
+    refusal = "the file is read-only"
 
     def __init__(self, disk: Tier, locate: Callable[[Tensor], Tensor] | None = None,
                  resident: Resident | None = None) -> None:  # fmt: skip
         self.disk = disk
         self._locate, self._resident = locate, resident
+        self.forget_counts()
+
+    @property
+    def placement(self) -> str:
+        """Where the rows live that are not in memory."""
+        return self.disk.placement
+
+    def forget_counts(self) -> None:
+        """Count from zero."""
         self.num_read = self.num_missed = 0
+
+    def list_tiers(self, num_held: int) -> list[tuple[str, int, int, bool]]:
+        """(name, rows, rows read, whether they came over the link of the GPU) of what is not in memory.
+
+        Args:
+            num_held: Rows that are.
+        """
+        return [("file", self.disk.shape[0] - num_held, self.num_missed, True)]
 
     def read(self, ids: Tensor) -> Tensor:
         """Rows of ids on the device, `[n, ...]`; the host waits for them.

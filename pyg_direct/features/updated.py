@@ -49,7 +49,7 @@ class UpdatedRows:
         """
         shape = self._filled()
         if self._spilled is not None:
-            raise ArgumentError(f"rows of {self._spilled.disk.placement!r} cannot be updated: the file is read-only")
+            raise ArgumentError(f"rows of {self._spilled.placement!r} cannot be updated: {self._spilled.refusal}")
         if self._handle is not None:
             raise ArgumentError("rows that several processes share cannot be updated: they are read-only")
         if not isinstance(rows, Tensor):

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, LoaderWarning, warn
-from pyg_direct.features.handle import COLD_POLICIES
+from pyg_direct.features.cold import check_cold
+from pyg_direct.features.feature import Feature
 from pyg_direct.features.processes import POLICIES
 from pyg_direct.loader.background import Background
 from pyg_direct.loader.batches import Seeds, can_share, iterate_batches
@@ -21,6 +22,7 @@ from pyg_direct.loader.pipeline import Pipeline
 from pyg_direct.loader.ranks import Ranks, Share
 from pyg_direct.loader.record import EpochRecord, Stages, finish_sample
 from pyg_direct.loader.report import ReportedLoader
+from pyg_direct.loader.steps import Steps
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.mode import ordinary_tensors
@@ -133,7 +135,10 @@ class EpochLoader(ReportedLoader):
         self._standing = (epoch, first)
         batches = iterate_batches(self, self.seed, epoch, first, self._input(), share)  # type: ignore[arg-type]
         record = self._begin_record()
-        if self.num_workers > 0:  # type: ignore[attr-defined]
+        sharded = self._find_sharded()
+        if sharded:
+            made = self._work_in_step(epoch, batches if record is None else record.follow(batches), record, sharded)
+        elif self.num_workers > 0:  # type: ignore[attr-defined]
             made = self._work_with_workers(epoch, batches)
         else:
             made = self._work_here(epoch, batches if record is None else record.follow(batches), record)
@@ -179,6 +184,34 @@ class EpochLoader(ReportedLoader):
         submit, fetch = (partial(self._submit, epoch), self._fetch) if group is None else (group.submit, group.fetch)
         stages = Stages(submit, finish_sample, fetch)
         return stages if record is None else record.around(stages)
+
+    def _find_sharded(self) -> list[Feature]:
+        """Features that several processes hold a part of each, in the order in which a batch reads them."""
+        features = self._list_places()[1].values() if self.sharing else ()
+        sharded = [feature for feature in features if isinstance(feature, Feature) and feature.placement == "sharded"]
+        if sharded and self.num_workers > 0:
+            raise ArgumentError(f"num_workers must be 0 where processes hold a part of the rows each, got "
+                                f"{self.num_workers}")  # fmt: skip
+        return sharded
+
+    def _work_in_step(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None,
+                      sharded: list[Feature]) -> Iterator[Any]:  # fmt: skip
+        """Batches of which every process makes its own at the same time, or takes part without one."""
+        stored: list[Any] = [feature._spilled for feature in sharded]
+
+        def take_part() -> None:
+            for rows in stored:
+                rows.read_nothing()
+
+        make = partial(make_batch, self._stages(epoch, record))
+        steps = Steps(stored[0].exchange, batches, make, take_part, self.prefetch)
+        try:
+            yield from steps
+        finally:
+            steps.close()
+        if self._ranks.ranks is not None and self._ranks.uneven != "keep":
+            # All have come as far: then the program may end its process group.
+            steps.wait()
 
     def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
@@ -283,10 +316,10 @@ def settle_sharing(cache_policy: str | None, cold_policy: str) -> dict[str, str]
     Raises:
         ArgumentError: named argument, rule and value.
     """
-    for name, value, known in (("cache_policy", cache_policy, (None, *POLICIES)),
-                               ("cold_policy", cold_policy, COLD_POLICIES)):  # fmt: skip
-        if value not in known:
-            raise ArgumentError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
+    known = (None, *POLICIES)
+    if cache_policy not in known:
+        raise ArgumentError(f"cache_policy must be one of {', '.join(map(str, known))}, got {cache_policy!r}")
+    check_cold(cold_policy, cache_policy)
     if cache_policy is None and cold_policy != "auto":
         raise ArgumentError(f"cold_policy={cold_policy!r} needs a cache_policy, got None")
     return {} if cache_policy is None else {"cache_policy": cache_policy, "cold_policy": cold_policy}

@@ -111,7 +111,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             `device_replicate`: each GPU has hot rows of its own; `p2p_clique_replicate`: GPUs that NVLink joins read
             theirs from each other, so that `feature_cache`, which is for each GPU, caches as many times more. None:
             every process has its own. See `Feature`.
-        cold_policy: With `cache_policy`, where GPUs read the other rows: `unified`, `pinned` or `auto`; see `Feature`.
+        cold_policy: With `cache_policy`, where GPUs read the other rows: `unified`, `pinned`, `shard` or `auto`; see
+            `Feature`. With `shard`, batches are made in step with the other processes, which all iterate; one that has
+            fewer batches, or leaves an epoch early, takes part in those of the others meanwhile.
         hotness: What ranks rows for `feature_cache`: `degree`; `expected`, the chance that a batch meets a node
             (`expected_reads`); or `frequency`: reads counted while `presample` epochs are sampled, before the first
             one, with degrees among equals. Only for a `Data` that is sampled uniformly, and for attributes that no

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore as PygFeatureStore, TensorAttr
 
-from pyg_direct.errors import ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.rowfile import as_tensor
@@ -61,6 +61,9 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
             rows = as_tensor(tensor)
             store_dtype = self._store_dtype if rows.dtype == torch.float32 else None
             tensor = Feature(**self._options, store_dtype=store_dtype).from_cpu_tensor(rows)
+        if tensor.placement == "sharded":
+            raise ArgumentError("tensor must hold all its rows, got a Feature that is shared out over processes: let "
+                                "NeighborLoader(cold_policy='shard') make it")  # fmt: skip
         self._features[self._key(attr)] = tensor
         return True
 

@@ -37,6 +37,7 @@ class Steps:
         self._finish = weakref.finalize(self, communicator.submit, _serve, communicator, take_part)
         # At the end of a program the communicator is closed before.
         self._finish.atexit = False
+        self._others: Future[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -61,14 +62,24 @@ class Steps:
         while len(self._batches) < count and self._finish.alive:
             item = next(self._work, None)
             if item is None:
-                self._finish()
+                self._end()
                 return
             self._batches.append(self._communicator.submit(_step, self._communicator, self._make, *item))
 
     def close(self) -> None:
         """Make no more batches; those of the others are still taken part in."""
-        self._finish()
+        self._end()
         self._batches.clear()
+
+    def wait(self) -> None:
+        """Wait for the last batch of the last process; only where all of them have equally many."""
+        self._end()
+        assert self._others is not None
+        self._others.result()
+
+    def _end(self) -> None:
+        if self._finish.alive:
+            self._others = self._finish()
 
 
 def _step(communicator: Communicator, make: Callable[[int, Any], Any], number: int, item: Any) -> tuple[Any, Any]:

@@ -84,6 +84,11 @@ class Communicator:
         self._worker.start()
         atexit.register(self.close)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither closed nor lost its group with that of the program."""
+        return self._is_open and dist.is_initialized() and self._own_group in dist.distributed_c10d._world.pg_map
+
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         """Have something done in its turn; every process must ask for the same in the same order."""
         done: Future[Any] = Future()

@@ -26,6 +26,11 @@ def has_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def count_processes() -> int:
+    """Processes of the group, or 1 where there is none."""
+    return dist.get_world_size() if has_group() else 1
+
+
 def identify_host() -> str:
     """A word that the processes that can share memory with this one have in common."""
     boot = Path("/proc/sys/kernel/random/boot_id")

@@ -113,7 +113,7 @@ def test_ids_are_checked_in_every_process():
     (lambda: Feature(device="cpu").share_ipc(), ArgumentError, "holds no rows yet"),
     (lambda: pickle.dumps(Feature(device="cpu")), ArgumentError, "without rows cannot be sent"),
     (lambda: Feature.lazy_from_ipc_handle(3), ArgumentTypeError, "ipc_handle must be what share_ipc returned, got int"),
-    (lambda: Feature(cold_policy="warm"), ArgumentError, "one of auto, unified, pinned, got 'warm'"),
+    (lambda: Feature(cold_policy="warm"), ArgumentError, "one of auto, unified, pinned, shard, got 'warm'"),
     (lambda: Feature(cache_policy="p2p"), ArgumentError, "cache_policy must be one of"),
     (lambda: Feature(device_list="all"), ArgumentError, "device_list must hold GPU indices or be 'group', got 'all'"),
     (lambda: Feature(device_list=[0, 0]), ArgumentError, "device_list must hold every GPU once"),

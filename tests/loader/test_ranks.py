@@ -331,6 +331,7 @@ def test_processes_keep_the_features_of_the_first_together():
 @pytest.mark.parametrize(("options", "message"), [
     ({"cache_policy": "all"}, "cache_policy must be one of None, device_replicate, p2p_clique_replicate, got 'all'"),
     ({"cold_policy": "unified"}, "cold_policy='unified' needs a cache_policy, got None"),
+    ({"cache_policy": "p2p_clique_replicate", "cold_policy": "shard"}, "'shard' needs cache_policy='device_replicate'"),
     ({"cache_policy": "device_replicate", "cold_policy": "ice"}, "cold_policy must be one of auto, unified, pinned"),
 ])  # fmt: skip
 def test_bad_policies_are_named(options, message):

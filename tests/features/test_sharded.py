@@ -1,0 +1,261 @@
+"""Rows of which every process holds a part: read by all, sent no more than needed, in any order of work."""
+
+import logging
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+from pyg_direct import Feature, FeatureStore, NeighborLoader
+from pyg_direct.errors import ArgumentError, IdError, PlacementWarning, RankError
+from pyg_direct.features import cold
+from pyg_direct.features.cold import Room, find_too_small
+from pyg_direct.features.sharded import ShardedRows, range_of
+from tests.batches import hash_batches, make_data
+from tests.distributed.threads import run_threads
+from tests.features.contract import DTYPES, ROWS, bytes_of, make_rows
+from tests.processes import run_ranks
+
+HOT = torch.tensor([0, 7, 21, 39])
+
+
+def open_rows(comm, rows, hot=None):
+    first, end = range_of(comm.rank, comm.size, len(rows))
+    own = Feature(device="cpu").from_cpu_tensor(rows[first:end].clone())
+    if hot is None:
+        return ShardedRows(len(rows), own, comm)
+    places = torch.full((len(rows),), -1)
+    places[hot] = torch.arange(len(hot))
+    return ShardedRows(len(rows), own, comm, lambda ids: places[ids], Feature(device="cpu").from_cpu_tensor(rows[hot]))
+
+
+def wanted_by(rank):
+    """Ids of a process, some several times; none of the last one of three."""
+    return torch.randint(40, (25 if rank < 2 else 0,), generator=torch.Generator().manual_seed(rank))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("hot", [None, HOT, torch.arange(40)], ids=["none", "some", "all"])
+def test_every_process_gets_the_rows_that_it_asks_for(size, hot):
+    rows = make_rows()
+
+    got = run_threads(lambda comm: open_rows(comm, rows, hot).read(wanted_by(comm.rank)), size)
+
+    for rank in range(size):
+        assert torch.equal(bytes_of(got[rank]), bytes_of(rows[wanted_by(rank)]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_any_dtype_come_bit_for_bit(dtype):
+    rows = make_rows(dtype=dtype)
+
+    got = run_threads(lambda comm: open_rows(comm, rows, HOT).read(wanted_by(comm.rank)), 2)
+
+    assert torch.equal(bytes_of(got[1]), bytes_of(rows[wanted_by(1)]))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_rows_of_any_shape_come_bit_for_bit(row):
+    rows = make_rows(row=row)
+
+    got = run_threads(lambda comm: open_rows(comm, rows).read(wanted_by(comm.rank).int()), 2)
+
+    assert got[0].shape == (25, *row)
+    assert torch.equal(bytes_of(got[0]), bytes_of(rows[wanted_by(0)]))
+
+
+def test_fewer_rows_than_processes():
+    rows = make_rows(2)
+
+    got = run_threads(lambda comm: open_rows(comm, rows).read(torch.tensor([1, 0, 1])), 3)
+
+    assert all(torch.equal(bytes_of(one), bytes_of(rows[[1, 0, 1]])) for one in got)
+
+
+def test_only_rows_of_others_are_sent():
+    def run(comm):
+        rows = open_rows(comm, make_rows(row=(5,)), HOT)
+        rows.read(torch.tensor([0, 1, 7, 8, 30, 31, 39]))
+        return dict(comm.sent), rows.num_read, rows.num_missed, rows.num_remote
+
+    got = run_threads(run, 2)
+
+    # Of 1, 8, 30 and 31 two are with each; a row takes 20 bytes and an id 4.
+    assert got == [({"sharded ids": 8, "sharded rows": 40}, 7, 4, 2)] * 2
+
+
+def test_a_bad_id_is_told_to_all():
+    def run(comm):
+        try:
+            open_rows(comm, make_rows()).read(torch.tensor([3, 40 if comm.rank == 1 else 4]))
+        except (IdError, RankError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    got = run_threads(run, 2)
+
+    assert "RankError: rank 1 failed" in got[0]
+    assert "IdError" in got[1]
+
+
+@pytest.mark.parametrize(("rooms", "expected"), [
+    # One copy fits.
+    ([("a", 100), ("a", 100), ("b", 100), ("b", 120)], None),
+    # One host cannot hold it, but the half of it.
+    ([("a", 500), ("a", 500), ("b", 50), ("b", 60)], ("b", 50)),
+    # All processes on one host hold no less together.
+    ([("a", 50), ("a", 50)], None),
+    # The share of its processes does not fit either.
+    ([("a", 40), ("a", 40), ("a", 40), ("b", 100)], None),
+])  # fmt: skip
+def test_rows_are_shared_out_where_only_that_fits(rooms, expected):
+    found = find_too_small([Room(host, num_bytes, False) for host, num_bytes in rooms], 100)
+
+    assert found == (None if expected is None else Room(*expected, False))
+
+
+def test_rows_that_are_shared_already_take_no_more_memory():
+    assert find_too_small([Room("a", 10, True), Room("b", 200, False)], 100) is None
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"device_list": [0]}, "cold_policy='shard' needs device_list='group'"),
+    ({"device_list": "group", "cache_policy": "p2p_clique_replicate"}, "needs cache_policy='device_replicate'"),
+])  # fmt: skip
+def test_what_cannot_be_shared_out_is_refused(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        Feature(device="cpu", cold_policy="shard", **options)
+
+
+def test_one_process_keeps_all():
+    feature = Feature(device="cpu", device_list="group", cold_policy="shard").from_cpu_tensor(make_rows())
+
+    assert feature.placement == "cpu"
+
+
+class _Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def use_features(rank, path):
+    """What becomes of a table in a file, shared out by hand and by choice."""
+    table = torch.from_numpy(np.load(path, mmap_mode="c"))
+    heard, logger = _Lines(), logging.getLogger("pyg_direct")
+    logger.addHandler(heard)
+    logger.setLevel(logging.INFO)
+    feature = Feature(device="cpu", device_list="group", cold_policy="shard", device_cache_size="20%").from_cpu_tensor(
+        table)  # fmt: skip
+    feature.count_served()
+    # Uneven: each as many ids as it likes, the last time one of them alone.
+    ids = [torch.arange(rank, 100, 3), torch.arange(50 * rank), torch.arange(100 if rank == 1 else 0)]
+    right = [torch.equal(feature[own], table[own]) for own in ids]
+    store = FeatureStore(device="cpu")
+    for call, message in (
+        (lambda: feature.update_([1], table[:1]), "cannot be updated: several processes hold them"),
+        (feature.share_ipc, "whose rows are shared out over processes cannot be sent"),
+        (lambda: feature.read_mmap(ids[0]), "this Feature has no file"),
+        (
+            lambda: store.put_tensor(feature, group_name=None, attr_name="x", index=None),
+            "tensor must hold all its rows",
+        ),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call()
+    narrow = Feature(device="cpu", device_list="group", cold_policy="shard", store_dtype=torch.float16).from_cpu_tensor(
+        table)  # fmt: skip
+    named = Feature(device="cpu", device_list="group", cold_policy="shard").from_cpu_tensor(table)
+    named.set_local_order(torch.arange(99, -1, -1))
+    every = torch.arange(100)
+    right += [torch.equal(narrow[every], table.half().float()), torch.equal(named[every], table.flip(0))]
+    # As if each process had a host of its own, which cannot hold the table, but a half of it.
+    cold.identify_host, cold.available_bytes = lambda: f"host {rank}", lambda: table.numel() * 4
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        chosen = Feature(device="cpu", device_list="group").from_cpu_tensor(table)
+    right.append(torch.equal(chosen[every], table))
+    cold.available_bytes = lambda: 1 << 40
+    kept = Feature(device="cpu", device_list="group").from_cpu_tensor(table.clone())
+    # They have one way to each other.
+    exchanges = {id(one._spilled.exchange) for one in (feature, narrow, named, chosen)}
+    tiers = [(tier.name, tier.num_rows, tier.num_read) for tier in feature.tell().tiers]
+    return (right, [one.placement for one in (feature, chosen, kept)], [str(w.message) for w in warned
+            if w.category is PlacementWarning], tiers, heard.lines[0], len(exchanges))  # fmt: skip
+
+
+def test_features_of_two_processes(tmp_path):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((100, 8), np.float32))
+
+    results = run_ranks(use_features, 2, tmp_path / "x.npy")
+
+    for rank, (right, placements, warned, tiers, line, num_exchanges) in enumerate(results):
+        assert right == [True] * 6
+        assert placements == ["sharded", "sharded", "cpu"]
+        assert len(warned) == 1
+        assert "shares the rows out over 2 processes" in warned[0]
+        # Of 34 or 33 ids, then none or 50, then none or 100, a fifth is hot here and the first half with process 0.
+        assert tiers == [[("host memory (cpu)", 20, 7), ("host memory (cpu)", 50, 10), ("other processes", 50, 17)],
+                         [("host memory (cpu)", 20, 47), ("host memory (cpu)", 50, 66), ("other processes", 50, 70)]
+                         ][rank]  # fmt: skip
+        assert line.startswith("100 rows shared out over 2 processes: 50 of them here, 0.000 GB of host memory, and "
+                               "copies of 20 hot rows; in ")  # fmt: skip
+        assert num_exchanges == 1
+
+
+SHARED_OUT = {"device": "cpu", "cache_policy": "device_replicate", "cold_policy": "shard"}
+
+
+def load_in_step(rank):
+    """Batches with rows shared out beside those of one process; more of them on one rank than on the other."""
+    found = []
+    for options in ({"uneven": "keep"}, {"uneven": "pad", "prefetch": 0}, {"feature_cache": "30%", "prefetch": 3}):
+        loader = NeighborLoader(make_data(), [3, 2], torch.arange(70), batch_size=16, shuffle=True, seed=1,
+                                ranks="auto", **SHARED_OUT, **options)  # fmt: skip
+        first = [hash_batches([batch]) for batch in loader]
+        # One leaves after a batch, the others do not; then another loader, of other lengths, in between.
+        for number, _ in enumerate(loader):
+            if rank == 0 and number == 0:
+                break
+        others = list(NeighborLoader(loader.data, [2], torch.arange(30 if rank else 60), batch_size=10, **SHARED_OUT))
+        last = [hash_batches([batch]) for batch in loader]
+        placed = {name: feature.placement for name, feature in loader._list_places()[1].items()}
+        found.append((first, last, len(others), placed["x"]))
+    typed = NeighborLoader(make_typed(), [3, 2], ("author", torch.arange(40)), batch_size=8, seed=1, ranks="auto",
+                           uneven="keep", **SHARED_OUT)  # fmt: skip
+    rows = [[batch[kind].x[:, 0].tolist() == batch[kind].n_id.tolist() for kind in batch.node_types] for batch in typed]
+    places = [feature.placement for feature in typed._list_places()[1].values()]
+    workers = NeighborLoader(loader.data, [2], batch_size=10, num_workers=1, multiprocessing_context="spawn",
+                             **SHARED_OUT)  # fmt: skip
+    with pytest.raises(ArgumentError, match="num_workers must be 0 where processes hold a part of the rows each"):
+        iter(workers)
+    return found, rows, places
+
+
+def make_typed():
+    data = HeteroData()
+    for kind, count in (("author", 40), ("paper", 60)):
+        data[kind].x = torch.arange(count).float().view(-1, 1).expand(-1, 6).contiguous()
+    generator = torch.Generator().manual_seed(0)
+    for kind, ends in ((("author", "writes", "paper"), (40, 60)), (("paper", "of", "author"), (60, 40))):
+        data[kind].edge_index = torch.stack([torch.randint(count, (200,), generator=generator) for count in ends])
+    return data
+
+
+def test_batches_are_those_of_one_process_and_nobody_waits_for_ever():
+    results = run_ranks(load_in_step, 3)
+
+    alone = NeighborLoader(make_data(), [3, 2], torch.arange(70), batch_size=16, shuffle=True, seed=1, device="cpu")
+    epochs = [[hash_batches([batch]) for batch in alone] for _ in range(3)]
+    for rank, (found, rows, places) in enumerate(results):
+        for first, last, num_others, placement in found:
+            # Without padding.
+            assert first[: len(epochs[0][rank::3])] == epochs[0][rank::3]
+            assert last[: len(epochs[2][rank::3])] == epochs[2][rank::3]
+            assert (num_others, placement) == (3 if rank else 6, "sharded")
+        assert (len(found), places) == (3, ["sharded"] * 2)
+        assert rows == [[True, True]] * (1 if rank == 2 else 2)
