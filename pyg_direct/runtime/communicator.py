@@ -281,8 +281,8 @@ class Communicator:
                     break
                 self._pulse.watch()
                 if silent := self._pulse.find_silent():
-                    raise RankError(f"{self._name(silent)} is gone: no sign of life for {self._silence:g} seconds"
-                                    ) from None  # fmt: skip
+                    reason = f"no sign of life for {self._silence:g} seconds"
+                    raise RankError(self._accuse(silent, reason)) from None
         self._pulse.rest()
         # Has what was received in place, or raises what went wrong.
         work.wait()
@@ -291,7 +291,15 @@ class Communicator:
         """Which process is gone, as far as the store of the group can tell."""
         # Not where this process is what ends.
         missing = self._pulse.call_roll() if self._pulse is not None and self._is_open else []
-        return f"{self._name(missing)} is gone: {error}" if missing else f"an exchange with other ranks failed: {error}"
+        return self._accuse(missing, str(error)) if missing else f"an exchange with other ranks failed: {error}"
+
+    def _accuse(self, missing: list[int], reason: str) -> str:
+        """Who is gone, in words, told to the others: they might find this process gone first."""
+        assert self._pulse is not None
+        gone = self._pulse.tell_gone(missing)
+        if self.rank in gone:
+            return f"rank {self._ranks[self.rank]}, this process, was silent for so long that the others gave it up"
+        return f"{self._name(gone)} is gone: {reason}"
 
     def _stop_pulse(self) -> None:
         if self._pulse is not None:

@@ -13,6 +13,9 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 # Seconds between two signs of life at most, and how many must be missed after a failure.
 _BEAT = 2.0
 _MISSED = 3
+# Beats until all have seen what one of them wrote, and the name of the ranks that are gone.
+_HEARD = 2.5
+_GONE = "gone"
 
 
 class Pulse:
@@ -25,6 +28,10 @@ class Pulse:
         name: Of the counts, equal in all processes.
         rank, size: This process, and their number.
         silence: Seconds without a sign of life after which a process is gone.
+
+    Attributes:
+        gone: Ranks that the first process to miss some found gone; the group ends over them. It tells the others before
+            it ends itself, which they could not tell from those that ended before.
     """
 
     def __init__(self, name: str, rank: int, size: int, silence: float) -> None:
@@ -36,6 +43,8 @@ class Pulse:
         self._changed: dict[int, float] = {}
         self._answered = time.monotonic()
         self._broken: Exception | None = None
+        self.gone: list[int] = []
+        self._to_tell: list[int] = []
         self._looks, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="pyg_direct_pulse", daemon=True)
         self._thread.start()
@@ -48,6 +57,7 @@ class Pulse:
                 count += 1
                 if self._looks.is_set():
                     self._look()
+                self._hear_or_tell()
                 self._answered = time.monotonic()
         except (RuntimeError, dist.DistError) as error:
             self._broken = error
@@ -58,6 +68,27 @@ class Pulse:
                 found = self._store.get(str(rank))
                 if found != self._counts.setdefault(rank, found):
                     self._counts[rank], self._changed[rank] = found, time.monotonic()
+
+    def _hear_or_tell(self) -> None:
+        if not self.gone and self._store.check([_GONE]):
+            self.gone = [int(rank) for rank in self._store.get(_GONE).split(b",")]
+        elif not self.gone and self._to_tell:
+            self._store.set(_GONE, ",".join(map(str, self._to_tell)))
+            self.gone = self._to_tell
+
+    def tell_gone(self, ranks: list[int]) -> list[int]:
+        """Tell the others who is gone, unless one of them did so before; returns who that is.
+
+        Waits for as long as they take to hear it.
+        """
+        if self._size == 2:
+            # There is nobody else.
+            return self.gone or ranks
+        self._to_tell = ranks
+        until = time.monotonic() + _HEARD * self._beat
+        while time.monotonic() < until and self._broken is None:
+            time.sleep(self._beat / 4)
+        return self.gone or ranks
 
     def watch(self) -> None:
         """Begin to look at the others: something is waited for."""

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -24,49 +23,53 @@ import os, signal, sys, time
 import torch, torch.distributed as dist
 from pyg_direct.distributed import DistGraph, DistNeighborLoader
 
-def run(rank, port, number):
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def run(rank, port, size, number):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     # A process that is killed is named in time by default; that of a frozen one is the silence.
-    options = {"silence": 3} if number == signal.SIGSTOP else {}
-    with DistGraph(sys.argv[1], device="cpu", **options) as graph:
+    options = {"silence": 2} if number == signal.SIGSTOP else {}
+    with DistGraph(f"{sys.argv[1]}/{size}", device="cpu", **options) as graph:
         for batch_number, batch in enumerate(DistNeighborLoader(graph, [3, 2], batch_size=5, seed=1)):
             if rank == 1 and batch_number == 3:
+                # Not before the others have the batch that was asked for ahead.
+                time.sleep(1 if size == 3 else 0)
                 os.kill(os.getpid(), number)
-            time.sleep(0.02)
+            # The last of three asks for the next one when the first has long heard of it, and is gone too.
+            time.sleep(6 if rank == 2 and batch_number == 3 else 0.02)
 
-pids = []
-for port in sys.argv[3:]:
-    for rank in range(2):
-        pids.append(os.fork())
-        if pids[-1] == 0:
-            number = signal.SIGKILL if port == sys.argv[3] else signal.SIGSTOP
-            os.dup2(os.open(f"{sys.argv[2]}/{number}-{rank}", os.O_CREAT | os.O_WRONLY), 2)
-            run(rank, port, number)
+jobs = []
+for port, size, number in zip(sys.argv[2:], (2, 3), (signal.SIGKILL, signal.SIGSTOP)):
+    jobs.append([])
+    for rank in range(size):
+        jobs[-1].append(os.fork())
+        if jobs[-1][-1] == 0:
+            os.dup2(os.open(f"{sys.argv[1]}/{size}-{rank}", os.O_CREAT | os.O_WRONLY), 2)
+            run(rank, port, size, number)
             sys.exit()
-for place in (0, 2):
-    begin = time.monotonic()
-    os.waitpid(pids[place + 1], os.WUNTRACED)
+for pids in jobs:
+    frozen, _ = os.waitpid(pids.pop(1), os.WUNTRACED)
     died = time.monotonic()
-    print(os.waitstatus_to_exitcode(os.waitpid(pids[place], 0)[1]), time.monotonic() - died)
-os.kill(pids[3], signal.SIGKILL)
+    for pid in pids:
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), time.monotonic() - died)
+os.kill(frozen, signal.SIGKILL)
 """
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_or_frozen_is_named_soon(tmp_path):
-    write_data(tmp_path / "p", make_data(), 2)
+    for size in (2, 3):
+        write_data(tmp_path / str(size), make_data(), size)
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     ports = [str(free_port()) for _ in range(2)]
 
-    done = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path / "p", tmp_path, *ports], env=environment,
-                          capture_output=True, text=True, timeout=200, check=True)  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path, *ports], env=environment, capture_output=True,
+                          text=True, timeout=100, check=True)  # fmt: skip
 
     ends = [line.split() for line in done.stdout.splitlines()]
-    assert [code for code, _ in ends] == ["1", "1"]
+    assert [code for code, _ in ends] == ["1"] * 3
     assert all(float(seconds) < 60 for _, seconds in ends)
-    heard = [(tmp_path / f"{number}-0").read_text() for number in (signal.SIGKILL, signal.SIGSTOP)]
-    assert all("RankError: rank 1 is gone" in text for text in heard)
-    assert "no sign of life for 3 seconds" in heard[1]
+    heard = [(tmp_path / name).read_text() for name in ("2-0", "3-0", "3-2")]
+    assert all("RankError: rank 1 is gone" in text for text in heard), heard
+    assert "no sign of life for 2 seconds" in heard[1]
 
 
 def run_job(rank, folder, ports, signals):
