@@ -196,6 +196,7 @@ def _lay_out(arrays: list[np.ndarray]) -> tuple[list[int], int]:
 def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
     """What JSON can tell, and the arrays apart: each kind of container is a list that begins with its name."""
     if isinstance(value, np.ndarray):
+        _check_numbers(value.dtype)
         arrays.append(value)
         return ["array", value.dtype.str, list(value.shape)]
     if isinstance(value, tuple):
@@ -207,6 +208,13 @@ def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
     return value
 
 
+def _check_numbers(dtype: np.dtype) -> np.dtype:
+    """Refuse what would be read as objects, or told as such."""
+    if dtype.kind not in "biufc":
+        raise ValueError(f"arrays of a message must hold numbers, got {dtype}")
+    return dtype
+
+
 def _decode(value: Any, memory: np.ndarray) -> Any:
     at = 0
 
@@ -216,7 +224,7 @@ def _decode(value: Any, memory: np.ndarray) -> Any:
             return value
         kind, *items = value
         if kind == "array":
-            dtype, shape = np.dtype(items[0]), tuple(items[1])
+            dtype, shape = _check_numbers(np.dtype(items[0])), tuple(items[1])
             begin, size = at, math.prod(shape) * dtype.itemsize
             at += -(-size // _ALIGNMENT) * _ALIGNMENT
             if min(shape, default=0) < 0 or begin + size > memory.size:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pyg_direct.disk import write_whole
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, PartitionError
 
 _PIECE = 1 << 22
 
@@ -112,6 +112,28 @@ def describe_file(path: Path) -> dict[str, Any]:
         while piece := file.read(_PIECE):
             digest.update(piece)
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def read_array(path: Path, *, mapped: bool = False) -> np.ndarray:
+    """The array of a `.npy` file, numbers alone.
+
+    Args:
+        path: The file.
+        mapped: Leave it in the file, with pages copied that are written to.
+
+    Raises:
+        PartitionError: it is missing or damaged, or holds something else, such as a pickle, which is not loaded.
+    """
+    try:
+        array: Any = np.load(path, allow_pickle=False, mmap_mode="c" if mapped else None)
+    except (OSError, ValueError, EOFError) as error:
+        raise PartitionError(f"{path} cannot be read: {error}") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise PartitionError(f"{path} must hold an array of numbers, got an archive")
+    if array.dtype.kind not in "biufc":
+        raise PartitionError(f"{path} must hold an array of numbers, got {array.dtype}")
+    return array
 
 
 def write_array(path: Path, array: np.ndarray) -> None:

@@ -11,12 +11,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pyg_direct.disk import write_whole
 from pyg_direct.distributed.book import Book
-from pyg_direct.distributed.files import describe_file
+from pyg_direct.distributed.files import describe_file, read_array
 from pyg_direct.errors import ArgumentError, PartitionError
 
 FORMAT, VERSION = "pyg_direct.partition", 1
@@ -139,7 +138,7 @@ class Manifest:
             return Book(entry.num_nodes, self.num_parts)
         if entry.book["kind"] == "range":
             return Book(entry.num_nodes, self.num_parts, bounds=torch.tensor(entry.book["bounds"]))
-        table = np.load(Path(folder) / entry.book["file"], allow_pickle=False)
+        table = read_array(Path(folder) / entry.book["file"])
         return Book(entry.num_nodes, self.num_parts, table=torch.from_numpy(table))
 
     def check_part(self, part: Any) -> int:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from pyg_direct.distributed.book import Book
+from pyg_direct.distributed.files import read_array
 from pyg_direct.distributed.manifest import Manifest, part_folder
-from pyg_direct.errors import IdError, PartitionError
+from pyg_direct.errors import IdError
 from pyg_direct.graph.hetero import ALIGNMENT
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.compress import order_rows
@@ -187,11 +188,7 @@ class GraphPart:
 
     def _read(self, name: str, *, rows: bool = False) -> Tensor:
         path = self._folder / part_folder(self.part) / name
-        try:
-            array = np.load(path, allow_pickle=False, mmap_mode="c" if rows and self._map_rows else None)
-        except (OSError, ValueError) as error:
-            raise PartitionError(f"{path} cannot be read: {error}") from error
-        tensor = torch.from_numpy(array)
+        tensor = torch.from_numpy(read_array(path, mapped=rows and self._map_rows))
         # Rows are placed by who serves them.
         return tensor if rows else tensor.to(self.device)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.distributed.files import write_array
+from pyg_direct.distributed.files import read_array, write_array
 from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.errors import ArgumentError, PartitionError
@@ -107,7 +107,7 @@ def read_replicas(folder: str | PathLike[str], manifest: Manifest, part: int) ->
         raise PartitionError(f"{target} is missing; plan_replicas writes it")
     for number, entry in enumerate(manifest.nodes):
         if (target / f"node-{number}.npy").exists():
-            found[entry.name] = torch.from_numpy(np.load(target / f"node-{number}.npy", allow_pickle=False))
+            found[entry.name] = torch.from_numpy(read_array(target / f"node-{number}.npy"))
     return found
 
 

@@ -147,7 +147,10 @@ def load_array(value: Any) -> np.ndarray:
 def _load(path: str | PathLike[str]) -> np.ndarray:
     if not Path(path).exists():
         raise ArgumentError(f"a file of arrays is not there: {str(path)!r}")
-    array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise ArgumentError(f"{path} must hold an array of numbers: {error}") from error
     return array
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from pyg_direct import NeighborLoader
-from pyg_direct.distributed.channel import Channel, Channels, call_over, go_over
+from pyg_direct.distributed.channel import Channel, Channels, _decode, call_over, go_over
 from pyg_direct.distributed.client import ClientGraph
 from pyg_direct.distributed.loader import DistNeighborLoader
 from pyg_direct.distributed.partition import partition_graph
@@ -91,6 +91,14 @@ def test_words_that_lie_read_nothing(words):
     with pytest.raises((TypeError, ValueError)):
         Channel(theirs).receive(5)
     mine.close()
+
+
+@pytest.mark.parametrize("kind", ["|O", "<U2", "|V8", "<M8[s]"])
+def test_objects_are_neither_read_nor_sent(kind):
+    with pytest.raises(ValueError, match="arrays of a message must hold numbers, got "):
+        _decode(["array", kind, [1]], np.zeros(64, np.uint8))
+    with pytest.raises(ValueError, match="arrays of a message must hold numbers, got "):
+        make_pair()[0].send(np.zeros(1, kind))
 
 
 def test_an_end_that_is_gone_is_heard():
