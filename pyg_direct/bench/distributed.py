@@ -62,6 +62,10 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
             yield Row.of(case, "speed beside one process", "x", [_median(result["edges"]) / _median(found[1]["edges"])])
         yield Row.of(case, "row bytes sent a batch", "KB", [result["row_bytes"] / 1e3], result["least_bytes"] / 1e3,
                      "distinct rows of other parts")  # fmt: skip
+        if "shared_edges" in result:
+            yield Row.of(case, "edges of all processes, rows read in place", "M/s",
+                         [v / 1e6 for v in result["shared_edges"]], _median(result["edges"]) / 1e6, "rows exchanged",
+                         "rows in memory that the processes share")  # fmt: skip
         yield Row.of(case, "ids and edges sent a batch", "KB", [result["other_bytes"] / 1e3])
         yield Row.of(case, "row bytes with copies of 20 %", "KB", [result["kept_bytes"] / 1e3],
                      result["least_bytes"] / 1e3, "distinct rows of other parts")  # fmt: skip
@@ -163,6 +167,9 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
     if count > 1:
         with DistGraph(folder, device=device, device_cache_size="100%", replicas="20%") as graph:
             result["kept_bytes"] = _run_epoch(graph, num_nodes, 0)["row_bytes"]
+    if count > 1 and device.type == "cpu":
+        with DistGraph(folder, device=device, share_rows=True) as graph:
+            result["shared_edges"] = [_run_epoch(graph, num_nodes, epoch)["edges"] for epoch in range(4)][1:]
     return result
 
 

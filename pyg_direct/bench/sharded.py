@@ -39,7 +39,8 @@ def measure_sharded(graph: NodeDataset, name: str, device: str, count: int) -> I
     for way, (rates, num_bytes, held) in found.items():
         yield Row.of(case, f"batches, {way}", "1/s", rates, _median(shared), "one copy that all share",
                      f"{BATCH} seeds, {FANOUTS}, without training")  # fmt: skip
-        yield Row.of(case, f"row bytes sent a batch, {way}", "KB", [num_bytes / 1e3])
+        if num_bytes > 0:
+            yield Row.of(case, f"row bytes sent a batch, {way}", "KB", [num_bytes / 1e3])
         yield Row.of(case, f"rows in host memory, {way}", "MB", [held / 1e6])
 
 

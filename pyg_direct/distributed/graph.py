@@ -39,6 +39,8 @@ class DistGraph:
         replicas: Rows of other parts to keep copies of: bytes, `"200M"`, or a share of the rows of this part such as
             `"20%"`, those that the part's own neighbor lists name most often; or `"plan"` for what `plan_replicas`
             wrote; or ids of a node type, by type with types.
+        share_rows: Let processes of one host, on the CPU, read each other's rows in memory that they share; only rows
+            of other hosts are then exchanged. The same in all processes.
         timeout, silence: Seconds that an exchange waits for the slowest process, and for one that gives no sign of
             life.
 
@@ -56,9 +58,11 @@ class DistGraph:
 
     def __init__(self, folder: str | PathLike[str], *, device: Device = None, group: Any = None,
                  backend: str | None = None, check: str | None = "size", device_cache_size: int | str = 0,
-                 placement: str = "unified", replicas: Any = None, timeout: float = 600,
+                 placement: str = "unified", replicas: Any = None, share_rows: bool = False, timeout: float = 600,
                  silence: float = 30) -> None:  # fmt: skip
         self.device = resolve_device(device)
+        if share_rows and self.device.type != "cpu":
+            raise ArgumentError(f"share_rows needs device='cpu', got {str(self.device)!r}")
         self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout,
                                          silence=silence)  # fmt: skip
         # In turn, so that what is wrong with one part is told to all.
@@ -69,6 +73,8 @@ class DistGraph:
                     for kind, table in self.part.tables.items()}  # fmt: skip
         self.rows = RowExchange(self.part, self.communicator, features)
         self.pairs = PairExchange(self.part, self.communicator)
+        if share_rows:
+            self.communicator.run(self.rows.read_peers)
         if replicas is not None:
             self.communicator.run(self._keep, folder, replicas)
 

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from pyg_direct.distributed.parcel import Parcel
 from pyg_direct.distributed.part import GraphPart, Table
+from pyg_direct.distributed.peers import PeerRows
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
+from pyg_direct.ops.gather import gather_rows
 from pyg_direct.ops.owner import group_keys, make_keys
 from pyg_direct.ops.scatter import scatter_rows
 from pyg_direct.runtime.communicator import Communicator
@@ -69,7 +71,8 @@ class RowExchange:
 
     Attributes:
         features: Where the part's own rows lie, by kind and attribute.
-        num_remote, num_kept: Rows fetched from others so far, and rows of others that were kept here.
+        num_remote, num_kept: Rows fetched from others so far, and rows of others that were found here, as copies are
+            kept or their memory is shared.
     """
 
     def __init__(self, part: GraphPart, communicator: Communicator | None,
@@ -83,10 +86,16 @@ class RowExchange:
         for kind, times in part.times.items():
             self.features[kind][TIME] = Feature(device=part.device).from_cpu_tensor(times)
         self._kept: dict[Any, Table] = {}
+        self._peers: PeerRows | None = None
         self.num_remote = self.num_kept = 0
         if communicator is not None:
             # How a process does, the ids that it asks for, and those of which it has copies, by kind.
             communicator.widen(1 + 2 * max(1, len(part.tables)))
+
+    def read_peers(self) -> None:
+        """From now on, read the rows of processes of this host where they lie; collective."""
+        assert self._communicator is not None
+        self._peers = PeerRows(self._part, self._communicator, self.features)
 
     def names(self, kind: Any) -> list[str]:
         """Attributes of a kind."""
@@ -148,6 +157,9 @@ class RowExchange:
             kind, nodes = (one.kind, one.ids) if one.owned is None else one.owned
             if one.ids.numel():
                 self._part.books[kind].find_buckets(nodes, self._part.part, len(wanted), number, own)
+            for peer in () if self._peers is None else self._peers.parts:
+                partner = peer - (peer > self._part.part)
+                own.masked_fill_(own == partner * len(wanted) + number, num_parts * len(wanted) + number)
             kept = self._kept.get(one.kind)
             if kept is not None and kept.ids.numel() and one.ids.numel():
                 is_own = own == (num_parts - 1) * len(wanted) + number
@@ -160,9 +172,11 @@ class RowExchange:
         comm, num_kinds = self._communicator, len(wanted)
         ids, order, bounds = self._group(wanted)
         counted = bounds.diff().view(comm.size + 1, num_kinds)
+        if self._peers is not None and self._peers.is_complete:
+            return Asked(ids, order, counted.numpy()), [ids.new_empty(0, dtype=torch.uint8)]
         rows = comm.make_rows(ids.device)
         rows[: comm.size, 1 : 1 + num_kinds] = counted[:-1]
-        if self._kept:
+        if self._kept or self._peers is not None:
             rows[: comm.size, 1 + num_kinds : 1 + 2 * num_kinds] = counted[-1]
         sent, found = comm.meet(rows)
         own = slice(1, 1 + num_kinds)
@@ -209,7 +223,7 @@ class RowExchange:
         targets = theirs - first if first else theirs
         here = asked.places(num_others, number) if num_others < self._part.num_parts else theirs[:0]
         places = self._part.tables[one.kind].locate(asked.ids[here])[0]
-        copied = asked.places(len(asked.counts) - 1, number)
+        copied, shared = self._split_copied(one.kind, asked.ids, asked.places(len(asked.counts) - 1, number))
         kept = self._kept.get(one.kind)
         out = {}
         for name in names:
@@ -223,8 +237,23 @@ class RowExchange:
             scatter_rows(rows, here - first if first else here, feature.read(places), is_unique=True)
             if kept is not None and copied.numel():
                 scatter_rows(rows, copied - first, kept.rows[name][kept.find(asked.ids[copied])], is_unique=True)
+            for which, found, held in shared:
+                scatter_rows(rows, which - first, gather_rows(held[name], found), is_unique=True)
             out[name] = rows
         return out
+
+    def _split_copied(self, kind: Any, ids: Tensor, copied: Tensor
+                      ) -> tuple[Tensor, list[tuple[Tensor, Tensor, Mapping[str, Tensor]]]]:  # fmt: skip
+        """(places of ids of which copies are kept, (places, places in its tables, these) of each process whose rows
+        are read where they lie), of the places of both.
+        """
+        if self._peers is None:
+            return copied, []
+        kept = self._kept.get(kind)
+        is_kept = torch.zeros(len(copied), dtype=torch.bool) if kept is None else kept.find(ids[copied]) >= 0
+        shared = copied[~is_kept]
+        found = self._peers.find(kind, ids[shared])
+        return copied[is_kept], [(shared[which], places, rows) for which, places, rows in found]
 
     def keep(self, ids: Mapping[Any, Tensor]) -> None:
         """Keep copies of rows of other parts, by kind; replaces those kept before.

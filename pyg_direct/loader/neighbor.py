@@ -113,7 +113,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             every process has its own. See `Feature`.
         cold_policy: With `cache_policy`, where GPUs read the other rows: `unified`, `pinned`, `shard` or `auto`; see
             `Feature`. With `shard`, batches are made in step with the other processes, which all iterate; one that has
-            fewer batches, or leaves an epoch early, takes part in those of the others meanwhile.
+            fewer batches, or leaves an epoch early, takes part in those of the others meanwhile, and ends its process
+            group after they are done (`dist.barrier()`).
         hotness: What ranks rows for `feature_cache`: `degree`; `expected`, the chance that a batch meets a node
             (`expected_reads`); or `frequency`: reads counted while `presample` epochs are sampled, before the first
             one, with degrees among equals. Only for a `Data` that is sampled uniformly, and for attributes that no

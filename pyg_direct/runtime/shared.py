@@ -110,6 +110,22 @@ def _open_sent(descriptor: Any, num_bytes: int) -> SharedMemory:
     return SharedMemory(num_bytes, descriptor.detach())
 
 
+def open_shared(process: int, descriptor: int, num_bytes: int) -> SharedMemory:
+    """Memory of another process of this host and user, which waits meanwhile.
+
+    Args:
+        process, descriptor, num_bytes: Its number, and what it says of its memory.
+
+    Raises:
+        OSError: it is out of sight, or not what was said.
+    """
+    found = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    if os.fstat(found).st_size < num_bytes:
+        os.close(found)
+        raise OSError(f"memory of process {process} must have {num_bytes} bytes, it has fewer")
+    return SharedMemory(num_bytes, found)
+
+
 def find_shared(tensor: Tensor) -> SharedMemory | None:
     """The shared memory that a CPU tensor is a view of the first bytes of, if there is one."""
     if tensor.is_cuda or not tensor.is_contiguous():

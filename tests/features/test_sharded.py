@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch_geometric.data import HeteroData
 
 from pyg_direct import Feature, FeatureStore, NeighborLoader
@@ -143,6 +144,11 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+def list_reads(rank):
+    """Each as many ids as it likes, the last time one of them alone."""
+    return [torch.arange(rank, 100, 3), torch.arange(50 * rank), torch.arange(100 if rank == 1 else 0)]
+
+
 def use_features(rank, path):
     """What becomes of a table in a file, shared out by hand and by choice."""
     table = torch.from_numpy(np.load(path, mmap_mode="c"))
@@ -152,8 +158,7 @@ def use_features(rank, path):
     feature = Feature(device="cpu", device_list="group", cold_policy="shard", device_cache_size="20%").from_cpu_tensor(
         table)  # fmt: skip
     feature.count_served()
-    # Uneven: each as many ids as it likes, the last time one of them alone.
-    ids = [torch.arange(rank, 100, 3), torch.arange(50 * rank), torch.arange(100 if rank == 1 else 0)]
+    ids = list_reads(rank)
     right = [torch.equal(feature[own], table[own]) for own in ids]
     store = FeatureStore(device="cpu")
     for call, message in (
@@ -173,7 +178,8 @@ def use_features(rank, path):
     named.set_local_order(torch.arange(99, -1, -1))
     every = torch.arange(100)
     right += [torch.equal(narrow[every], table.half().float()), torch.equal(named[every], table.flip(0))]
-    # As if each process had a host of its own, which cannot hold the table, but a half of it.
+    # As if each process had a host of its own, which cannot hold the table, but a third of it.
+    kept_calls = cold.identify_host, cold.available_bytes
     cold.identify_host, cold.available_bytes = lambda: f"host {rank}", lambda: table.numel() * 4
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -181,30 +187,12 @@ def use_features(rank, path):
     right.append(torch.equal(chosen[every], table))
     cold.available_bytes = lambda: 1 << 40
     kept = Feature(device="cpu", device_list="group").from_cpu_tensor(table.clone())
+    cold.identify_host, cold.available_bytes = kept_calls
     # They have one way to each other.
     exchanges = {id(one._spilled.exchange) for one in (feature, narrow, named, chosen)}
     tiers = [(tier.name, tier.num_rows, tier.num_read) for tier in feature.tell().tiers]
     return (right, [one.placement for one in (feature, chosen, kept)], [str(w.message) for w in warned
             if w.category is PlacementWarning], tiers, heard.lines[0], len(exchanges))  # fmt: skip
-
-
-def test_features_of_two_processes(tmp_path):
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((100, 8), np.float32))
-
-    results = run_ranks(use_features, 2, tmp_path / "x.npy")
-
-    for rank, (right, placements, warned, tiers, line, num_exchanges) in enumerate(results):
-        assert right == [True] * 6
-        assert placements == ["sharded", "sharded", "cpu"]
-        assert len(warned) == 1
-        assert "shares the rows out over 2 processes" in warned[0]
-        # Of 34 or 33 ids, then none or 50, then none or 100, a fifth is hot here and the first half with process 0.
-        assert tiers == [[("host memory (cpu)", 20, 7), ("host memory (cpu)", 50, 10), ("other processes", 50, 17)],
-                         [("host memory (cpu)", 20, 47), ("host memory (cpu)", 50, 66), ("other processes", 50, 70)]
-                         ][rank]  # fmt: skip
-        assert line.startswith("100 rows shared out over 2 processes: 50 of them here, 0.000 GB of host memory, and "
-                               "copies of 20 hot rows; in ")  # fmt: skip
-        assert num_exchanges == 1
 
 
 SHARED_OUT = {"device": "cpu", "cache_policy": "device_replicate", "cold_policy": "shard"}
@@ -246,12 +234,41 @@ def make_typed():
     return data
 
 
-def test_batches_are_those_of_one_process_and_nobody_waits_for_ever():
-    results = run_ranks(load_in_step, 3)
+def use_all(rank, path):
+    found = use_features(rank, path), load_in_step(rank)
+    # Before one ends the group that others still exchange rows over.
+    dist.barrier()
+    return found
 
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What three processes have found."""
+    path = tmp_path_factory.mktemp("rows") / "x.npy"
+    np.save(path, np.random.default_rng(0).random((100, 8), np.float32))
+    return run_ranks(use_all, 3, path)
+
+
+def test_features_of_processes(results):
+    for rank, ((right, placements, warned, tiers, line, num_exchanges), _) in enumerate(results):
+        assert right == [True] * 6
+        assert placements == ["sharded", "sharded", "cpu"]
+        assert len(warned) == 1
+        assert "shares the rows out over 3 processes" in warned[0]
+        ids, (first, end) = torch.cat(list_reads(rank)), range_of(rank, 3, 100)
+        is_hot, is_own = ids < 20, (ids >= first) & (ids < end)
+        assert tiers == [("host memory (cpu)", 20, int(is_hot.sum())),
+                         ("host memory (cpu)", end - first, int((is_own & ~is_hot).sum())),
+                         ("other processes", 100 - end + first, int((~is_own & ~is_hot).sum()))]  # fmt: skip
+        assert line.startswith(f"100 rows shared out over 3 processes: {end - first} of them here, 0.000 GB of host "
+                               "memory, and copies of 20 hot rows; in ")  # fmt: skip
+        assert num_exchanges == 1
+
+
+def test_batches_are_those_of_one_process_and_nobody_waits_for_ever(results):
     alone = NeighborLoader(make_data(), [3, 2], torch.arange(70), batch_size=16, shuffle=True, seed=1, device="cpu")
     epochs = [[hash_batches([batch]) for batch in alone] for _ in range(3)]
-    for rank, (found, rows, places) in enumerate(results):
+    for rank, (_, (found, rows, places)) in enumerate(results):
         for first, last, num_others, placement in found:
             # Without padding.
             assert first[: len(epochs[0][rank::3])] == epochs[0][rank::3]

@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
 from pyg_direct.runtime import shared
-from pyg_direct.runtime.shared import SharedMemory, find_shared, share
+from pyg_direct.runtime.shared import SharedMemory, find_shared, open_shared, share
 
 
 def test_a_tensor_becomes_a_view_with_the_same_contents():
@@ -33,6 +33,17 @@ def test_sharing_twice_moves_once():
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (1,), (3, 0)])
 def test_odd_shapes(shape):
     assert share(torch.ones(shape)).view(torch.float32, shape).tolist() == torch.ones(shape).tolist()
+
+
+def test_memory_of_a_process_is_opened_by_its_number():
+    memory = share(torch.arange(5))
+
+    found = open_shared(os.getpid(), memory.descriptor, 40).view(torch.int64, (5,))
+    found[0] = 7
+
+    assert memory.view(torch.int64, (5,)).tolist() == [7, 1, 2, 3, 4]
+    with pytest.raises(OSError, match="must have 41 bytes, it has fewer"):
+        open_shared(os.getpid(), memory.descriptor, 41)
 
 
 def test_a_strided_tensor_is_refused():
