@@ -113,6 +113,7 @@ class TableTier(Tier):
         # The same number, as Python reads it fastest.
         self._position = ctypes.c_int64.from_address(self._errors.data_ptr())
         self._gather: Gather | None = None
+        self._row = tuple(table.shape[1:])
 
     @property
     def table(self) -> Tensor:
@@ -123,8 +124,9 @@ class TableTier(Tier):
 
     def take(self, ids: Tensor) -> Tensor:
         """Rows of ids that were checked, in a tensor of their own; otherwise as `read`."""
-        self.raise_earlier_error()
-        out = self._table.new_empty((ids.shape[0], *self.shape[1:]))
+        if self._position.value != NO_POSITION:
+            self.raise_earlier_error()
+        out = self._table.new_empty((ids.numel(), *self._row))
         if out.numel() > 0:
             self._read(ids.contiguous(), out)
         return out
