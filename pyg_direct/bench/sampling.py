@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from threading import get_ident
 
 import torch
 
@@ -112,15 +113,27 @@ def sample_ahead(plan: GpuPlan, batches: list[torch.Tensor]) -> None:
 
 
 def measure_launch() -> Iterator[Row]:
-    """Microseconds of Python for one launch on torch's current stream, with two arrays and two scalars."""
+    """Microseconds of Python for one launch on torch's current stream, with two arrays and two scalars.
+
+    Beside it stands the driver's call alone, with all its arguments ready: the most of a launch, and another on each
+    machine.
+    """
     items = torch.arange(8, device="cuda")
     args = 7, items, 0, torch.empty_like(items)
     run_gpu(draw_bits_gpu, 1, *args)
     bound = _DISPATCHES[draw_bits_gpu].launchers[items.device.index]
-    for what, launch in (("compiled kernel", partial(bound, 1, THREADS, args)),
+    names = bound.__globals__
+    handle, _, address = names["bound"][torch.cuda.current_stream().cuda_stream, get_ident()]
+    ready = names["function"], 1, 1, 1, THREADS, 1, 1, 0, handle, address, 0
+    took: dict[str, list[float]] = {}
+    for what, launch in (("the driver alone", partial(names["enqueue"], *ready)),
+                         ("compiled kernel", partial(bound, 1, THREADS, args)),
                          ("found by dtypes", partial(run_gpu, draw_bits_gpu, 1, *args))):  # fmt: skip
         times = time_on_clock(lambda launch=launch: [launch() for _ in range(200)], 30)  # type: ignore[misc]
-        yield Row.of(f"launch/{what}", "time", "us", [t / 200 * 1e6 for t in times])
+        took[what] = [t / 200 * 1e6 for t in times]
+    least = sorted(took.pop("the driver alone"))[15]
+    for what, micros in took.items():
+        yield Row.of(f"launch/{what}", "time", "us", micros, least, "the driver's own call, through cuda.bindings")
 
 
 def measure_cpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str, all_threads: Sequence[int] = (1, 2)
