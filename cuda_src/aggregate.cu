@@ -239,10 +239,21 @@ __device__ __forceinline__ void add_slice(const uint4 *z, const int *col, const 
     }
 }
 
+// Adds four items to a row of fp32, whoever else adds to it.
+__device__ __forceinline__ void add_4(float *to, float a, float b, float c, float d)
+{
+#if __CUDA_ARCH__ >= 900
+    atomicAdd(reinterpret_cast<float4 *>(to), make_float4(a, b, c, d));
+#else
+    atomicAdd(to, a), atomicAdd(to + 1, b), atomicAdd(to + 2, c), atomicAdd(to + 3, d);
+#endif
+}
+
 // Adds numbers [number, number + 4) of a slice's sum to its row `to`; `col`, `weight` and `presence` begin at the first
-// of `count` edges, `scale` at the target's; a null `weight`, `presence` or `scale` stands for ones.
+// of `count` edges, `scale` at the target's; a null `weight`, `presence` or `scale` stands for ones. `write` is 1 where
+// others add to the same numbers, 2 where nobody does and they are zero.
 extern "C" __device__ int sum_slice_16(int *, u64 to, u64 z, u64 col, u64 weight, int num_weights, u64 presence,
-                                       u64 scale, int count, int items, int number, int channels, int low, int several)
+                                       u64 scale, int count, int items, int number, int channels, int low, int write)
 {
     float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     int snapshot[4];
@@ -261,25 +272,14 @@ extern "C" __device__ int sum_slice_16(int *, u64 to, u64 z, u64 col, u64 weight
         for (int i = 0; i < 4; ++i) total[i] *= reinterpret_cast<const float *>(scale)[snapshot[i] - low];
     }
     float *at = reinterpret_cast<float *>(to) + number;
-    if (several) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) atomicAdd(at + i, total[i]);
+    if (write == 1) {
+        add_4(at, total[0], total[1], total[2], total[3]);
     } else {
         float4 *row = reinterpret_cast<float4 *>(at);
-        const float4 before = *row;
+        const float4 before = write == 2 ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *row;
         *row = make_float4(before.x + total[0], before.y + total[1], before.z + total[2], before.w + total[3]);
     }
     return 0;
-}
-
-// Adds four items to a row of fp32, whoever else adds to it.
-__device__ __forceinline__ void add_4(float *to, float a, float b, float c, float d)
-{
-#if __CUDA_ARCH__ >= 900
-    atomicAdd(reinterpret_cast<float4 *>(to), make_float4(a, b, c, d));
-#else
-    atomicAdd(to, a), atomicAdd(to + 1, b), atomicAdd(to + 2, c), atomicAdd(to + 3, d);
-#endif
 }
 
 template <class Kind, class Index>

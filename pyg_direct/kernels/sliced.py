@@ -16,7 +16,9 @@ from pyg_direct.kernels.jit import SIMULATED, THREADS, body, cpu_kernel, cuda, d
 SLICE = 32
 # Threads that stage the edges of their slices together.
 TEAM = min(THREADS, 32)
-STAGED = 4 * SLICE * (THREADS // TEAM)
+# Slices that a team works on at once, at most.
+COALESCED = 16 if TEAM == 32 else 4
+STAGED = COALESCED * SLICE * (THREADS // TEAM)
 
 sum_slice_16 = device_function("sum_slice_16", "u8 u8 u8 u8 i4 u8 u8 i4 i4 i4 i4 i4 i4")
 
@@ -203,10 +205,10 @@ def sum_narrow_slices_gpu(z, rows, offsets, cols, weight, num_weights, snapshot,
         block_first += np.int64(cuda.gridDim.x) * block_slices
 
 
-@gpu_kernel("u8 i4[] i4[] u8 u8 i4 u1[] u8 u8 i4 i4 i4 i4 i4 u8", sources=("aggregate",))
+@gpu_kernel("u8 i4[] i4[] u8 u8 i4 u1[] u8 u8 i4 i4 i4 i4 i4 i4 u8", sources=("aggregate",))
 def sum_wide_slices_gpu(z, rows, offsets, cols, weight, num_weights, snapshot, presence, scale, low, size, channels,
-                        lane_bits, whole, out):  # fmt: skip
-    """fp32 rows of a multiple of 16 bytes, aligned; addresses of zero stand for empty arrays.
+                        lane_bits, whole, fresh, out):  # fmt: skip
+    """fp32 rows of a multiple of 16 bytes, aligned; addresses of zero stand for empty arrays. `fresh`: `out` is zero.
 
     2**lane_bits threads share as many pieces of a slice; what is left of a wider row is another group's.
     """
@@ -226,7 +228,7 @@ def sum_wide_slices_gpu(z, rows, offsets, cols, weight, num_weights, snapshot, p
         if last > first and 0 <= shift < size:
             target = row_of(rows[slice_id])
             items = size * channels
-            several = np.int32(1 if whole == 0 and rows[slice_id] < 0 else 0)
+            write = np.int32(1 if whole == 0 and rows[slice_id] < 0 else 2 if fresh != 0 else 0)
             number = np.int32(shift * channels) + 4 * piece
             shares = weight if weight == 0 else weight + np.uint64(first * num_weights * 4)
             bits = presence if presence == 0 else presence + np.uint64(first)
@@ -244,7 +246,7 @@ def sum_wide_slices_gpu(z, rows, offsets, cols, weight, num_weights, snapshot, p
                 number,
                 channels,
                 low,
-                several,
+                write,
             )
 
 

@@ -165,8 +165,8 @@ def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: i
     pieces = tuple(piece for piece in pieces if piece.num_edges > 0 and x.numel() > 0)
     if runs_on_gpu(x):
         out = _start(x, diagonal)
-        for piece in pieces:
-            _sum(z, piece, row, low, deterministic, out)
+        for number, piece in enumerate(pieces):
+            _sum(z, piece, row, low, deterministic, out, fresh=number == 0 and diagonal is None)
         return out
     out = torch.zeros_like(x)
     for piece in pieces:
@@ -226,7 +226,7 @@ def multiply_slices(x: Tensor, piece: SlicedCSR, low: int = 0) -> Tensor:
         deterministic = torch.are_deterministic_algorithms_enabled()
         kernel = choose_kernel(x, piece, deterministic)
         # The narrow kernel has room for slices of the usual size.
-        _sum(x, piece, None, low, deterministic, out, "plain" if kernel == "narrow" else kernel)
+        _sum(x, piece, None, low, deterministic, out, "plain" if kernel == "narrow" else kernel, True)
     return out
 
 
@@ -262,8 +262,8 @@ def choose_kernel(z: Tensor, piece: SlicedCSR, deterministic: bool) -> str:
 
 
 def _sum(z: Tensor, piece: SlicedCSR, scale: Tensor | None, low: int, deterministic: bool, out: Tensor,
-         kernel: str | None = None) -> None:  # fmt: skip
-    """Add the sums of a structure's slices to `out`, on a GPU."""
+         kernel: str | None = None, fresh: bool = False) -> None:  # fmt: skip
+    """Add the sums of a structure's slices to `out`, on a GPU; with `fresh` it is zero."""
     size, channels = z.shape[1:]
     arrays = _arrays(piece, scale, z)
     width = channels if piece.snapshot is not None else size * channels
@@ -275,9 +275,9 @@ def _sum(z: Tensor, piece: SlicedCSR, scale: Tensor | None, low: int, determinis
         rows, offsets, cols, weight, num_weights, snapshot, presence, scales = arrays
         run_gpu(kernels.sum_wide_slices_gpu, _grid(threads), z.data_ptr(), rows, offsets, cols.data_ptr(),
                 _address(weight), num_weights, snapshot, _address(presence), _address(scales), low, size, channels,
-                lane_bits, whole, out.data_ptr())  # fmt: skip
+                lane_bits, whole, int(fresh), out.data_ptr())  # fmt: skip
     elif kernel == "narrow":
-        coalesced = min(4, _NARROW // width)
+        coalesced = min(kernels.COALESCED, _NARROW // width)
         slices = coalesced * (THREADS // _NARROW)
         grid = min(full_grid(z), max(1, -(-piece.num_slices // slices)))
         run_gpu(kernels.sum_narrow_slices_gpu, grid, z.view(-1), *arrays, low, size, channels, coalesced,
