@@ -7,6 +7,7 @@ the edges of several snapshots lie in one structure, to one snapshot.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -90,6 +91,11 @@ class SlicedCSR:
         if self.snapshot is not None:
             raise ArgumentError("a structure whose slices belong to snapshots has no CSR form")
         return compress(self.expand_rows(), self.num_rows), self.cols
+
+    @cached_property
+    def row_offsets(self) -> Tensor:
+        """Offsets of CSR, kept."""
+        return self.to_csr()[0]
 
     def transpose(self) -> SlicedCSR:
         """The same edges with sources and targets exchanged."""

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels import sliced as kernels
 from pyg_direct.kernels.jit import SIMULATED, THREADS, get_cpu_threads, set_cpu_threads
+from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.ops.check import check_same_device
 from pyg_direct.ops.launch import full_grid, run_cpu, run_gpu, runs_on_gpu
 from pyg_direct.ops.sliced import SlicedCSR
@@ -26,6 +27,8 @@ _DTYPES = (torch.float32, torch.float64)
 # most of such a group idle (on an H200, those of 2 take 0.50 ms instead of 0.25).
 _NARROW = min(32, THREADS)
 _FEW = 4
+# Numbers of a row from which the sum over CSR is taken where all snapshots have all edges.
+_WIDE = 128 if not SIMULATED else 2**31
 _PIECE = 16
 # Products that one CPU thread does at once.
 _SMALL = 2**18
@@ -164,6 +167,11 @@ def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: i
     z = x if column is None else x * column.unsqueeze(2)
     pieces = tuple(piece for piece in pieces if piece.num_edges > 0 and x.numel() > 0)
     if runs_on_gpu(x):
+        if pieces and is_one_matrix(z, pieces[0]):
+            out = _scale(multiply_together(z, pieces[0]), x, row, diagonal)
+            for piece in pieces[1:]:
+                _sum(z, piece, row, low, deterministic, out)
+            return out
         out = _start(x, diagonal)
         for number, piece in enumerate(pieces):
             _sum(z, piece, row, low, deterministic, out, fresh=number == 0 and diagonal is None)
@@ -179,8 +187,28 @@ def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: i
         finally:
             if is_small:
                 set_cpu_threads(before)
+    return _scale(out, x, row, diagonal)
+
+
+def _scale(out: Tensor, x: Tensor, row: Tensor | None, diagonal: Tensor | None) -> Tensor:
+    """row * out + diagonal * x, in the place of `out`."""
     out = out if row is None else out.mul_(row.unsqueeze(2))
     return out if diagonal is None else out.addcmul_(x, diagonal.unsqueeze(2))
+
+
+def is_one_matrix(z: Tensor, piece: SlicedCSR) -> bool:
+    """Whether rows are so wide, and all snapshots have all edges, that a sum over CSR is the fastest on a GPU."""
+    size, channels = z.shape[1:]
+    is_shared = piece.snapshot is None and piece.presence is None
+    return is_shared and piece.num_snapshots == size and size * channels >= _WIDE and z.dtype == torch.float32
+
+
+def multiply_together(z: Tensor, piece: SlicedCSR) -> Tensor:
+    """W z for `[N, S, F]`, S snapshots of which all have all edges; equal calls give equal results."""
+    weight = piece.weight
+    if weight is not None and weight.shape[1] == 1:
+        weight = weight.view(-1)
+    return aggregate(z, piece.row_offsets, piece.cols, weight=weight)
 
 
 class _Aggregate(torch.autograd.Function):
