@@ -15,7 +15,7 @@ from pyg_direct.ops.sliced import SlicedCSR
 
 _WARP, _SECTOR = 32, 8
 # Slices that the narrow kernel works on at once, and numbers that a thread of the wide one reads.
-_COALESCED, _PIECE = 4, 4
+_COALESCED, _PIECE = 16, 4
 
 
 class Reads(NamedTuple):
@@ -44,23 +44,24 @@ def count_reads(piece: SlicedCSR, size: int, channels: int, kernel: str, whole: 
     Args:
         piece: Of snapshots 0 to `size`.
         size, channels: S, F.
-        kernel: "plain", "narrow" or "wide", as `ops.snapshots.choose_kernel` tells.
+        kernel: "plain", "narrow", "wide" or "rows", as `ops.snapshots.choose_kernel` tells.
         whole: Whether one group of threads sees to all slices of a row, as with CSR.
     """
     counts = piece.offsets.diff().long()
-    if whole:
+    is_wide = kernel in ("wide", "rows")
+    if whole or kernel == "rows":
         counts = _join_runs(piece, counts)
     width = channels if piece.snapshot is not None else size * channels
-    per_thread = _PIECE if kernel == "wide" else 1
+    per_thread = _PIECE if is_wide else 1
     if kernel == "narrow":
         slices, tiles = min(_COALESCED, _WARP // width), 1
     else:
         lanes = min(_WARP, 1 << max(0, width // per_thread - 1).bit_length())
         slices, tiles = _WARP // lanes, -(-(width // per_thread) // lanes)
     # Groups of threads of a wide row stand side by side in a warp, those of a plain one follow each other.
-    groups = counts.repeat_interleave(tiles) if kernel == "wide" else counts
+    groups = counts.repeat_interleave(tiles) if is_wide else counts
     warps = torch.nn.functional.pad(groups, (0, -groups.numel() % slices)).view(-1, slices)
-    requests = int(warps.amax(1).sum()) * (1 if kernel == "wide" else tiles) if warps.numel() else 0
+    requests = int(warps.amax(1).sum()) * (1 if is_wide else tiles) if warps.numel() else 0
     patterns = _find_patterns(piece, size)
     numbers = int((patterns.unsqueeze(1) >> torch.arange(size, device=patterns.device) & 1).sum()) * channels
     sectors = _count_sectors(piece.cols.long(), patterns, size, channels)

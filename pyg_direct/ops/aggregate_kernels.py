@@ -52,7 +52,7 @@ def operators() -> _Operators:
     return _Operators(*(getattr(torch.ops.pyg_direct, name).default for name in _Operators._fields))
 
 
-class _Slices(NamedTuple):
+class LongRows(NamedTuple):
     """Work space for long rows, empty where there are none."""
 
     slices: Tensor
@@ -60,7 +60,7 @@ class _Slices(NamedTuple):
     counts: Tensor
 
     @classmethod
-    def of(cls, indptr: Tensor, num_edges: int, num_targets: int, max_degree: int) -> _Slices:
+    def of(cls, indptr: Tensor, num_edges: int, num_targets: int, max_degree: int) -> LongRows:
         """List the slices of long rows on the device, unless `max_degree` rules them out."""
         if num_edges <= LONG_ROW or 0 <= max_degree <= LONG_ROW:
             none = _none(indptr, torch.int32)
@@ -105,7 +105,7 @@ def _share_pieces(num_items: int, pieces: int) -> tuple[int, int]:
     return _grid(num_items * -(-pieces // (1 << lane_bits)), lane_bits), lane_bits
 
 
-def _length_of_run(num_pieces: int, like: Tensor) -> int:
+def length_of_run(num_pieces: int, like: Tensor) -> int:
     """Targets that a thread sees to, so many that its waits overlap while the GPU is filled several times."""
     return max(1, min(_LONGEST_RUN, num_pieces // (_FULL * full_grid(like, _RESIDENT_BLOCKS) * THREADS)))
 
@@ -152,14 +152,14 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
                 num_edges, int(mean), out)  # fmt: skip
         return out.view(num_targets, width).to(x.dtype)
     indptr, x = indptr.contiguous(), x.detach().contiguous()
-    slices = _Slices.of(indptr, num_edges, num_targets, max_degree)
+    slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
     shares = _plain(weight, x, work)
     partials = slices.make_partials(width, work)
     if _is_wide(x, width // heads, max(x.shape[0], num_edges)):
         # Sums of slices are fp32, and so is then the output for a while.
         out = torch.empty(num_targets, width, dtype=work if slices.capacity else x.dtype, device=x.device)
         pieces = width * x.element_size() // _PIECE
-        run = _length_of_run(num_targets * pieces, x)
+        run = length_of_run(num_targets * pieces, x)
         num_runs = -(-num_targets // run)
         run_gpu(kernels.sum_wide_rows_gpu, _grid((num_runs + slices.capacity) * pieces, 0), x.data_ptr(), indptr,
                 indptr.data_ptr(), row.data_ptr(), row.element_size(), shares.data_ptr(), num_edges, num_targets,
@@ -188,7 +188,7 @@ def spread_rows(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weigh
     heads = 1 if weight is None else weight.shape[1]
     indptr, row, shares = indptr.contiguous(), _plain(row, row, indptr.dtype), _plain(weight, grad, work)
     if _is_wide(grad, width // heads, max(num_rows, num_edges)):
-        slices = _Slices.of(indptr, num_edges, num_targets, max_degree)
+        slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
         pieces = width * grad.element_size() // _PIECE
         grid, lane_bits = _share_pieces(num_targets + slices.capacity, pieces)
         run_gpu(kernels.spread_wide_rows_gpu, grid, grad.data_ptr(), indptr, row.data_ptr(), row.element_size(),
@@ -234,7 +234,7 @@ def extreme_rows(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int
     row, items = _plain(row, indptr, indptr.dtype), _plain(x, x, work)
     if runs_on_gpu(x):
         indptr = indptr.contiguous()
-        slices = _Slices.of(indptr, num_edges, num_targets, max_degree)
+        slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
         partials, partial_winner = slices.make_partials(width, work), slices.make_partials(width, torch.int32)
         lane_bits = _lane_bits(width)
         run_gpu(extreme.extreme_rows_gpu, _grid(num_targets + slices.capacity, lane_bits), items, indptr, row,

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.offsets import compress
 from pyg_direct.ops.overlap import EdgeUnion
+from pyg_direct.ops.scaled import CSR
 
 SLICE = 32
 # Bit 31 of a slice's row: the row has more than one slice.
@@ -87,15 +88,20 @@ class SlicedCSR:
         return torch.repeat_interleave(of_slices, self.offsets.diff(), output_size=self.num_edges)
 
     def to_csr(self) -> tuple[Tensor, Tensor]:
-        """Offsets int64 `[N + 1]` and sources int32 `[nnz]` of structures without snapshots of their own."""
+        """Offsets int32 `[N + 1]` and sources int32 `[nnz]`; where slices belong to snapshots, those of a graph whose
+        node i * S + t is node i in snapshot t.
+        """
+        rows, count, cols = self.rows & (_MOST - 1), self.num_rows, self.cols
         if self.snapshot is not None:
-            raise ArgumentError("a structure whose slices belong to snapshots has no CSR form")
-        return compress(self.expand_rows(), self.num_rows), self.cols
+            count *= self.num_snapshots
+            rows = rows * self.num_snapshots + self.snapshot
+            cols = cols * self.num_snapshots + self._of_edges(self.snapshot)
+        return self.offsets.index_select(0, compress(rows, count)), cols
 
     @cached_property
-    def row_offsets(self) -> Tensor:
-        """Offsets of CSR, kept."""
-        return self.to_csr()[0]
+    def csr(self) -> CSR:
+        """`to_csr` on a GPU, kept."""
+        return CSR.of(*self.to_csr())
 
     def transpose(self) -> SlicedCSR:
         """The same edges with sources and targets exchanged."""

@@ -16,19 +16,17 @@ from torch.autograd.function import once_differentiable
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels import sliced as kernels
 from pyg_direct.kernels.jit import SIMULATED, THREADS, get_cpu_threads, set_cpu_threads
-from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.ops.check import check_same_device
 from pyg_direct.ops.launch import full_grid, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.scaled import address_of, scales_here, sum_scaled
 from pyg_direct.ops.sliced import SlicedCSR
 
 TRANSPOSES = ("auto", "structure", "atomic")
 _DTYPES = (torch.float32, torch.float64)
-# Numbers a thread group that works on narrow rows stages for; wider rows are read in pieces. Rows of few numbers leave
-# most of such a group idle (on an H200, those of 2 take 0.50 ms instead of 0.25).
+# Numbers a thread group that works on narrow rows stages for; wider rows are read in pieces.
 _NARROW = min(32, THREADS)
-_FEW = 4
-# Numbers of a row from which the sum over CSR is taken where all snapshots have all edges.
-_WIDE = 128 if not SIMULATED else 2**31
+# Counters of 32 bits run a few rows ahead.
+_MOST = 2**31 - 8
 _PIECE = 16
 # Products that one CPU thread does at once.
 _SMALL = 2**18
@@ -164,18 +162,10 @@ def _start(x: Tensor, diagonal: Tensor | None) -> Tensor:
 def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int, deterministic: bool) -> Tensor:
     row, column, diagonal = factors
     x = x.detach().contiguous()
-    z = x if column is None else x * column.unsqueeze(2)
     pieces = tuple(piece for piece in pieces if piece.num_edges > 0 and x.numel() > 0)
     if runs_on_gpu(x):
-        if pieces and is_one_matrix(z, pieces[0]):
-            out = _scale(multiply_together(z, pieces[0]), x, row, diagonal)
-            for piece in pieces[1:]:
-                _sum(z, piece, row, low, deterministic, out)
-            return out
-        out = _start(x, diagonal)
-        for number, piece in enumerate(pieces):
-            _sum(z, piece, row, low, deterministic, out, fresh=number == 0 and diagonal is None)
-        return out
+        return _forward_on_gpu(x, pieces, factors, low, deterministic)
+    z = x if column is None else x * column.unsqueeze(2)
     out = torch.zeros_like(x)
     for piece in pieces:
         args = z.flatten(1), *_arrays(piece, None, z)[:-1], low, x.shape[2], out.flatten(1)
@@ -187,28 +177,39 @@ def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: i
         finally:
             if is_small:
                 set_cpu_threads(before)
-    return _scale(out, x, row, diagonal)
-
-
-def _scale(out: Tensor, x: Tensor, row: Tensor | None, diagonal: Tensor | None) -> Tensor:
-    """row * out + diagonal * x, in the place of `out`."""
     out = out if row is None else out.mul_(row.unsqueeze(2))
     return out if diagonal is None else out.addcmul_(x, diagonal.unsqueeze(2))
 
 
-def is_one_matrix(z: Tensor, piece: SlicedCSR) -> bool:
-    """Whether rows are so wide, and all snapshots have all edges, that a sum over CSR is the fastest on a GPU."""
-    size, channels = z.shape[1:]
-    is_shared = piece.snapshot is None and piece.presence is None
-    return is_shared and piece.num_snapshots == size and size * channels >= _WIDE and z.dtype == torch.float32
+def _forward_on_gpu(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int,
+                    deterministic: bool) -> Tensor:  # fmt: skip
+    row, column, diagonal = factors
+    chosen = [choose_kernel(x, piece, deterministic) for piece in pieces]
+    is_scaled = column is None or (set(chosen) == {"rows"} and scales_here(x.shape[2]))
+    z = x if column is None or is_scaled else x * column.unsqueeze(2)
+    out: Tensor | None = None
+    for kernel, piece in zip(chosen, pieces, strict=True):
+        if kernel == "rows":
+            out = sum_rows(x, z, piece, (row, column if is_scaled else None, diagonal), low, out)
+            continue
+        fresh = out is None and diagonal is None
+        out = _start(x, diagonal) if out is None else out
+        _sum(z, piece, row, low, deterministic, out, kernel, fresh)
+    return _start(x, diagonal) if out is None else out
 
 
-def multiply_together(z: Tensor, piece: SlicedCSR) -> Tensor:
-    """W z for `[N, S, F]`, S snapshots of which all have all edges; equal calls give equal results."""
-    weight = piece.weight
-    if weight is not None and weight.shape[1] == 1:
-        weight = weight.view(-1)
-    return aggregate(z, piece.row_offsets, piece.cols, weight=weight)
+def sum_rows(x: Tensor, z: Tensor, piece: SlicedCSR, factors: _Factors, low: int, out: Tensor | None) -> Tensor:
+    """d * x + a * (W (b * z)) on a GPU by a sum over CSR, or `out` with the second term added; `z` is `x`, or what b is
+    multiplied into.
+    """
+    shape = x.shape
+    if piece.snapshot is not None:
+        # Rows of all snapshots are those of one graph of N * S nodes.
+        x, z = x.view(-1, 1, shape[2]), z.view(-1, 1, shape[2])
+        out = None if out is None else out.view(-1, 1, shape[2])
+    row, column, diagonal = (None if f is None else f.contiguous().view(x.shape[:2]) for f in factors)
+    rest = None if out is not None else diagonal
+    return sum_scaled(z, piece.csr, piece.weight, low, column, row, x, rest, out).view(shape)
 
 
 class _Aggregate(torch.autograd.Function):
@@ -253,8 +254,9 @@ def multiply_slices(x: Tensor, piece: SlicedCSR, low: int = 0) -> Tensor:
     if x.numel() > 0:
         deterministic = torch.are_deterministic_algorithms_enabled()
         kernel = choose_kernel(x, piece, deterministic)
-        # The narrow kernel has room for slices of the usual size.
-        _sum(x, piece, None, low, deterministic, out, "plain" if kernel == "narrow" else kernel, True)
+        # The narrow kernel has room for slices of the usual size, and slices need not ascend.
+        kernel = {"narrow": "plain", "rows": "wide"}.get(kernel, kernel)
+        _sum(x, piece, None, low, deterministic, out, kernel, True)
     return out
 
 
@@ -278,32 +280,39 @@ def _grid(threads: int) -> int:
 
 
 def choose_kernel(z: Tensor, piece: SlicedCSR, deterministic: bool) -> str:
-    """Which kernel sums a structure's slices on a GPU: "wide", "narrow" or "plain"."""
+    """Which kernel sums a structure's edges on a GPU: "rows" of CSR, or its slices "wide", "narrow" or "plain"."""
     size, channels = z.shape[1:]
     width = channels if piece.snapshot is not None else size * channels
     # The pieces of a slice of one snapshot begin where that snapshot's numbers do.
-    step = channels if piece.snapshot is not None else size * channels
-    aligned = (size * channels) % 4 == 0 and step % 4 == 0 and z.data_ptr() % _PIECE == 0
+    aligned = (size * channels) % 4 == 0 and width % 4 == 0 and z.data_ptr() % _PIECE == 0
     if z.dtype == torch.float32 and aligned and not SIMULATED:
-        return "wide"
-    return "narrow" if _FEW < width <= _NARROW and not deterministic else "plain"
+        return "rows" if _has_rows(piece, size, channels) else "wide"
+    return "narrow" if width <= _NARROW and not deterministic else "plain"
+
+
+def _has_rows(piece: SlicedCSR, size: int, channels: int) -> bool:
+    """Whether a row's edges bring all its numbers, or all of one snapshot, and weigh the same for four of them."""
+    if piece.presence is not None or max(piece.num_rows * piece.num_snapshots, piece.num_edges) >= _MOST:
+        return False
+    if piece.snapshot is not None:
+        return size == piece.num_snapshots
+    return piece.weight is None or piece.weight.shape[1] == 1 or channels % 4 == 0
 
 
 def _sum(z: Tensor, piece: SlicedCSR, scale: Tensor | None, low: int, deterministic: bool, out: Tensor,
-         kernel: str | None = None, fresh: bool = False) -> None:  # fmt: skip
+         kernel: str, fresh: bool = False) -> None:  # fmt: skip
     """Add the sums of a structure's slices to `out`, on a GPU; with `fresh` it is zero."""
     size, channels = z.shape[1:]
     arrays = _arrays(piece, scale, z)
     width = channels if piece.snapshot is not None else size * channels
     whole = int(deterministic)
-    kernel = choose_kernel(z, piece, deterministic) if kernel is None else kernel
     if kernel == "wide":
         lane_bits = _lane_bits(width // 4)
         threads = piece.num_slices * (-(-(width // 4) // (1 << lane_bits)) << lane_bits)
         rows, offsets, cols, weight, num_weights, snapshot, presence, scales = arrays
         run_gpu(kernels.sum_wide_slices_gpu, _grid(threads), z.data_ptr(), rows, offsets, cols.data_ptr(),
-                _address(weight), num_weights, snapshot, _address(presence), _address(scales), low, size, channels,
-                lane_bits, whole, int(fresh), out.data_ptr())  # fmt: skip
+                address_of(weight), num_weights, snapshot, address_of(presence), address_of(scales), low, size,
+                channels, lane_bits, whole, int(fresh), out.data_ptr())  # fmt: skip
     elif kernel == "narrow":
         coalesced = min(kernels.COALESCED, _NARROW // width)
         slices = coalesced * (THREADS // _NARROW)
@@ -314,7 +323,3 @@ def _sum(z: Tensor, piece: SlicedCSR, scale: Tensor | None, low: int, determinis
         lane_bits = _lane_bits(width)
         run_gpu(kernels.sum_slices_gpu, _grid(piece.num_slices << lane_bits), z.view(-1), *arrays, low, size, channels,
                 lane_bits, whole, out.view(-1))  # fmt: skip
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.data_ptr() if tensor.numel() > 0 else 0

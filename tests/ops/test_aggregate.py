@@ -76,7 +76,7 @@ def test_weights_of_heads_match_reference(device, heads, reduce):
 @pytest.mark.parametrize("run", [2, 4, 8])
 def test_a_thread_may_see_to_several_targets(real_device, run, hub, dtype, heads, monkeypatch):
     # As it does where targets are many.
-    monkeypatch.setattr(aggregate_kernels, "_length_of_run", lambda *_: run)
+    monkeypatch.setattr(aggregate_kernels, "length_of_run", lambda *_: run)
     graph, x = Graph(real_device, hub_edges() if hub else 40, hub), make_rows(32, dtype, real_device)
     weight = None if heads is None else torch.rand(graph.row.numel(), heads, device=real_device)
 

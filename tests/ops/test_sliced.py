@@ -1,11 +1,9 @@
 """Sliced CSR: slices of at most 32 edges of one row, and back."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.overlap import unite
 from pyg_direct.ops.sliced import SLICE, slice_exclusives, slice_keys, slice_union
 from tests.reference import snapshots as reference
@@ -94,8 +92,18 @@ def test_sizes_follow_the_paper():
     assert sliced.num_bytes == 4 * (43 + 2 * 3 + 1)
 
 
-def test_snapshots_of_slices_have_no_csr_form():
-    keys = torch.tensor([1])
+@given(degrees=degrees)
+def test_snapshots_of_slices_are_one_graph_in_csr_form(device, degrees):
+    keys, num_nodes = make_keys(degrees, device)
+    presence = torch.arange(keys.numel(), device=device).remainder(8).byte()
 
-    with pytest.raises(ArgumentError, match="no CSR form"):
-        slice_exclusives(keys, torch.ones(1, dtype=torch.uint8), 2, 2).to_csr()
+    indptr, row = slice_exclusives(keys, presence, num_nodes, 3).to_csr()
+
+    target = torch.repeat_interleave(torch.arange(3 * num_nodes, device=device), indptr.diff())
+    expected = [
+        (int(key) // num_nodes * 3 + t, int(key) % num_nodes * 3 + t)
+        for key, bits in zip(keys.tolist(), presence.tolist(), strict=True)
+        for t in range(3)
+        if bits >> t & 1
+    ]
+    assert list(zip(target.tolist(), row.tolist(), strict=True)) == sorted(expected)

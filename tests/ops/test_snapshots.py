@@ -80,22 +80,6 @@ def test_each_gpu_kernel_adds_the_same(device, monkeypatch, kernel, channels, fo
     assert_near(got, reference.aggregate(dense(snapshots), x.cpu().double().numpy()))
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("same", [False, True], ids=["", "weights are the same in all"])
-def test_snapshots_with_equal_edges_are_multiplied_together(device, weighted, same):
-    edges, _ = make_snapshots(count=1, hub=True, num_edges=90)[0]
-    weights = [np.random.default_rng(0 if same else t).random(90).astype(np.float32) + 0.5 for t in range(4)]
-    snapshots = [(edges, weight if weighted else None) for weight in weights]
-    x = make_rows(4, 3, device)
-    (piece,) = [p for p in build(snapshots, device, "split", Sum()).pieces if p.num_edges > 0]
-
-    got = ops.multiply_together(x, piece)
-
-    matrices = [reference.matrix(*snapshot, NUM_NODES) for snapshot in snapshots]
-    assert_near(got, reference.aggregate(matrices, x.cpu().double().numpy()))
-    assert piece.weight is None or piece.weight.shape[1] == (1 if same or not weighted else 4)
-
-
 @pytest.mark.parametrize("form", ["split", "mask"])
 @pytest.mark.parametrize("transpose", ["structure", "atomic"])
 def test_gradients_by_each_transpose_are_equal(device, form, transpose):

@@ -1,0 +1,91 @@
+"""Sums over CSR of rows that several snapshots hold side by side, scaled before and after in one pass.
+
+out[i, t] = rest[i, t] + scale[i, t] * sum over the edges e of i of weight(e, t) * column[row[e], t] * x[row[e], t],
+where `rest` is diagonal[i, t] * own[i, t], or with `adds` what `out` held. Rows are fp32, aligned, a multiple of 16
+bytes wide. Addresses of zero stand for ones, a `diagonal` of zero for zeros. Equal calls give equal results; see
+`kernels/span.py` for long rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.kernels.aggregate import quotient
+from pyg_direct.kernels.jit import THREADS, cuda, device_function, gpu_kernel
+from pyg_direct.kernels.span import LONG_ROW, find_item, slice_length, span_of
+
+sum_scaled_16 = device_function("sum_scaled_16", "u8 u8 u8 u8 u8 i4 u8 u8 u8 u8 i8 i8 i4 i4 i4 i4 i4 i4 i4")
+
+
+@gpu_kernel("u8 i4[] u8 u8 u8 i4 u8 u8 u8 u8 i8 i8 i8 i4 i4 i4 i4 i4 i4 i4[] i4[] i4 u8 u8",
+            sources=("aggregate", "scaled"), resident_blocks=4)  # fmt: skip
+def sum_scaled_rows_gpu(x, indptr, ends, row, weight, num_weights, column, scale, own, diagonal, num_edges, num_targets,
+                        num_runs, run, size, channels, pieces, low, adds, slices, counts, helpers, partials,
+                        out):  # fmt: skip
+    """`x`, `ends` (of `indptr`), `row` and all that scales are addresses, `out` and `partials` too.
+
+    A thread sees to one piece of `run` targets in a row. `helpers` more for each piece share out the slices of long
+    rows, whose plain sums go to `partials`. `low` is the first snapshot of the group that `x` holds.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    group = np.int64(quotient(np.uint64(thread), pieces))
+    piece = np.int32(thread - group * pieces)
+    if group < num_runs + helpers:
+        row_bytes = np.int64(pieces) * 16
+        weight += np.uint64(low * 4 if num_weights > 1 else 0)
+        # A slice's number, below zero for runs.
+        place = group - num_runs
+        limit = np.int64(counts[0]) if helpers > 0 else np.int64(0)
+        while place < limit or place < 0:
+            nothing = np.uint64(0)
+            if place < 0:
+                target = group * run
+                first, last = span_of(indptr, target, num_edges)
+                count, longest = np.int32(min(np.int64(run), num_targets - target)), np.int32(0x7FFFFFFF)
+                if helpers > 0:
+                    longest = np.int32(LONG_ROW)
+                factor = np.uint64(target * size * 4)
+                to, adding = out + np.uint64(target * row_bytes), adds
+                mine = own + np.uint64(target * row_bytes)
+                scales = scale + factor if scale != nothing else nothing
+                rests = diagonal + factor if diagonal != nothing else nothing
+            else:
+                item = num_targets + place
+                target, first, last, _, _ = find_item(indptr, num_edges, num_targets, slices, counts, item)
+                count, longest, adding = np.int32(1), np.int32(0x7FFFFFFF), np.int32(0)
+                to, mine, scales, rests = partials + np.uint64(place * row_bytes), own, nothing, nothing
+            sum_scaled_16(to, x, ends + np.uint64(target * 4), row, weight, num_weights, column, scales, mine, rests,
+                          first, last, count, longest, size, channels, pieces, piece, adding)  # fmt: skip
+            place = place + helpers if place >= 0 else limit
+
+
+@gpu_kernel("f4[] i4[] f4[] f4[] i4 i4 i4 i4[] i4[] f4[] f4[]")
+def add_scaled_slices_gpu(own, indptr, scale, diagonal, size, channels, adds, hubs, counts, partials, out):
+    """The same for every long row from the sums of its slices, in their order; a warp shares a row. Empty arrays stand
+    for ones, an empty `diagonal` for zeros.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = min(THREADS, 32)
+    width = size * channels
+    hub = thread // lanes
+    while hub < counts[1]:
+        target, place = np.int64(hubs[2 * hub]), np.int64(hubs[2 * hub + 1])
+        degree = np.int64(indptr[target + 1]) - np.int64(indptr[target])
+        length = slice_length(degree)
+        end = place + (degree + length - 1) // length
+        f = np.int64(thread % lanes)
+        while f < width:
+            total = np.float32(0)
+            for s in range(place, end):
+                total += partials[s * width + f]
+            factor = target * size + f // channels
+            at = target * width + f
+            if scale.shape[0] > 0:
+                total *= scale[factor]
+            if adds != 0:
+                total += out[at]
+            elif diagonal.shape[0] > 0:
+                total += diagonal[factor] * own[at]
+            out[at] = total
+            f += lanes
+        hub += np.int64(cuda.gridDim.x) * THREADS // lanes

@@ -1,0 +1,87 @@
+"""Sums over CSR of the rows of several snapshots, scaled before and after in one pass (see `kernels/scaled.py`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.kernels import scaled as kernels
+from pyg_direct.kernels.jit import THREADS
+from pyg_direct.ops.aggregate_kernels import LongRows, length_of_run
+from pyg_direct.ops.launch import full_grid, run_gpu
+
+_PIECE = 4
+# Numbers of a row of a snapshot from which its factor is read for every edge. Narrower rows are scaled before: a factor
+# is a read of 32 bytes, and a row is read and written once where it has 15 edges.
+_SCALED_HERE = 16
+
+
+class CSR(NamedTuple):
+    """Edges by target.
+
+    Attributes:
+        indptr: Offsets, int32 `[T + 1]`.
+        row: Source of each edge, int32 `[E]`.
+        long_rows: Room for the slices of long rows.
+    """
+
+    indptr: Tensor
+    row: Tensor
+    long_rows: LongRows
+
+    @classmethod
+    def of(cls, indptr: Tensor, row: Tensor) -> CSR:
+        """List the long rows on the device."""
+        return cls(indptr, row, LongRows.of(indptr, row.numel(), indptr.numel() - 1, -1))
+
+
+def scales_here(channels: int) -> bool:
+    """Whether `column` may be given, and is better given than multiplied into rows of `channels` numbers before."""
+    return channels >= _SCALED_HERE and channels % _PIECE == 0
+
+
+def sum_scaled(x: Tensor, csr: CSR, weight: Tensor | None, low: int, column: Tensor | None, scale: Tensor | None,
+               own: Tensor, diagonal: Tensor | None, out: Tensor | None = None) -> Tensor:  # fmt: skip
+    """`[T, S, F]` on a GPU: the sums, or `out` with them added.
+
+    Args:
+        x: fp32 `[T, S, F]`, contiguous and aligned to 16 bytes; S * F a multiple of 4.
+        csr: Edges between the same rows.
+        weight: fp32 `[E, 1]`, or `[E, S']` of a group whose snapshot `low` is the first of `x`, where F is a multiple
+            of 4; None for ones.
+        low: See there.
+        column: fp32 `[T, S]` that sources are multiplied with, where F is a multiple of 4; None for ones.
+        scale: fp32 `[T, S]` that sums are multiplied with; None for ones.
+        own: Rows as `x` (or `x`) that `diagonal` is multiplied with and that are added for each target.
+        diagonal: fp32 `[T, S]`; None for zeros, and where there is an `out`.
+        out: What is added to, `[T, S, F]`.
+    """
+    num_targets, size, channels = x.shape
+    assert out is None or diagonal is None, "the diagonal is part of what is there"
+    adds = int(out is not None)
+    out = torch.empty_like(x) if out is None else out
+    num_edges, pieces = csr.row.numel(), size * channels // _PIECE
+    long_rows = csr.long_rows
+    partials = long_rows.make_partials(size * channels, torch.float32)
+    run = length_of_run(num_targets * pieces, x)
+    num_runs = -(-num_targets // run)
+    helpers = min(long_rows.capacity, -(-full_grid(x) * THREADS // pieces))
+    blocks = -(-(num_runs + helpers) * pieces // THREADS)
+    run_gpu(kernels.sum_scaled_rows_gpu, max(1, blocks), x.data_ptr(), csr.indptr, csr.indptr.data_ptr(),
+            csr.row.data_ptr(), address_of(weight), 0 if weight is None else weight.shape[1], address_of(column),
+            address_of(scale), own.data_ptr(), address_of(diagonal), num_edges, num_targets, num_runs, run, size,
+            channels, pieces, low, adds, long_rows.slices, long_rows.counts, helpers, partials.data_ptr(),
+            out.data_ptr())  # fmt: skip
+    if helpers:
+        none = x.new_empty(0)
+        run_gpu(kernels.add_scaled_slices_gpu, long_rows.grid_of_hubs(), own.view(-1), csr.indptr,
+                none if scale is None else scale.view(-1), none if diagonal is None else diagonal.view(-1), size,
+                channels, adds, long_rows.hubs, long_rows.counts, partials, out.view(-1))  # fmt: skip
+    return out
+
+
+def address_of(tensor: Tensor | None) -> int:
+    """Where a tensor's numbers begin; 0 for none."""
+    return 0 if tensor is None or tensor.numel() == 0 else tensor.data_ptr()

@@ -1,0 +1,74 @@
+"""Sums over CSR on a GPU are those of slices and of dense products, whatever scales them."""
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_direct.dynamic.group import build_group
+from pyg_direct.dynamic.operator import GCN, Mean, Sum
+from pyg_direct.ops import scaled, snapshots as ops
+from tests.poison import poisoned_memory
+from tests.reference import snapshots as reference
+from tests.snapshots import make_snapshots, order_snapshots
+
+# Enough for long rows.
+NODES, EDGES = 150, 900
+pytestmark = pytest.mark.gpu
+
+
+def build(count, operator, weighted, change, values=None):
+    drawn = make_snapshots(NODES, EDGES, count, change, weighted, hub=True)
+    # Parallel edges would be weights.
+    drawn = drawn if weighted else [(np.unique(edges, axis=1), None) for edges, _ in drawn]
+    factors = [operator.factorise(s) for s in order_snapshots(drawn, NODES)]
+    dense = []
+    for f in factors:
+        matrix = np.zeros((NODES, NODES))
+        matrix[f.keys // NODES, f.keys % NODES] = 1 if f.weight is None else f.weight
+        row, column, diagonal = (fill if v is None else v.double().numpy()
+                                 for v, fill in ((f.row, np.ones(NODES)), (f.column, np.ones(NODES)),
+                                                 (f.diagonal, np.zeros(NODES))))  # fmt: skip
+        dense.append(row[:, None] * matrix * column + np.diag(diagonal))
+    return build_group(factors, NODES, "split", values).to(torch.device("cuda")), dense
+
+
+@pytest.mark.parametrize("run", [1, 3, 8])
+@pytest.mark.parametrize("kernel", ["rows", "wide"])
+@pytest.mark.parametrize(("count", "channels", "change"), [(1, 4, 0), (4, 1, 0), (2, 16, 0.2), (4, 20, 0.2), (8, 4, 1)])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("operator", [GCN(), Mean(), Sum()], ids=str)
+def test_sums_are_dense_products(operator, weighted, count, channels, change, kernel, run, monkeypatch):
+    monkeypatch.setattr(scaled, "length_of_run", lambda *_: run)
+    choose = ops.choose_kernel
+    chosen = []
+    monkeypatch.setattr(ops, "choose_kernel", lambda *a: chosen.append(choose(*a)) or kernel)
+    group, dense = build(count, operator, weighted, change)
+    x = torch.randn(NODES, count, channels, device="cuda")
+
+    for transposed in (False, True):
+        with poisoned_memory():
+            got = ops.multiply_snapshots(x, group, 0, transposed)
+
+        expected = reference.aggregate([m.T if transposed else m for m in dense], x.cpu().double().numpy())
+        torch.testing.assert_close(got.double().cpu(), torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
+    assert set(chosen) == {"rows"}
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+def test_a_part_of_a_group_takes_its_own_weights(weighted):
+    group, dense = build(4, Sum(), weighted, 0.2, "stacked" if weighted else None)
+    x = torch.randn(NODES, 2, 8, device="cuda")
+
+    got = ops.multiply_snapshots(x, group, 1)
+
+    expected = reference.aggregate(dense[1:3], x.cpu().double().numpy())
+    torch.testing.assert_close(got.double().cpu(), torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_equal_calls_give_equal_results():
+    group, _ = build(4, GCN(), True, 0.2)
+    x = torch.randn(NODES, 4, 8, device="cuda")
+
+    first, *others = (ops.multiply_snapshots(x, group) for _ in range(5))
+
+    assert all(torch.equal(first, other) for other in others)
