@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,16 +21,19 @@ from torch import Tensor
 from pyg_direct.disk import recall
 from pyg_direct.dynamic.group import build_group
 from pyg_direct.dynamic.operator import Factors
+from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.ops.overlap import EdgeUnion, merge_unions
-from pyg_direct.ops.sliced import slice_keys
-from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots
+from pyg_direct.ops.sliced import SLICE, slice_keys
+from pyg_direct.ops.snapshots import SMALL, SnapshotMatrices, aggregate_snapshots
 
 _WIDTHS = (1, 4, 16, 64, 256)
 # Bytes of the rows that edges are read from: in the nearest caches, in the next ones, and beyond.
-_FOOTPRINTS = (2**17, 2**20, 2**24)
-# Nodes and edges at most; rows of few numbers stay below the largest of these sizes.
-_NODES = {"cpu": 10_000, "cuda": 400_000}
+_FOOTPRINTS = {"cpu": (2**17, 2**20, 2**24), "cuda": (2**20, 2**24, 2**28)}
+# Nodes at most; rows of few numbers stay below the largest of these sizes. Edges at least, and products of theirs: so
+# many that all threads of a CPU take part, and that a launch is nothing beside them on a GPU.
+_NODES = {"cpu": 10_000, "cuda": 1_000_000}
 _EDGES = {"cpu": 20_000, "cuda": 1_000_000}
+_PRODUCTS = {"cpu": SMALL, "cuda": 2**22}
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,14 @@ class Speeds:
     """What a device needs.
 
     Attributes:
-        seconds_of_edge: Seconds of an edge whose row has 1, 4, 16, 64 and 256 numbers, for rows of 128 KiB, of 1 and of
-            16 MiB in all.
+        seconds_of_edge: Seconds of an edge whose row has 1, 4, 16, 64 and 256 numbers, and of the row that a slice is
+            added to; for rows of so many bytes in all as `footprints` tells.
         test_seconds: Of asking whether a snapshot has an edge.
-        call_seconds: Of an aggregation of a single edge.
+        call_seconds: Of an aggregation of a single edge, and of sending what it takes.
         launch_seconds: Of a second structure in one aggregation.
         bytes_per_second: From host memory to the device; 0 where these are one.
+        few_factor: How much longer an edge takes where there is so little to do that one CPU thread does it.
+        footprints: Bytes, ascending.
     """
 
     seconds_of_edge: tuple[tuple[float, ...], ...]
@@ -51,11 +56,20 @@ class Speeds:
     call_seconds: float
     launch_seconds: float
     bytes_per_second: float
+    few_factor: float = 1.0
+    footprints: tuple[int, ...] = _FOOTPRINTS["cpu"]
+
+    def add_up(self, num_edges: int, width: float, footprint: int) -> float:
+        """Seconds of so many edges in one structure."""
+        factor = self.few_factor if num_edges * width < SMALL else 1.0
+        return num_edges * self.per_edge(width, footprint) * factor
 
     def per_edge(self, width: float, footprint: int = 0) -> float:
         """Seconds of an edge with `width` numbers from rows of so many bytes; between those measured in proportion."""
         width = max(1.0, width)
-        across = _interpolate([self._at_width(known, width) for known in self.seconds_of_edge], _FOOTPRINTS, footprint)
+        across = _interpolate(
+            [self._at_width(known, width) for known in self.seconds_of_edge], self.footprints, footprint
+        )
         return across * max(1.0, width / _WIDTHS[-1])
 
     def _at_width(self, known: Sequence[float], width: float) -> float:
@@ -114,26 +128,39 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     footprint = 4 * num_nodes * size * channels
     all_edges = union.keys.numel()
 
-    def sum_up(parts: Sequence[tuple[int, float]], num_tests: int, num_bytes: int) -> float:
+    def sum_up(parts: Sequence[tuple[int, int, float]], num_tests: int, num_bytes: int) -> float:
         copied = num_bytes / speeds.bytes_per_second if speeds.bytes_per_second else 0.0
-        work = sum(count * speeds.per_edge(width, footprint) for count, width in parts)
-        launches = (sum(count > 0 for count, _ in parts) - 1) * speeds.launch_seconds
+        # The row that a slice is added to takes as long as that of an edge.
+        work = sum(speeds.add_up(count + slices, width, footprint) for count, slices, width in parts)
+        launches = (sum(count > 0 for count, _, _ in parts) - 1) * speeds.launch_seconds
         return work + num_tests * speeds.test_seconds + speeds.call_seconds + max(0.0, launches) + copied
 
     rest = num_edges - size * shared
+    slices, shared_slices, rest_slices = (
+        _expect_slices(count, rows)
+        for count, rows in ((all_edges, num_nodes), (shared, num_nodes), (rest, num_nodes * size))
+    )
     edge_bytes = 4 + 4 * num_weights
-    union_bytes = all_edges * (5 + 4 * num_weights * size)
+    union_bytes = all_edges * (5 + 4 * num_weights * size) + 8 * slices
     # Rows of snapshots that have not an edge are not read.
     mean_width = channels * num_edges / max(1, all_edges)
     num_tests = all_edges * size if size > 1 else 0
-    mask = Option(first, first + size, "mask", sum_up([(all_edges, mean_width)], num_tests, union_bytes), rate)
+    seconds = sum_up([(all_edges, slices, mean_width)], num_tests, union_bytes)
+    mask = Option(first, first + size, "mask", seconds, rate)
     if size == 1:
         return [mask]
-    split_bytes = shared * (4 + 4 * num_weights * size) + rest * edge_bytes
+    split_bytes = shared * (4 + 4 * num_weights * size) + 8 * shared_slices + rest * edge_bytes + 9 * rest_slices
     # Edges that have a weight for each snapshot are added up snapshot by snapshot.
     num_tests = shared * size if is_stacked else 0
-    seconds = sum_up([(shared, size * channels), (rest, channels)], num_tests, split_bytes)
-    return [mask, Option(first, first + size, "split", seconds, rate)]
+    parts = [(shared, shared_slices, size * channels), (rest, rest_slices, channels)]
+    return [mask, Option(first, first + size, "split", sum_up(parts, num_tests, split_bytes), rate)]
+
+
+def _expect_slices(num_edges: int, num_rows: int) -> int:
+    """Slices of so many edges, if these were spread at random; 0 where rows are not told."""
+    if num_rows == 0:
+        return 0
+    return round(num_rows * -math.expm1(-num_edges / num_rows) + num_edges / SLICE)
 
 
 def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: int = 0, num_weights: int = 0,
@@ -197,38 +224,76 @@ def find_speeds(device: torch.device) -> Speeds:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
 
     def is_valid(kept: Any) -> bool:
-        table = kept[0] if isinstance(kept, list) and len(kept) == 5 else None
-        return isinstance(table, list) and [len(row) for row in table] == [len(_WIDTHS)] * len(_FOOTPRINTS)
+        table = kept[0] if isinstance(kept, list) and len(kept) == 6 else None
+        rows = len(_FOOTPRINTS[device.type])
+        return isinstance(table, list) and [len(row) for row in table] == [len(_WIDTHS)] * rows
 
-    table, *others = recall("snapshots", f"{name} 2", lambda: _measure(device), is_valid)
-    return Speeds(tuple(map(tuple, table)), *others)
+    table, test, call, launch, rate, few = recall("snapshots", f"{name} 4", lambda: _measure(device), is_valid)
+    return Speeds(tuple(map(tuple, table)), test, call, launch, rate, few, _FOOTPRINTS[device.type])
 
 
 def _measure(device: torch.device) -> list[Any]:
-    cells = [(width, footprint, False) for footprint in _FOOTPRINTS for width in _WIDTHS]
+    footprints = _FOOTPRINTS[device.type]
+    cells = [(width, footprint, False) for footprint in footprints for width in _WIDTHS]
     # Rows of 8 snapshots and 4 numbers in each, all of which each edge has, and as wide ones of one.
-    cells += [(32, _FOOTPRINTS[0], True), (32, _FOOTPRINTS[0], False)]
+    cells += [(32, footprints[0], True), (32, footprints[0], False)]
     drawn = [_draw(*cell, device) for cell in cells]
-    seconds = [math.inf] * len(cells)
-    # Other work of the machine comes and goes: each is measured now and again.
-    for _ in range(3):
-        seconds = [min(known, _time_edge(*given)) for known, given in zip(seconds, drawn, strict=True)]
-    *entries, masked, plain = seconds
+    # The last once more, by one thread.
+    runs: list[Callable[[], Any]] = [partial(aggregate_snapshots, x, group) for x, group in drawn]
+    runs.append(partial(_run_alone, runs[-1]))
+    rest: list[Callable[[], Any]] = [partial(aggregate_snapshots, x, _empty(group)) for x, group in drawn]
+    rest.append(rest[-1])
+    seconds = _subtract(runs, rest, device)
+    pieces = [group.pieces[0] for _, group in drawn]
+    *entries, masked, plain = (s / (p.num_edges + p.num_slices) for s, p in zip(seconds, pieces, strict=False))
+    few = max(1.0, seconds[-1] / seconds[-2]) if device.type == "cpu" else 1.0
     table = level([entries[row : row + len(_WIDTHS)] for row in range(0, len(entries), len(_WIDTHS))])
     ones = torch.ones(2)
     alone, other = (Factors(torch.tensor([key]), None, ones, ones, ones) for key in (0, 1))
     call, split = (
-        _time(
-            partial(aggregate_snapshots, torch.zeros(2, len(f), 1, device=device), build_group(f, 2).to(device)), device
-        )
+        _time(partial(_send_and_run, torch.zeros(2, 8, 1, device=device), build_group(f, 2)), device)
         for f in ([alone], [alone._replace(keys=torch.arange(2)), other])
     )
-    launch = max(0.0, split - call)
+    test, launch = max(0.0, masked - plain) / 8, max(0.0, split - call)
     if device.type != "cuda":
-        return [table, max(0.0, masked - plain) / 8, call, launch, 0.0]
-    host = torch.empty(1 << 24, dtype=torch.uint8, pin_memory=True)
-    rate = host.numel() / _time(lambda: host.to(device, non_blocking=True), device)
-    return [table, max(0.0, masked - plain) / 8, call, launch, rate]
+        return [table, test, call, launch, 0.0, few]
+    host = torch.zeros(1 << 24, dtype=torch.uint8)
+    return [table, test, call, launch, host.numel() / _time(partial(host.to, device), device), few]
+
+
+def _send_and_run(x: Tensor, group: SnapshotMatrices) -> None:
+    """What is done for one group of several."""
+    aggregate_snapshots(x[:, : group.num_snapshots].contiguous(), group.to(x.device, non_blocking=True))
+
+
+def _run_alone(run: Callable[[], Any]) -> None:
+    before = set_cpu_threads(1)
+    try:
+        run()
+    finally:
+        set_cpu_threads(before)
+
+
+def _empty(group: SnapshotMatrices) -> SnapshotMatrices:
+    """A group of as many nodes and snapshots with a single edge."""
+    piece = group.pieces[0]
+    presence = None if piece.presence is None else piece.presence[:1]
+    only = slice_keys(torch.zeros(1, dtype=torch.int64, device=group.device), piece.num_rows, None, presence,
+                      piece.num_snapshots)  # fmt: skip
+    return replace(group, pieces=(only,))
+
+
+def _subtract(runs: Sequence[Callable[[], Any]], rest: Sequence[Callable[[], Any]],
+              device: torch.device) -> list[float]:  # fmt: skip
+    """Seconds of each run without those of its rest; at least a quarter of them, as other work of the machine may have
+    been in the way of the rest alone.
+    """
+    all_of_it, less = [math.inf] * len(runs), [math.inf] * len(runs)
+    # That work comes and goes: each is measured now and again.
+    for _ in range(3):
+        all_of_it = [min(known, _time(run, device)) for known, run in zip(all_of_it, runs, strict=True)]
+        less = [min(known, _time(run, device)) for known, run in zip(less, rest, strict=True)]
+    return [max(a - b, a / 4) for a, b in zip(all_of_it, less, strict=True)]
 
 
 def level(table: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -248,7 +313,8 @@ def level(table: Sequence[Sequence[float]]) -> list[list[float]]:
 def _draw(width: int, footprint: int, is_masked: bool, device: torch.device) -> tuple[Tensor, SnapshotMatrices]:
     """Rows of at most `footprint` bytes in all, and a random graph of them."""
     num_nodes = min(_NODES[device.type], footprint // (4 * width))
-    num_edges = min(max(_EDGES[device.type], 10 * num_nodes), num_nodes * num_nodes // 2)
+    least = max(_EDGES[device.type], _PRODUCTS[device.type] // width, 10 * num_nodes)
+    num_edges = min(least, num_nodes * num_nodes // 2)
     generator = torch.Generator(device).manual_seed(0)
     keys = torch.randint(num_nodes * num_nodes, (num_edges,), generator=generator, device=device).unique()
     size = 8 if is_masked else 1
@@ -256,13 +322,6 @@ def _draw(width: int, footprint: int, is_masked: bool, device: torch.device) -> 
     piece = slice_keys(keys, num_nodes, None, presence, size)
     x = torch.zeros(num_nodes, size, width // size, device=device)
     return x, SnapshotMatrices((piece,), None, None, None, num_nodes, size)
-
-
-def _time_edge(x: Tensor, group: SnapshotMatrices) -> float:
-    """Seconds of an edge, without what is done for every node whatever groups there are."""
-    together = _time(partial(aggregate_snapshots, x, group), x.device)
-    seconds = together - _time(partial(torch.zeros_like, x), x.device)
-    return max(1e-13, seconds / group.pieces[0].num_edges)
 
 
 def _time(work: Any, device: torch.device) -> float:

@@ -28,8 +28,8 @@ _NARROW = min(32, THREADS)
 # Counters of 32 bits run a few rows ahead.
 _MOST = 2**31 - 8
 _PIECE = 16
-# Products that one CPU thread does at once.
-_SMALL = 2**18
+# Products that one CPU thread does at once: threads would take longer to start.
+SMALL = 2**18
 
 
 @dataclass(eq=False)
@@ -169,8 +169,8 @@ def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: i
     out = torch.zeros_like(x)
     for piece in pieces:
         args = z.flatten(1), *_arrays(piece, None, z)[:-1], low, x.shape[2], out.flatten(1)
-        # Threads would take longer to start than all of it takes.
-        is_small = piece.num_edges * x.shape[1] * x.shape[2] < _SMALL and get_cpu_threads() > 1
+        width = x.shape[2] if piece.snapshot is not None else x.shape[1] * x.shape[2]
+        is_small = piece.num_edges * width < SMALL and get_cpu_threads() > 1
         before = set_cpu_threads(1) if is_small else 0
         try:
             run_cpu(kernels.sum_slices_cpu, *args)

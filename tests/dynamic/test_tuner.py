@@ -96,6 +96,28 @@ def test_what_was_measured_beside_other_work_is_leveled():
     assert level([[1, 9, 3], [2, 2, 4], [5, 4, 8]]) == [[1, 2, 3], [2, 2, 4], [4, 4, 8]]
 
 
+def test_little_work_is_one_threads():
+    many, few = (
+        replace(SPEEDS, few_factor=factor).add_up(count, 16, 0) for factor, count in ((3, 20_000), (3, 10_000))
+    )
+
+    # 160,000 products are left to one thread, twice as many are not.
+    assert (many, few) == pytest.approx((20_000 * 4e-11, 3 * 10_000 * 4e-11))
+
+
+def test_rows_that_sums_are_added_to_count():
+    speeds, union = replace(SPEEDS, bytes_per_second=0.0), unite(make_keys(2, 0.5))
+
+    (mask, split), (free_mask, free_split) = (
+        expect_options(union, 200_000, 16, 0, speeds, num_nodes=n) for n in (10**9, 0)
+    )
+
+    # As good as every edge has a row to itself, as wide as what the edge brings.
+    assert mask.seconds - free_mask.seconds == pytest.approx(150_000 * speeds.per_edge(16 * 4 / 3), rel=0.05)
+    rows = 50_000 * speeds.per_edge(32) + 100_000 * speeds.per_edge(16)
+    assert split.seconds - free_split.seconds == pytest.approx(rows, rel=0.05)
+
+
 def test_what_edges_are_asked_for_counts():
     slow = Speeds(SPEEDS.seconds_of_edge, 1e-9, 1e-6, 1e-6, 0.0)
     union = unite(make_keys(4, 0.0))
