@@ -189,8 +189,12 @@ class SnapshotPlan:
             made = self._built.pop(key, None) or build_group(factors, self.num_nodes, form)
             self._matrices[key], self._sent_bytes[key] = made, made.num_bytes
         self.moved_bytes += self._sent_bytes[key]
+        stays = self.budget.take(self._sent_bytes[key])
+        if not stays and self.device.type == "cuda" and not self._matrices[key].is_pinned:
+            # They are sent in every epoch, which nobody waits for from page-locked memory.
+            self._matrices[key] = self._matrices[key].pin_memory()
         here = self._matrices[key].to(self.device, non_blocking=True)
-        if self.budget.take(self._sent_bytes[key]):
+        if stays:
             self._resident.add(key)
             self._matrices[key] = here
         else:

@@ -6,6 +6,7 @@ their edges: one pass over what they share serves all of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,6 +64,11 @@ class SnapshotMatrices:
         return self.pieces[0].cols.device
 
     @property
+    def is_pinned(self) -> bool:
+        """Whether it lies in page-locked memory."""
+        return all(piece.num_edges == 0 or piece.cols.is_pinned() for piece in self.pieces)
+
+    @property
     def num_bytes(self) -> int:
         """Memory of structures and factors."""
         factors = (f for f in (self.row, self.column, self.diagonal) if f is not None)
@@ -73,14 +79,19 @@ class SnapshotMatrices:
         """A copy on a device, or this where it is there."""
         if self.device == device:
             return self
-        pieces = tuple(p.to(device, non_blocking) for p in self.pieces)
+        return self._copy(lambda part: part.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> SnapshotMatrices:
+        """A copy in page-locked memory."""
+        return self._copy(lambda part: part.pin_memory())
+
+    def _copy(self, copy: Callable[[Any], Any]) -> SnapshotMatrices:
+        """The same of copies of all structures and factors."""
+        pieces = tuple(map(copy, self.pieces))
         by_source = self._by_source
         if by_source is not None:
-            by_source = pieces if by_source is self.pieces else tuple(p.to(device, non_blocking) for p in by_source)
-        row, column, diagonal = (
-            None if f is None else f.to(device, non_blocking=non_blocking)
-            for f in (self.row, self.column, self.diagonal)
-        )
+            by_source = pieces if by_source is self.pieces else tuple(map(copy, by_source))
+        row, column, diagonal = (None if f is None else copy(f) for f in (self.row, self.column, self.diagonal))
         return replace(self, pieces=pieces, row=row, column=column, diagonal=diagonal, _by_source=by_source)
 
     def by_source(self) -> tuple[SlicedCSR, ...]:

@@ -85,6 +85,7 @@ def test_matrices_that_do_not_fit_are_sent_once_an_epoch(device, groups):
     # Not for each frame anew, of which every snapshot has a part in up to three; and with the aggregated rows and x.
     matrices = sum(trainer.plan._sent_bytes.values())
     assert matrices < trainer.history[-1]["moved_bytes"] <= matrices + 2 * rows
+    assert device.type != "cuda" or all(m.is_pinned for m in trainer.plan._matrices.values())
 
 
 def test_what_fits_is_sent_once(device):
