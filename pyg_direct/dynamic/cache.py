@@ -14,26 +14,40 @@ from torch import Tensor
 from pyg_direct.dynamic.timeline import Timeline, trace
 from pyg_direct.runtime.device import free_bytes
 
-# Of the free memory of a GPU, what one thing that is kept may take where nobody set a limit.
+# Of the free memory of a GPU, what one thing that is kept may take where nobody set a limit, and what is left besides
+# what passes need once that is known.
 _SHARE = 0.5
+_SPARE = 1 << 30
 
 
 class Budget:
-    """Bytes on the device that caches may take; None is without a limit but the free memory of a GPU."""
+    """Bytes on the device that caches may take; None is without a limit but the free memory of a GPU.
+
+    Attributes:
+        need: Bytes that the passes of a frame take beside what is kept; None until they have been measured.
+    """
 
     def __init__(self, limit: int | None = None, device: torch.device | None = None) -> None:
         self.limit, self.used, self._device = limit, 0, device
+        self.need: int | None = None
 
     def take(self, num_bytes: int) -> bool:
         """Whether so many bytes more fit; they are taken then."""
         if self.limit is not None and self.used + num_bytes > self.limit:
             return False
-        if self.limit is None and self._device is not None and self._device.type == "cuda":
-            index = torch.cuda.current_device() if self._device.index is None else self._device.index
-            if num_bytes > _SHARE * free_bytes(index):
-                return False
+        if self.limit is None and not self.has_room(num_bytes, _SHARE):
+            return False
         self.used += num_bytes
         return True
+
+    def has_room(self, num_bytes: int, share: float) -> bool:
+        """Whether a GPU's free memory has room for one thing more: a share of it, or all but twice what passes need,
+        once that is known.
+        """
+        if self._device is None or self._device.type != "cuda":
+            return True
+        free = free_bytes(torch.cuda.current_device() if self._device.index is None else self._device.index)
+        return num_bytes <= (share * free if self.need is None else free - 2 * self.need - _SPARE)
 
 
 class RowCache:

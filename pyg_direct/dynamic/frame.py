@@ -17,7 +17,6 @@ from pyg_direct.dynamic.operator import Operator
 from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.dynamic.slots import Slots
 from pyg_direct.errors import PygDirectError
-from pyg_direct.runtime.device import free_bytes
 
 # Of the free memory of a GPU, what copies that only save time may take.
 _SHARE = 0.2
@@ -94,8 +93,8 @@ class FramePlan(SnapshotPlan):
         return self._sources.get(key)
 
     def _fits(self, num_bytes: int) -> bool:
-        """Whether something takes little of the memory that is free."""
-        return self.device.type != "cuda" or num_bytes <= _SHARE * free_bytes(self.device.index)
+        """Whether something takes little of the memory that is free, or leaves enough of it."""
+        return self.real.budget.has_room(num_bytes, _SHARE)
 
     def _gather_features(self) -> Tensor | None:
         """Features of all snapshots, where nothing limits what the device holds and they take little of it."""

@@ -49,6 +49,11 @@ class Timeline:
         finally:
             self._spans.append((lane, first, self._record() if timed else time.perf_counter()))
 
+    @property
+    def count(self) -> int:
+        """Spans so far."""
+        return len(self._spans)
+
     def spans(self) -> list[tuple[str, float, float]]:
         """(lane, first, last) of each, in seconds since the beginning; waits for the GPU."""
         if self._on_gpu:

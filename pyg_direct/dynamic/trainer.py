@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_direct.dynamic.frame import FramePlan, NotReplayableError
+from pyg_direct.dynamic.meter import FrameCost, FrameMeter
 from pyg_direct.dynamic.stream import SnapshotStream, stream
-from pyg_direct.dynamic.timeline import Timeline, trace
+from pyg_direct.dynamic.timeline import LANES, Timeline, trace
 from pyg_direct.errors import ArgumentError
 from pyg_direct.typing import Device
 
@@ -72,6 +73,8 @@ class FrameTrainer:
         plan: What is known of the snapshots.
         history: Of each epoch its mean `loss`, `seconds`, `moved_bytes` to the device, and whether it was `replayed`.
         decisions: What was chosen, and why, in words.
+        costs: What each frame of the first epoch took, which is measured; on a GPU torch's peak of memory begins anew
+            with each of them. What is kept on the GPU later leaves twice the memory that they needed.
 
     Raises:
         ArgumentError, ArgumentTypeError, MemoryLimitError: named argument, rule and value.
@@ -106,6 +109,7 @@ class FrameTrainer:
         self._frame.has_slots = self._may_replay
         self.history: list[dict[str, Any]] = []
         self.decisions: list[str] = []
+        self.costs: list[FrameCost] = []
         if replay and not self._may_replay:
             raise ArgumentError(f"replay must not be asked for on {self.plan.device}")
 
@@ -123,20 +127,36 @@ class FrameTrainer:
         # The graph's own, whatever was done about gradients since.
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
-        total = torch.zeros((), device=self.plan.device)
-        timeline = self.plan.timeline
-        for first in range(self.num_frames):
-            with trace(timeline, "move"):
-                self._frame.move(first)
-            with trace(timeline, "passes"):
-                total += self._run_frame()
-            self._frame.prefetch()
-            with trace(timeline, "step"):
-                self.optimizer.step()
-        mean = float(total) / self.num_frames
+        mean = self._train_frames() if self.history else self._prepare()
         self.history.append({"loss": mean, "seconds": time.perf_counter() - begin,
                              "moved_bytes": self._count_moved() - moved,
                              "replayed": self._graph is not None})  # fmt: skip
+        return mean
+
+    def _train_frames(self, meter: FrameMeter | None = None) -> float:
+        total, timeline = torch.zeros((), device=self.plan.device), self.plan.timeline
+        for first in range(self.num_frames):
+            with nullcontext() if meter is None else meter.measure(self._times[first]):
+                with trace(timeline, "move"):
+                    self._frame.move(first)
+                with trace(timeline, "passes"):
+                    total += self._run_frame()
+                self._frame.prefetch()
+                with trace(timeline, "step"):
+                    self.optimizer.step()
+        return float(total) / self.num_frames
+
+    def _prepare(self) -> float:
+        """Train over all frames while it is measured what they take."""
+        given = self.plan.timeline
+        self.plan.timeline = timeline = given or Timeline(self.plan.device)
+        meter = FrameMeter(timeline, self.plan.device, self._count_moved)
+        try:
+            mean = self._train_frames(meter)
+        finally:
+            self.plan.timeline = given
+        self.costs = meter.costs()
+        self.plan.budget.need = max(cost.peak_bytes - cost.held_bytes for cost in self.costs)
         return mean
 
     def trace_epoch(self) -> Timeline:
@@ -222,10 +242,19 @@ class FrameTrainer:
         for parameter in self._list_parameters():
             parameter.grad = None
 
+    def _tell_most(self) -> str:
+        seconds = {lane: max(cost.seconds.get(lane, 0.0) for cost in self.costs) for lane in LANES}
+        stages = [f"{lane} {1e3 * most:.3g} ms" for lane, most in seconds.items() if most]
+        moved = max(cost.moved_bytes for cost in self.costs)
+        memory = [f"{self.plan.budget.need / 1e6:.3g} MB of memory"] if self.plan.budget.need else []
+        return ", ".join([*stages, f"{moved / 1e6:.3g} MB to the device", *memory])
+
     def summary(self) -> str:
         """Sizes, decisions and the course of the epochs, in lines."""
         lines = self.plan.summary().splitlines()
         lines += [f"frames: {self.num_frames} of {self.window} snapshots", *self.decisions]
+        if self.costs:
+            lines.append(f"most that a frame of the first epoch took: {self._tell_most()}")
         lines += [
             f"epoch {number}: loss {epoch['loss']:.4g}, {epoch['seconds']:.3f} s, {epoch['moved_bytes'] / 1e6:.3g} MB "
             f"to the device{', replayed' if epoch['replayed'] else ''}"

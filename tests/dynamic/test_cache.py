@@ -40,3 +40,16 @@ def test_free_memory_of_a_gpu_is_a_limit(monkeypatch):
     assert not budget.take(51)
     assert Budget(60, torch.device("cuda", 1)).take(60)
     assert budget.used == 50
+
+
+def test_what_passes_need_stays_free_once_it_is_known(monkeypatch):
+    free = 10 << 30
+    monkeypatch.setattr(cache, "free_bytes", lambda index: free)
+    budget = Budget(None, torch.device("cuda", 1))
+
+    assert not budget.take(6 << 30)
+    budget.need = 1 << 30
+
+    # Twice as much, and a GiB.
+    assert budget.take(7 << 30)
+    assert not budget.take((7 << 30) + 1)

@@ -146,6 +146,21 @@ def test_stages_of_an_epoch_are_traced(device):
     assert trainer.plan.timeline is None
 
 
+def test_frames_of_the_first_epoch_are_measured(device):
+    trainer = make_trainer("TGCN", make_signal(), device=device)
+    assert trainer.costs == []
+
+    trainer.fit(2)
+
+    assert [cost.first for cost in trainer.costs] == list(range(trainer.num_frames))
+    assert sum(cost.moved_bytes for cost in trainer.costs) == trainer.history[0]["moved_bytes"]
+    assert all(cost.seconds["passes"] > 0 and cost.seconds["step"] > 0 for cost in trainer.costs)
+    assert trainer.costs[0].seconds["aggregate"] > 0
+    on_gpu = device.type == "cuda"
+    assert all((cost.peak_bytes >= cost.held_bytes > 0) == on_gpu for cost in trainer.costs)
+    assert trainer.plan.budget.need == max(cost.peak_bytes - cost.held_bytes for cost in trainer.costs)
+
+
 def test_summary_tells_sizes_and_epochs():
     trainer = make_trainer("TGCN", make_signal())
     trainer.fit(2)
@@ -154,6 +169,7 @@ def test_summary_tells_sizes_and_epochs():
 
     assert "snapshots: 7" in lines
     assert "frames: 5 of 3 snapshots" in lines
+    assert any(line.startswith("most that a frame of the first epoch took: ") and "passes" in line for line in lines)
     assert [line.split(":")[0] for line in lines[-2:]] == ["epoch 1", "epoch 2"]
 
 
