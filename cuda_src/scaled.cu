@@ -18,22 +18,29 @@ __device__ __forceinline__ float4 scale_4(float4 value, const float *scale, int 
     return value;
 }
 
+// What a kernel is given: addresses that stay in its constant memory, since registers are for rows on their way.
+struct Given {
+    float4 *out, *partials;
+    const float4 *x, *own;
+    const int *ends, *row;
+    const float *weight, *column, *scale, *diagonal;
+    int num_weights, size, channels, pieces, piece, longest, adds;
+};
+
 // Ids of the next edges are asked for while rows of these are on their way, as in aggregate.cu.
 template <bool WEIGHTED>
-__device__ __forceinline__ void sum_scaled(float4 *to, const float4 *x, const int *ends, const int *row,
-                                           const float *weight, int num_weights, const float *column,
-                                           const float *scale, const float4 *own, const float *diagonal, int e,
-                                           int last, int count, int longest, int size, int channels, unsigned pieces,
-                                           int number, int adds)
+__device__ __forceinline__ void sum_scaled(const Given &given, int place, int target, int e, int last, int count)
 {
     const int ROWS = WEIGHTED ? 4 : 5;
+    // The snapshot of the piece, where weights of snapshots are asked for.
+    const int head = WEIGHTED ? 4 * given.piece / given.channels : 0;
     int degree = last - e, after = last;
-    if (count > 1) after = ends[2];
-    if (degree > longest) e = last;
+    if (count > 1) after = given.ends[target + 2];
+    if (place < 0 && degree > given.longest) e = last;
     unsigned source[ROWS];
 #pragma unroll
     for (int u = 0; u < ROWS; ++u)
-        if (e + u < last) source[u] = (unsigned)row[e + u];
+        if (e + u < last) source[u] = (unsigned)given.row[e + u];
     float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     while (true) {
         float4 value[ROWS];
@@ -42,21 +49,23 @@ __device__ __forceinline__ void sum_scaled(float4 *to, const float4 *x, const in
         for (int u = 0; u < ROWS; ++u) {
             value[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f), share[u] = 1.0f;
             if (e + u < last) {
-                value[u] = x[(u64)source[u] * pieces];
-                if (WEIGHTED && weight != nullptr) share[u] = weight[(long long)(e + u) * num_weights];
-                if (WEIGHTED && column != nullptr) share[u] *= column[(u64)source[u] * size];
+                value[u] = given.x[(u64)source[u] * (unsigned)given.pieces + (unsigned)given.piece];
+                if (WEIGHTED && given.weight != nullptr)
+                    share[u] = given.weight[(long long)(e + u) * given.num_weights + (given.num_weights > 1 ? head : 0)];
+                if (WEIGHTED && given.column != nullptr)
+                    share[u] *= given.column[(u64)source[u] * (unsigned)given.size + head];
             }
         }
         const bool ends_here = e + ROWS >= last;
         int next = e + ROWS, next_last = last, next_degree = degree;
         if (ends_here) {
             next = last, next_last = after, next_degree = next_last - next;
-            if (next_degree > longest) next = next_last;
-            if (count > 2) after = ends[3];
+            if (next_degree > given.longest) next = next_last;
+            if (count > 2) after = given.ends[target + 3];
         }
 #pragma unroll
         for (int u = 0; u < ROWS; ++u)
-            if (next + u < next_last) source[u] = (unsigned)row[next + u];
+            if (next + u < next_last) source[u] = (unsigned)given.row[next + u];
 #pragma unroll
         for (int u = 0; u < ROWS; ++u) {
             if (WEIGHTED) {
@@ -68,46 +77,46 @@ __device__ __forceinline__ void sum_scaled(float4 *to, const float4 *x, const in
         }
         if (ends_here) {
             // Long rows are others', and what nothing is added to stays.
-            if (degree <= longest && (degree > 0 || !adds)) {
-                if (scale != nullptr) total = scale_4(total, scale, number, channels);
+            if (place >= 0) {
+                given.partials[(long long)place * given.pieces + given.piece] = total;
+            } else if (degree <= given.longest && (degree > 0 || !given.adds)) {
+                const long long at = (long long)target * given.pieces + given.piece;
+                const long long factor = (long long)target * given.size;
+                if (given.scale != nullptr) total = scale_4(total, given.scale + factor, 4 * given.piece, given.channels);
                 float4 before = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (adds) before = *to;
-                else if (diagonal != nullptr) before = scale_4(*own, diagonal, number, channels);
-                *to = make_float4(before.x + total.x, before.y + total.y, before.z + total.z, before.w + total.w);
+                if (given.adds) before = given.out[at];
+                else if (given.diagonal != nullptr)
+                    before = scale_4(given.own[at], given.diagonal + factor, 4 * given.piece, given.channels);
+                given.out[at] = make_float4(before.x + total.x, before.y + total.y, before.z + total.z,
+                                            before.w + total.w);
             }
             if (--count == 0) break;
-            to += pieces, own += pieces, ++ends;
-            if (scale != nullptr) scale += size;
-            if (diagonal != nullptr) diagonal += size;
+            ++target;
             total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
         e = next, last = next_last, degree = next_degree;
     }
 }
 
-// Piece `piece` of the sums of `count` targets in a row, of which the first has edges [first, last) and offsets ends[0]
-// and ends[1]; those of more than `longest` edges are left out. `own`, `scale` and `diagonal` begin at the first target,
-// `weight` at the first snapshot of `x`. Null addresses stand for ones, a null `diagonal` for zeros; `size` times
-// `channels` numbers are `pieces` pieces, and where there are weights for each snapshot or a `column`, no piece belongs
-// to two snapshots. With `adds`, `to` holds something already.
-extern "C" __device__ int sum_scaled_16(int *, u64 to, u64 x, u64 ends, u64 row, u64 weight, int num_weights,
-                                        u64 column, u64 scale, u64 own, u64 diagonal, long long first, long long last,
-                                        int count, int longest, int size, int channels, int pieces, int piece,
-                                        int adds)
+// Piece `piece` of the sums of `count` targets in a row, of which `target`, the first, has edges [first, last); those of
+// more than `longest` edges are left out. A `place` of zero or more is that in `partials` of the plain sum of a slice,
+// of any length.
+// Null addresses stand for ones, a null `diagonal` for zeros; `size` times `channels` numbers are `pieces` pieces, and
+// where there are weights for each snapshot or a `column`, no piece belongs to two snapshots. With `adds`, `out` holds
+// something already.
+extern "C" __device__ int sum_scaled_16(int *, u64 out, u64 partials, u64 x, u64 own, u64 ends, u64 row, u64 weight,
+                                        u64 column, u64 scale, u64 diagonal, int num_weights, int size, int channels,
+                                        int pieces, int piece, int longest, int adds, int place, int target,
+                                        int first, int last, int count)
 {
-    const int head = 4 * piece / channels;
-    const float *weights = reinterpret_cast<const float *>(weight);
-    const float *columns = reinterpret_cast<const float *>(column);
-    if (weights != nullptr && num_weights > 1) weights += head;
-    if (columns != nullptr) columns += head;
-#define SUM_SCALED(WEIGHTED)                                                                                        \
-    sum_scaled<WEIGHTED>(reinterpret_cast<float4 *>(to) + piece, reinterpret_cast<const float4 *>(x) + piece,       \
-                         reinterpret_cast<const int *>(ends), reinterpret_cast<const int *>(row), weights,          \
-                         num_weights, columns, reinterpret_cast<const float *>(scale),                              \
-                         reinterpret_cast<const float4 *>(own) + piece, reinterpret_cast<const float *>(diagonal),  \
-                         (int)first, (int)last, count, longest, size, channels, pieces, 4 * piece, adds)
-    if (weight == 0 && column == 0) SUM_SCALED(false);
-    else SUM_SCALED(true);
-#undef SUM_SCALED
+    const Given given = {
+        reinterpret_cast<float4 *>(out),           reinterpret_cast<float4 *>(partials),
+        reinterpret_cast<const float4 *>(x),       reinterpret_cast<const float4 *>(own),
+        reinterpret_cast<const int *>(ends),       reinterpret_cast<const int *>(row),
+        reinterpret_cast<const float *>(weight),   reinterpret_cast<const float *>(column),
+        reinterpret_cast<const float *>(scale),    reinterpret_cast<const float *>(diagonal),
+        num_weights, size, channels, pieces, piece, longest, adds};
+    if (weight == 0 && column == 0) sum_scaled<false>(given, place, target, first, last, count);
+    else sum_scaled<true>(given, place, target, first, last, count);
     return 0;
 }

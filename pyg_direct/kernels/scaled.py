@@ -12,51 +12,42 @@ import numpy as np
 
 from pyg_direct.kernels.aggregate import quotient
 from pyg_direct.kernels.jit import THREADS, cuda, device_function, gpu_kernel
-from pyg_direct.kernels.span import LONG_ROW, find_item, slice_length, span_of
+from pyg_direct.kernels.span import find_item, slice_length, span_of
 
-sum_scaled_16 = device_function("sum_scaled_16", "u8 u8 u8 u8 u8 i4 u8 u8 u8 u8 i8 i8 i4 i4 i4 i4 i4 i4 i4")
+sum_scaled_16 = device_function("sum_scaled_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4")
 
 
 @gpu_kernel("u8 i4[] u8 u8 u8 i4 u8 u8 u8 u8 i8 i8 i8 i4 i4 i4 i4 i4 i4 i4[] i4[] i4 u8 u8",
             sources=("aggregate", "scaled"), resident_blocks=4)  # fmt: skip
 def sum_scaled_rows_gpu(x, indptr, ends, row, weight, num_weights, column, scale, own, diagonal, num_edges, num_targets,
-                        num_runs, run, size, channels, pieces, low, adds, slices, counts, helpers, partials,
-                        out):  # fmt: skip
+                        num_runs, run, size, channels, pieces, longest, adds, slices, counts, helpers,
+                        partials, out):  # fmt: skip
     """`x`, `ends` (of `indptr`), `row` and all that scales are addresses, `out` and `partials` too.
 
-    A thread sees to one piece of `run` targets in a row. `helpers` more for each piece share out the slices of long
-    rows, whose plain sums go to `partials`. `low` is the first snapshot of the group that `x` holds.
+    A thread sees to one piece of `run` targets in a row. `helpers` more for each piece share out the slices of rows of
+    more than `longest` edges, whose plain sums go to `partials`. `weight` begins at the first snapshot that `x` holds.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     group = np.int64(quotient(np.uint64(thread), pieces))
     piece = np.int32(thread - group * pieces)
     if group < num_runs + helpers:
-        row_bytes = np.int64(pieces) * 16
-        weight += np.uint64(low * 4 if num_weights > 1 else 0)
         # A slice's number, below zero for runs.
-        place = group - num_runs
-        limit = np.int64(counts[0]) if helpers > 0 else np.int64(0)
-        while place < limit or place < 0:
-            nothing = np.uint64(0)
+        place = np.int32(group - num_runs)
+        while place < 0 or (helpers > 0 and place < counts[0]):
             if place < 0:
-                target = group * run
+                target = np.int64(place + num_runs) * run
                 first, last = span_of(indptr, target, num_edges)
-                count, longest = np.int32(min(np.int64(run), num_targets - target)), np.int32(0x7FFFFFFF)
-                if helpers > 0:
-                    longest = np.int32(LONG_ROW)
-                factor = np.uint64(target * size * 4)
-                to, adding = out + np.uint64(target * row_bytes), adds
-                mine = own + np.uint64(target * row_bytes)
-                scales = scale + factor if scale != nothing else nothing
-                rests = diagonal + factor if diagonal != nothing else nothing
+                count = np.int32(min(np.int64(run), num_targets - target))
             else:
                 item = num_targets + place
                 target, first, last, _, _ = find_item(indptr, num_edges, num_targets, slices, counts, item)
-                count, longest, adding = np.int32(1), np.int32(0x7FFFFFFF), np.int32(0)
-                to, mine, scales, rests = partials + np.uint64(place * row_bytes), own, nothing, nothing
-            sum_scaled_16(to, x, ends + np.uint64(target * 4), row, weight, num_weights, column, scales, mine, rests,
-                          first, last, count, longest, size, channels, pieces, piece, adding)  # fmt: skip
-            place = place + helpers if place >= 0 else limit
+                count = np.int32(1)
+            sum_scaled_16(out, partials, x, own, ends, row, weight, column, scale, diagonal, num_weights, size,
+                          channels, pieces, piece, longest, adds, place, np.int32(target), np.int32(first),
+                          np.int32(last), count)  # fmt: skip
+            if place < 0:
+                break
+            place += np.int32(helpers)
 
 
 @gpu_kernel("f4[] i4[] f4[] f4[] i4 i4 i4 i4[] i4[] f4[] f4[]")

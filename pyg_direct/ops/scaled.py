@@ -9,10 +9,11 @@ from torch import Tensor
 
 from pyg_direct.kernels import scaled as kernels
 from pyg_direct.kernels.jit import THREADS
+from pyg_direct.kernels.span import LONG_ROW
 from pyg_direct.ops.aggregate_kernels import LongRows, length_of_run
 from pyg_direct.ops.launch import full_grid, run_gpu
 
-_PIECE = 4
+_PIECE, _MOST = 4, 2**31 - 1
 # Numbers of a row of a snapshot from which its factor is read for every edge. Narrower rows are scaled before: a factor
 # is a read of 32 bytes, and a row is read and written once where it has 15 edges.
 _SCALED_HERE = 16
@@ -67,13 +68,15 @@ def sum_scaled(x: Tensor, csr: CSR, weight: Tensor | None, low: int, column: Ten
     partials = long_rows.make_partials(size * channels, torch.float32)
     run = length_of_run(num_targets * pieces, x)
     num_runs = -(-num_targets // run)
+    num_weights = 0 if weight is None else weight.shape[1]
+    first = low if num_weights > 1 else 0
     helpers = min(long_rows.capacity, -(-full_grid(x) * THREADS // pieces))
     blocks = -(-(num_runs + helpers) * pieces // THREADS)
     run_gpu(kernels.sum_scaled_rows_gpu, max(1, blocks), x.data_ptr(), csr.indptr, csr.indptr.data_ptr(),
-            csr.row.data_ptr(), address_of(weight), 0 if weight is None else weight.shape[1], address_of(column),
-            address_of(scale), own.data_ptr(), address_of(diagonal), num_edges, num_targets, num_runs, run, size,
-            channels, pieces, low, adds, long_rows.slices, long_rows.counts, helpers, partials.data_ptr(),
-            out.data_ptr())  # fmt: skip
+            csr.row.data_ptr(), address_of(weight) + 4 * first, num_weights, address_of(column), address_of(scale),
+            own.data_ptr(), address_of(diagonal), num_edges, num_targets, num_runs, run, size, channels,
+            pieces, LONG_ROW if helpers else _MOST, adds, long_rows.slices, long_rows.counts, helpers,
+            partials.data_ptr(), out.data_ptr())  # fmt: skip
     if helpers:
         none = x.new_empty(0)
         run_gpu(kernels.add_scaled_slices_gpu, long_rows.grid_of_hubs(), own.view(-1), csr.indptr,
