@@ -60,18 +60,33 @@ class LongRows(NamedTuple):
     counts: Tensor
 
     @classmethod
-    def of(cls, indptr: Tensor, num_edges: int, num_targets: int, max_degree: int) -> LongRows:
-        """List the slices of long rows on the device, unless `max_degree` rules them out."""
-        if num_edges <= LONG_ROW or 0 <= max_degree <= LONG_ROW:
+    def of(cls, indptr: Tensor, num_edges: int, num_targets: int, max_degree: int,
+           sizes: tuple[int, int] | None = None) -> LongRows:  # fmt: skip
+        """List the slices of long rows on the device, unless `max_degree` or `sizes`, how many rows and slices of them
+        there are at most, rule them out.
+        """
+        most_hubs = num_edges // LONG_ROW
+        most_hubs, most_slices = (most_hubs, num_edges // SLICE + most_hubs) if sizes is None else sizes
+        if num_edges <= LONG_ROW or 0 <= max_degree <= LONG_ROW or most_hubs == 0:
             none = _none(indptr, torch.int32)
             return cls(none, none, none)
-        most_hubs = num_edges // LONG_ROW
-        most_slices = num_edges // SLICE + most_hubs
         space = torch.empty(2 * (most_slices + most_hubs), dtype=torch.int32, device=indptr.device)
         counts = torch.zeros(2, dtype=torch.int32, device=indptr.device)
         made = cls(space[: 2 * most_slices], space[2 * most_slices :], counts)
         run_gpu(find_slices_gpu, grid_for(num_targets, indptr), indptr, num_edges, num_targets, *made)
         return made
+
+    @staticmethod
+    def measure(degrees: Tensor) -> tuple[int, int]:
+        """How many rows of these numbers of edges are long, and how many slices they have; waits for their device."""
+        degrees = degrees[degrees > LONG_ROW]
+        if degrees.numel() == 0:
+            return 0, 0
+        length = torch.full_like(degrees, SLICE)
+        # As `kernels/span.py` has it.
+        for _ in range(16):
+            length = torch.where(length * length < degrees, 2 * length, length)
+        return degrees.numel(), int(((degrees + length - 1) // length).sum())
 
     @property
     def capacity(self) -> int:

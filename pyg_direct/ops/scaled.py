@@ -33,9 +33,9 @@ class CSR(NamedTuple):
     long_rows: LongRows
 
     @classmethod
-    def of(cls, indptr: Tensor, row: Tensor) -> CSR:
-        """List the long rows on the device."""
-        return cls(indptr, row, LongRows.of(indptr, row.numel(), indptr.numel() - 1, -1))
+    def of(cls, indptr: Tensor, row: Tensor, sizes: tuple[int, int] | None = None) -> CSR:
+        """List the long rows on the device; `sizes` are how many there are, and slices of them, at most."""
+        return cls(indptr, row, LongRows.of(indptr, row.numel(), indptr.numel() - 1, -1, sizes))
 
 
 def scales_here(channels: int) -> bool:

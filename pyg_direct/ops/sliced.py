@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.aggregate_kernels import LongRows
 from pyg_direct.ops.offsets import compress
 from pyg_direct.ops.overlap import EdgeUnion
 from pyg_direct.ops.scaled import CSR
@@ -37,6 +38,8 @@ class SlicedCSR:
         weight: fp32 `[nnz, 1]`, one weight an edge in all snapshots, or `[nnz, S]`; None for ones.
         snapshot: To which snapshot a slice belongs, uint8 `[slices]`; None where slices belong to all.
         presence: In which snapshots an edge is present, one bit each, uint8 `[nnz]`; None where in all.
+        long_rows: How many rows (of a snapshot, where slices belong to them) are long, and how many slices
+            `LongRows` cuts them into; None where nobody counted.
     """
 
     rows: Tensor
@@ -47,6 +50,7 @@ class SlicedCSR:
     weight: Tensor | None = None
     snapshot: Tensor | None = None
     presence: Tensor | None = None
+    long_rows: tuple[int, int] | None = None
 
     @property
     def num_slices(self) -> int:
@@ -101,7 +105,7 @@ class SlicedCSR:
     @cached_property
     def csr(self) -> CSR:
         """`to_csr` on a GPU, kept."""
-        return CSR.of(*self.to_csr())
+        return CSR.of(*self.to_csr(), self.long_rows)
 
     def transpose(self) -> SlicedCSR:
         """The same edges with sources and targets exchanged."""
@@ -146,7 +150,8 @@ def _cut(segments: Tensor, cols: Tensor, num_rows: int, num_snapshots: int, weig
     if by_snapshot:
         rows, snapshot = ids // num_snapshots, (ids % num_snapshots).to(torch.uint8)[segment]
     flagged = torch.where(num_slices > 1, rows + _SEVERAL, rows).int()[segment]
-    return SlicedCSR(flagged, starts, cols.contiguous(), num_rows, num_snapshots, weight, snapshot, presence)
+    return SlicedCSR(flagged, starts, cols.contiguous(), num_rows, num_snapshots, weight, snapshot, presence,
+                     LongRows.measure(counts))  # fmt: skip
 
 
 def slice_keys(keys: Tensor, num_rows: int, weight: Tensor | None = None, presence: Tensor | None = None,

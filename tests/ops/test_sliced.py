@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from hypothesis import given, strategies as st
 
+from pyg_direct.kernels.span import LONG_ROW, slice_length
 from pyg_direct.ops.overlap import unite
 from pyg_direct.ops.sliced import SLICE, slice_exclusives, slice_keys, slice_union
 from tests.reference import snapshots as reference
@@ -41,6 +42,17 @@ def test_csr_comes_back(device, degrees):
 
     target = torch.repeat_interleave(indptr.diff())
     assert torch.equal(target * num_nodes + cols, keys)
+
+
+@given(degrees=st.lists(st.integers(0, 5 * LONG_ROW), min_size=1, max_size=4))
+def test_long_rows_are_counted(degrees):
+    num_nodes = max(len(degrees), 5 * LONG_ROW)
+    keys = torch.cat([row * num_nodes + torch.arange(degree) for row, degree in enumerate(degrees)])
+
+    piece = slice_keys(keys, num_nodes)
+
+    long = [degree for degree in degrees if degree > LONG_ROW]
+    assert piece.long_rows == (len(long), sum(-(-degree // slice_length(degree)) for degree in long))
 
 
 @given(degrees=degrees)
