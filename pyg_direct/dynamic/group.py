@@ -105,7 +105,8 @@ def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split",
         rest = ~shared
         exclusive = slice_exclusives(union.keys[rest], union.presence[rest], num_nodes, union.num_snapshots,
                                      None if stacked is None else stacked[rest])  # fmt: skip
-        pieces = (overlap, exclusive)
+        # What has no edges would be sent all the same.
+        pieces = tuple(piece for piece in (overlap, exclusive) if piece.num_edges > 0) or (overlap,)
     return SnapshotMatrices(pieces, _stack([f.row for f in factors], num_nodes, 1.0),
                             _stack([f.column for f in factors], num_nodes, 1.0),
                             _stack([f.diagonal for f in factors], num_nodes, 0.0), num_nodes, union.num_snapshots,

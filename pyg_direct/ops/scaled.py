@@ -14,9 +14,9 @@ from pyg_direct.ops.aggregate_kernels import LongRows, length_of_run
 from pyg_direct.ops.launch import full_grid, run_gpu
 
 _PIECE, _MOST = 4, 2**31 - 1
-# Numbers of a row of a snapshot from which its factor is read for every edge. Narrower rows are scaled before: a factor
-# is a read of 32 bytes, and a row is read and written once where it has 15 edges.
-_SCALED_HERE = 16
+# Numbers of a row of a snapshot from which its factor is read for every edge. Narrower rows are scaled before: of four
+# snapshots on an H200, 1.06 ms instead of 1.19 with 16 numbers, and with 64 4.31 instead of 4.02.
+_SCALED_HERE = 64
 
 
 class CSR(NamedTuple):

@@ -1,5 +1,6 @@
 """Groups of snapshots: which mode their weights take, and that every mode is exact."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -33,9 +34,9 @@ def test_equal_weights_are_held_once(weighted):
     edges, weight = make_snapshots(count=1, weighted=weighted)[0]
     again = [(edges, weight)] * 4
 
-    overlap, exclusive = build_group(factorise(again), 12, values=None).pieces
+    (overlap,) = build_group(factorise(again), 12, values=None).pieces
 
-    assert exclusive.num_edges == 0
+    assert overlap.snapshot is None
     # Parallel edges without weights add up to some.
     assert overlap.weight.shape[1] == 1
 
@@ -55,10 +56,9 @@ def test_unequal_weights_move_to_the_exclusives_only_where_they_are_few():
         second = torch.where(keys < changed, 2.0, 1.0)
         factors = [Factors(keys, weight, None, None, None) for weight in (first, second)]
 
-        overlap, exclusive = build_group(factors, 10).pieces
+        counts = [piece.num_edges for piece in build_group(factors, 10).pieces]
 
-        assert overlap.num_edges == (10 if stays_shared else 10 - changed)
-        assert exclusive.num_edges == (0 if stays_shared else 2 * changed)
+        assert counts == ([10] if stays_shared else [10 - changed, 2 * changed])
 
 
 def test_modes_are_chosen_by_bytes():
@@ -83,3 +83,16 @@ def test_modes_that_cannot_hold_the_weights_are_refused(options, message):
 
     with pytest.raises(ArgumentError, match=message):
         build_group(factors, 3, **options)
+
+
+@pytest.mark.parametrize(("change", "count"), [(0.0, 1), (0.5, 2)])
+def test_structures_without_edges_are_left_out(change, count):
+    snapshots = make_snapshots(count=2, change=change)
+
+    assert len(build_group(factorise(snapshots), 12).pieces) == count
+
+
+def test_a_group_without_edges_has_a_structure():
+    nothing = [(np.empty((2, 0), dtype=np.int64), None)] * 2
+
+    assert [piece.num_edges for piece in build_group(factorise(nothing), 12).pieces] == [0]

@@ -39,6 +39,10 @@ def build(count, operator, weighted, change, values=None):
 @pytest.mark.parametrize("operator", [GCN(), Mean(), Sum()], ids=str)
 def test_sums_are_dense_products(operator, weighted, count, channels, change, kernel, run, monkeypatch):
     monkeypatch.setattr(scaled, "length_of_run", lambda *_: run)
+    # Rows of any width; factors of sources are read for every edge, or multiplied into rows before.
+    monkeypatch.setattr(ops, "_SHARED", 1)
+    monkeypatch.setattr(ops, "_ALONE", 1)
+    monkeypatch.setattr(scaled, "_SCALED_HERE", 1 if run > 1 else 64)
     choose = ops.choose_kernel
     chosen = []
     monkeypatch.setattr(ops, "choose_kernel", lambda *a: chosen.append(choose(*a)) or kernel)
@@ -57,12 +61,20 @@ def test_sums_are_dense_products(operator, weighted, count, channels, change, ke
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 def test_a_part_of_a_group_takes_its_own_weights(weighted):
     group, dense = build(4, Sum(), weighted, 0.2, "stacked" if weighted else None)
-    x = torch.randn(NODES, 2, 8, device="cuda")
+    x = torch.randn(NODES, 2, 16, device="cuda")
 
     got = ops.multiply_snapshots(x, group, 1)
 
     expected = reference.aggregate(dense[1:3], x.cpu().double().numpy())
     torch.testing.assert_close(got.double().cpu(), torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("count", "channels", "expected"), [(4, 2, "wide"), (4, 4, "rows"), (1, 16, "rows")])
+def test_wide_rows_are_summed_over_csr(count, channels, expected):
+    group, _ = build(count, Sum(), False, 0)
+    x = torch.randn(NODES, count, channels, device="cuda")
+
+    assert {ops.choose_kernel(x, piece, False) for piece in group.pieces} == {expected}
 
 
 def test_equal_calls_give_equal_results():
