@@ -80,10 +80,42 @@ def _sums_first(self: Any, rows: Tensor, num_targets: int) -> bool:
     )
 
 
+class _Scores(torch.autograd.Function):
+    """Scores of sources `[N, 1]` and of the first of them as targets `[T, 1]`, of rows before their matrix: (x W) a is
+    x (W a), and rows are read once for both.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, to_source: Tensor, to_target: Tensor, num_targets: int
+                ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx.save_for_backward(rows, weight, to_source, to_target)
+        scores = _join(to_source, to_target) @ weight @ rows.t()
+        return scores[0].unsqueeze(1), scores[1, :num_targets].unsqueeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, source: Tensor, target: Tensor) -> tuple[Tensor | None, ...]:
+        # In what torch can differentiate once more.
+        rows, weight, to_source, to_target = ctx.saved_tensors
+        both = _join(to_source, to_target)
+        grad = torch.stack([source.squeeze(1), F.pad(target.squeeze(1), (0, rows.shape[0] - target.shape[0]))])
+        to_rows = grad.t() @ (both @ weight) if ctx.needs_input_grad[0] else None
+        turned = grad @ rows
+        own, other = (turned @ weight.t()).unbind()
+        return to_rows, both.t() @ turned, own.view_as(to_source), other.view_as(to_target), None
+
+
+def _join(to_source: Tensor, to_target: Tensor) -> Tensor:
+    """The vectors of both scores, `[2, C]`."""
+    return torch.cat([to_source.view(1, -1), to_target.view(1, -1)])
+
+
 def _weigh(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_part: bool, late: bool
            ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(rows to add up, their weights) of GATConv; with `late` the rows come before their matrix."""
     heads, channels = self.heads, self.out_channels
+    if late and is_part:
+        scores = _Scores.apply(rows, self.lin.weight, self.att_src, self.att_dst, targets.shape[0])
+        return rows, _softmax(self, edges, targets, *scores)
     if late:
         # (x W) a = x (W a)
         to_source = self.lin.weight.t() @ self.att_src.view(channels, 1)

@@ -230,6 +230,11 @@ def test_attention_over_relations_equals_pyg(device, fanouts, monkeypatch):
     assert len(calls) == 1
 
 
+def read_gradients(conv, out):
+    return torch.autograd.grad(sum(rows.square().sum() for rows in out.values()), list(conv.parameters()),
+                               allow_unused=True)  # fmt: skip
+
+
 @pytest.mark.parametrize(("change", "own"), [
     (lambda edges: edges, True), (lambda edges: dict(list(edges.items())[1:3]), True),
     # PyG then takes the matrices of other relations, and so do we.
@@ -243,10 +248,16 @@ def test_attention_multiplies_the_sources_of_a_relation_at_once(change, own, mon
     expected, calls, plain = conv(batch.x_dict, edges), [], HeteroLinear.forward
     monkeypatch.setattr(HeteroLinear, "forward", lambda *args: calls.append(1) or plain(*args))
 
+    expected_grads = read_gradients(conv, expected)
     accelerated = accelerate(conv)
     got, copied = conv(batch.x_dict, edges), copy.deepcopy(conv)
 
     assert len(calls) == (0 if own else 2)
+    for grad, other in zip(read_gradients(conv, got), expected_grads, strict=True):
+        # Of what no relation here has, PyG gives none, and optimizers tell that from zeros.
+        assert (grad is None) == (other is None)
+        if grad is not None:
+            torch.testing.assert_close(grad, other, rtol=1e-3, atol=1e-4)
     for kind in expected:
         torch.testing.assert_close(got[kind], expected[kind], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(copied(batch.x_dict, edges)[kind], expected[kind], rtol=1e-4, atol=1e-5)
