@@ -19,6 +19,7 @@ from pyg_direct.bench.limits import pinned_copy_rate
 from pyg_direct.bench.loader import run_steps, without_end
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
+from pyg_direct.features.feature import Feature
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.nn.graphed import GraphedStep
@@ -110,8 +111,8 @@ def _compare(case: str, metric: str, times: dict[str, list[float]]) -> Iterator[
 def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 48) -> Iterator[Row]:
     """A training step with our loader, of models as they are and accelerated, for features on the GPU and the host.
 
-    The limit is the slowest of the parts alone: the accelerated step on one batch, loading, and the bytes of its rows
-    over the link.
+    The limit is the slowest of the parts alone: the same step on one batch, loading, and as many bytes over the link as
+    the rows of a batch that are not in GPU memory have.
     """
     on_gpu = torch.cuda.is_available()
     places = _PLACES if on_gpu else {"CPU": ("cpu", None, None)}
@@ -123,7 +124,8 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
                                 seed=0, placement=placement, topology_placement=topology,
                                 feature_cache=cache)  # fmt: skip
         first = next(iter(loader))
-        alone = run_steps(without_end(loader), lambda batch: None, batches)
+        alone = _median(run_steps(without_end(loader), lambda batch: None, batches))
+        link = 1e3 * _count_host_bytes(loader, first, batches) / pinned_copy_rate() if on_gpu else 0.0
         for kind, model_class in kinds.items():
             model = model_class(first.x.shape[1], 256, len(_FANOUTS), num_classes).to(first.x.device)
             case, times = f"models/{name}/{kind} epoch, {place}", {}
@@ -136,12 +138,28 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
                     run_steps(without_end(loader), step, 2 * _WARM_UP, 2)
                 compute = _median(run_steps(repeat(first), step, batches))
                 times[way] = run_steps(without_end(loader), step, batches)
-                link = first.x.numel() * first.x.element_size() / pinned_copy_rate() * 1e3 if place == "host" else 0.0
-                limit = max(compute, _median(alone), link)
-                yield Row.of(case, f"step with loader, {way}", "ms", times[way], limit, "slowest part alone")
+                yield Row.of(
+                    case,
+                    f"step with loader, {way}",
+                    "ms",
+                    times[way],
+                    max(compute, alone, link),
+                    "slowest part alone",
+                    f"of compute {compute:.2f}, loading {alone:.2f}, link {link:.2f} ms",
+                )
             for way in list(times)[1:]:
                 ratio = _median(times["PyG's kernels"]) / _median(times[way])
                 yield Row.of(case, f"PyG's kernels over {way}", "x", [ratio])
+
+
+def _count_host_bytes(loader: NeighborLoader, batch: Data, batches: int) -> float:
+    """Bytes of the rows of a batch that are read from the host, as often as they are in the mean of some batches."""
+    feature: Feature = loader._list_places()[1]["x"]
+    feature.count_served()
+    run_steps(without_end(loader), lambda batch: None, batches)
+    misses = 1 - feature.hit_rate
+    feature.count_served(False)
+    return misses * batch.x.numel() * batch.x.element_size()
 
 
 def _median(values: list[float]) -> float:
