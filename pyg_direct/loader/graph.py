@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class Parts:
         edges: Edge lists, sparse tensors, or (indptr, indices, edge ids) that a store keeps by row.
         node_time, edge_time: Times, at most one of both.
         edge_weight: Weights.
+        names: What the user calls these three, by what they are called here.
     """
 
     num_nodes: int | dict[str, int]
@@ -38,6 +40,7 @@ class Parts:
     node_time: Any = None
     edge_time: Any = None
     edge_weight: Any = None
+    names: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_hetero(self) -> bool:
@@ -68,8 +71,11 @@ class Parts:
             edges: Any = {name: _read_edges(value, direction) for name, value in self.edges.items()}
         else:
             edges = _read_edges(self.edges, direction)
-        topology = HeteroTopo(self.num_nodes, edges, node_time=self.node_time, edge_time=self.edge_time,
-                              edge_weight=self.edge_weight, direction=direction, is_sorted=is_sorted)  # fmt: skip
+        try:
+            topology = HeteroTopo(self.num_nodes, edges, node_time=self.node_time, edge_time=self.edge_time,
+                                  edge_weight=self.edge_weight, direction=direction, is_sorted=is_sorted)  # fmt: skip
+        except (ArgumentError, ArgumentTypeError) as error:
+            raise type(error)(_rename(str(error), self.names)) from error
         for old in [k for k, (refs, made) in _TOPOLOGIES.items() if made() is None or any(r() is None for r in refs)]:
             del _TOPOLOGIES[old]
         _TOPOLOGIES[key] = [weakref.ref(source) for source in sources], weakref.ref(topology)
@@ -79,6 +85,12 @@ class Parts:
         """The edges of a relation, of all edges for None, to be avoided on a device."""
         edges = _read_edges(self.edges if edge_type is None else self.edges[edge_type], "coo")
         return EdgeSet(edges[0].to(device), edges[1].to(device), num_sources, num_targets)
+
+
+def _rename(message: str, names: Mapping[str, str]) -> str:
+    """A message about `name['paper']` as one about what the user calls it, of 'paper'."""
+    name, kind, rest = re.fullmatch(r"(\w*)(?:\[(.*?)\])?(.*)", message, re.DOTALL).groups()  # type: ignore[union-attr]
+    return message if name not in names else names[name] + (f" of {kind}" if kind else "") + rest
 
 
 def _note(part: Any, sources: list[Any]) -> Any:
@@ -99,6 +111,13 @@ def read_parts(data: Any, time_attr: str | None = None, weight_attr: str | None 
     Raises:
         ArgumentError, ArgumentTypeError: another kind of graph, or an attribute that is not there.
     """
+    parts = _read_parts(data, time_attr, weight_attr)
+    times = f"time_attr={time_attr!r}"
+    parts.names = {"node_time": times, "edge_time": times, "edge_weight": f"weight_attr={weight_attr!r}"}
+    return parts
+
+
+def _read_parts(data: Any, time_attr: str | None, weight_attr: str | None) -> Parts:
     if isinstance(data, Data):
         return _read_data(data, time_attr, weight_attr)
     if isinstance(data, HeteroData):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
 from pyg_direct import NeighborLoader
@@ -85,3 +85,25 @@ def test_a_type_of_unknown_size_has_the_nodes_that_edges_meet():
 def test_a_type_of_unknown_size_is_named_where_all_are_meant():
     with pytest.raises(ArgumentError, match=r"data must know the number of 'paper' nodes .*data\['paper'\].num_nodes"):
         NeighborLoader(make_unsized(), [2], "paper", device="cpu")
+
+
+@pytest.mark.parametrize(("name", "values", "words"), [
+    ("time_attr", torch.rand(40), "^time_attr='mine' of 'paper' must hold integers, got torch.float32"),
+    ("time_attr", torch.arange(39), r"^time_attr='mine' of 'paper' must have shape \(40,\), got \(39,\)"),
+    ("weight_attr", torch.full((1,), -2.0), r"^weight_attr='mine' of \('paper', 'cites', 'paper'\) must be finite and"),
+])  # fmt: skip
+def test_times_and_weights_are_called_what_the_user_calls_them(name, values, words):
+    data = make_hetero()
+    store = data["paper" if name == "time_attr" else ("paper", "cites", "paper")]
+    store.mine = values if name == "time_attr" else values.expand(store.num_edges)
+
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=words):
+        next(iter(NeighborLoader(data, [2], ("paper", torch.arange(2)), device="cpu", **{name: "mine"},
+                                 input_time=torch.arange(2) if name == "time_attr" else None)))  # fmt: skip
+
+
+def test_times_of_a_graph_without_types_are_called_so_too():
+    data = Data(num_nodes=3, edge_index=torch.tensor([[0, 1], [1, 2]]), mine=torch.rand(3))
+
+    with pytest.raises(ArgumentTypeError, match=r"^time_attr='mine' must hold integers"):
+        next(iter(NeighborLoader(data, [2], input_time=torch.arange(3), time_attr="mine", device="cpu")))

@@ -190,7 +190,7 @@ class TestStoredRows:
         ({"time_attr": "x"}, (ArgumentError, ArgumentTypeError), "must hold integers"),
         ({"weight_attr": "negative"}, ArgumentError, "finite and not negative, got -1.0"),
         ({"weight_attr": "nan"}, ArgumentError, "finite and not negative, got nan"),
-        ({"weight_attr": "names"}, ArgumentTypeError, "^edge_weight must be a tensor, got list"),
+        ({"weight_attr": "names"}, ArgumentTypeError, "^weight_attr='names' must be a tensor, got list"),
         ({"weight_attr": "time"}, ArgumentError, r"must have shape \(600,\), got \(70,\)"),
         ({"time_attr": "edge_time"}, ArgumentError, "must be given for a graph whose edges have times"),
     ],
