@@ -26,7 +26,7 @@ from pyg_direct.distributed import DistGraph, DistNeighborLoader
 def run(rank, port, size, number):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     # A process that is killed is named in time by default; that of a frozen one is the silence.
-    options = {"silence": 2} if number == signal.SIGSTOP else {}
+    options = {"silence": 3} if number == signal.SIGSTOP else {}
     with DistGraph(f"{sys.argv[1]}/{size}", device="cpu", **options) as graph:
         for batch_number, batch in enumerate(DistNeighborLoader(graph, [3, 2], batch_size=5, seed=1)):
             if rank == 1 and batch_number == 3:
@@ -34,7 +34,7 @@ def run(rank, port, size, number):
                 time.sleep(1 if size == 3 else 0)
                 os.kill(os.getpid(), number)
             # The last of three asks for the next one when the first has long heard of it, and is gone too.
-            time.sleep(6 if rank == 2 and batch_number == 3 else 0.02)
+            time.sleep(8 if rank == 2 and batch_number == 3 else 0.02)
 
 jobs = []
 for port, size, number in zip(sys.argv[2:], (2, 3), (signal.SIGKILL, signal.SIGSTOP)):
@@ -69,7 +69,7 @@ def test_a_rank_that_is_killed_or_frozen_is_named_soon(tmp_path):
     assert all(float(seconds) < 60 for _, seconds in ends)
     heard = [(tmp_path / name).read_text() for name in ("2-0", "3-0", "3-2")]
     assert all("RankError: rank 1 is gone" in text for text in heard), heard
-    assert "no sign of life for 2 seconds" in heard[1]
+    assert "no sign of life for 3 seconds" in heard[1]
 
 
 def run_job(rank, folder, ports, signals):
