@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,7 +28,10 @@ class Drawn:
         """Tell torch's allocator that the sample is read on `stream` too."""
         out = self.out
         packed = out.packed if isinstance(out, PackedOutput) else None
-        own = (out.node, out.row, out.col, out.edge, out.batch) if packed is None else (*packed.memory, out.batch)
+        if packed is None:
+            own: tuple[Any, ...] = (out.node, out.row, out.col, out.edge, out.batch)
+        else:
+            own = (*packed.memory, None if out.batch is packed.batch else out.batch)
         for part in (*own, *(out.metadata or ())):
             for value in part.values() if isinstance(part, Mapping) else (part,):
                 if isinstance(value, Tensor) and value.is_cuda:

@@ -71,18 +71,27 @@ class GeneralLoader(EpochLoader):
         return [self._ask(own, key) for own, key in zip(positions, keys, strict=True)]
 
     def _open_group(self, epoch: int) -> Together | None:
-        if self.super_batch == 1 or self.device.type != "cpu":
+        if self.super_batch == 1:
             return None
 
         def ask(work: Sequence[Work]) -> Sequence[Output]:
             keys = [batch_key(self.seed, epoch, number) for number, _ in work]
             return self._ask_together([seeds.positions for _, seeds in work], keys)
 
-        return Together(self.super_batch, ask, self._fetch)
+        def read(samples: Sequence[Drawn]) -> Sequence[Any]:
+            if not self._is_own() or not isinstance(self._general, HeteroAttributes):
+                return [None] * len(samples)
+            return self._general.read_together([sample.out for sample in samples])
+
+        return Together(self.super_batch, ask, read, self._fetch_read)
 
     def _fetch(self, sample: Drawn, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        return self._fetch_read(sample, number, seeds)
+
+    def _fetch_read(self, sample: Drawn, number: int, seeds: Seeds, read: Any = None) -> Any:
+        """The batch of a sample; `read` as in `HeteroAttributes.build`."""
         memory: list[Any] = []
-        batch = self._build(sample.out, memory)
+        batch = self._build(sample.out, memory, read)
         if memory and self.device.type == "cuda":
             note_memory(batch, [*memory, *(sample.out.metadata or ())])
         return batch
@@ -112,8 +121,8 @@ class GeneralLoader(EpochLoader):
         """Write what PyG's loader says of the seeds."""
         raise NotImplementedError
 
-    def _build(self, out: Output, memory: list[Any] | None = None) -> Any:
-        """The batch of what a sampler returned; `memory` as in `HeteroAttributes.build`."""
+    def _build(self, out: Output, memory: list[Any] | None = None, read: Any = None) -> Any:
+        """The batch of what a sampler returned; `memory` and `read` as in `HeteroAttributes.build`."""
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)
         if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
@@ -123,7 +132,7 @@ class GeneralLoader(EpochLoader):
         if isinstance(self._general, StoreAttributes):
             batch = self._general.build(out)
         elif isinstance(out, HeteroSamplerOutput):
-            batch = self._general.build(self.data, out, checked=is_ours, memory=memory)
+            batch = self._general.build(self.data, out, checked=is_ours, memory=memory, read=read)
         else:
             batch = self._build_homogeneous(out, is_ours)
         _note_sample(batch, out)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,9 +17,14 @@ from torch_geometric.typing import SparseTensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hotness import Listing
+from pyg_direct.features.typed import TypedRows
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.output import PackedOutput
 from pyg_direct.loader.pyg import PlacedRows, Slicer, choose_slicer
+
+# Rows by (type, key), and the tensors whose memory they share.
+Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
+NOTHING: Read = {}, ()
 
 
 class TypeRanking:
@@ -70,6 +75,8 @@ class HeteroAttributes(PlacedRows):
                     self._names[kind, key], values[name], kinds[name] = name, store[key], place
                     rankings[name] = ranking
         self._place_all(values, kinds, rankings)
+        of_nodes = {name: self._node[own] for name, own in self._names.items() if own in self._node}
+        self._typed = TypedRows(of_nodes, topology.node_types) if topology is not None else None  # type: ignore[arg-type]
         for kind, key in (*self._names, *self._others):
             self._keys.setdefault(kind, []).append(key)
 
@@ -93,8 +100,22 @@ class HeteroAttributes(PlacedRows):
                 self._others[kind, key] = slicer
         return placed
 
+    def read_together(self, outs: Sequence[HeteroSamplerOutput]) -> list[Read]:
+        """Rows of the nodes of batches that a sampler made together, as far as few launches read those of all."""
+        packed = [out.packed for out in outs if isinstance(out, PackedOutput)]
+        samples = [sample for sample in packed if sample is not None]
+        if self._typed is None or not self._typed.names or len(samples) < len(outs):
+            return [NOTHING] * len(outs)
+        nodes, sizes = samples[0].memory[0], [ids.numel() for sample in samples for ids in sample.node.values()]
+        is_whole = (1 if samples[0].batch is None else 2) * sum(sizes) == nodes.numel()
+        if not is_whole or any(sample.memory[0] is not nodes for sample in samples):
+            # Each has memory of its own, or some of the batches that share it are elsewhere.
+            return [NOTHING] if len(outs) == 1 else [self.read_together([out])[0] for out in outs]
+        rows, shared = self._typed.read(nodes[: sum(sizes)], sizes)
+        return [(own, shared) for own in rows]
+
     def build(self, data: HeteroData, out: HeteroSamplerOutput, *, checked: bool = True,
-              memory: list[Any] | None = None) -> HeteroData:  # fmt: skip
+              memory: list[Any] | None = None, read: Read | None = None) -> HeteroData:  # fmt: skip
         """The batch of what a sampler returned, as PyG's loader gives it, on the device.
 
         Args:
@@ -102,13 +123,20 @@ class HeteroAttributes(PlacedRows):
             out: Nodes, edges with final ids; types may be missing, which are then empty.
             checked: Whether the ids are as our sampler made them.
             memory: Gets what the memory of all that is made here belongs to, where types share some.
+            read: Rows that `read_together` gave; None to read them here.
         """
         packed = out.packed if checked and isinstance(out, PackedOutput) else None
         batch, none = _copy_stores(data), torch.empty(0, dtype=torch.int64, device=self._device)
-        made: list[Any] = [] if packed is None else [*packed.memory, *(out.batch or {}).values()]
+        made: list[Any] = [] if packed is None else [*packed.memory]
+        if packed is not None and out.batch is not packed.batch:
+            made += (out.batch or {}).values()
+        if read is None:
+            (read,) = self.read_together([out]) if checked else [NOTHING]
+        rows, shared = read
+        made += shared
         for kind, store in batch._node_store_dict.items():
             ids = out.node.get(kind, none)
-            self._slice(kind, store._mapping, ids, checked, made)
+            self._slice(kind, store._mapping, ids, checked, made, rows)
             if "num_nodes" in store._mapping:
                 store._mapping["num_nodes"] = ids.numel()
         known, edge = None if packed is None else packed.edge_index, out.edge or {}
@@ -130,12 +158,13 @@ class HeteroAttributes(PlacedRows):
                 sizes = [out.node.get(kind[end], none).numel() for end in (2, 0)]
                 store.adj_t = _slice_adjacency(store.adj_t, pair[0], pair[1], ids, sizes)
                 made.append(store.adj_t)
-            self._slice(kind, mapping, ids, checked, made)
+            self._slice(kind, mapping, ids, checked, made, {})
         if packed is not None and memory is not None:
             memory += made
         return batch
 
-    def _slice(self, kind: Any, mapping: dict[str, Any], ids: Tensor | None, checked: bool, made: list[Any]) -> None:
+    def _slice(self, kind: Any, mapping: dict[str, Any], ids: Tensor | None, checked: bool, made: list[Any],
+               rows: Mapping[Any, Tensor]) -> None:  # fmt: skip
         """Take the rows of the attributes of a type or relation; what is made is listed."""
         for key in self._keys.get(kind, ()):
             if key not in mapping:
@@ -143,6 +172,9 @@ class HeteroAttributes(PlacedRows):
             if ids is None:
                 # Edges that were merged have no attributes any more.
                 del mapping[key]
+                continue
+            if (kind, key) in rows:
+                mapping[key] = rows[kind, key]
                 continue
             name = self._names.get((kind, key))
             if name is None:

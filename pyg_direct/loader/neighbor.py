@@ -89,7 +89,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         layer_dependency: With `labor`: all hops of a batch share their draws too, for fewer nodes still.
         super_batch: With node attributes on the host of a GPU: batches whose rows are read together, each row once.
             Up to three times as many are in GPU memory; as many as fit a quarter of what is free there. With types
-            or other options on a CPU: batches sampled in one call, whose nodes and edges share memory. The batches
+            or other options: batches sampled in one call, whose nodes and edges share memory. The batches
             are those that come without; with `transform_sampler_output` the rows of each are read alone.
         seed: Seed of shuffling and of all draws; None draws one from torch's generator.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.

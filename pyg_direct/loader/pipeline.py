@@ -75,7 +75,7 @@ class Pipeline:
         if not self._fetched:
             raise StopIteration
         (number, _), batch, ready = self._fetched.popleft()
-        memory = _take_memory(batch)
+        memory = take_memory(batch)
         if ready is not None:
             current = current_stream(self._index)
             current.wait_event(ready)
@@ -214,7 +214,14 @@ def note_memory(batch: Any, values: list[Any]) -> None:
     batch.__dict__["_memory"] = values
 
 
-def _take_memory(batch: Any) -> list[Any] | None:
+def take_memory(batch: Any) -> list[Any] | None:
+    """What the memory of a batch, or of a list of them, belongs to, as `note_memory` listed it; None if it did not."""
+    if isinstance(batch, list):
+        parts = [take_memory(one) for one in batch]
+        known = [part for part in parts if part is not None]
+        # Batches that were made together share most of it.
+        return list({id(value): value for part in known for value in part}.values()) if len(known) == len(parts) \
+            else None  # fmt: skip
     values: list[Any] | None = getattr(batch, "__dict__", {}).pop("_memory", None)
     return values
 

@@ -66,8 +66,8 @@ class ShaDowKHopSampler(NodeLoader):
         if isinstance(batch.get("y"), Tensor) and self.data.is_node_attr("y"):
             batch.y = batch.y[batch.root_n_id]
 
-    def _build(self, out: Output, memory: list[Any] | None = None) -> Batch:
-        made = super()._build(out, memory)
+    def _build(self, out: Output, memory: list[Any] | None = None, read: Any = None) -> Batch:
+        made = super()._build(out, memory, read)
         batch = Batch(_base_cls=type(made))
         batch._store._mapping.update(made._store._mapping)
         # PyG's batches of graphs have none of these.

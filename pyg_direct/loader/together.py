@@ -30,12 +30,14 @@ class Together:
     Args:
         size: Batches of a group.
         ask: Samples the batches of a group.
-        fetch: Makes a batch: (sample, number, seeds) -> batch.
+        read: Reads rows of all of them at once: samples -> a list.
+        fetch: Makes a batch: (sample, number, seeds, its item of that list) -> batch.
     """
 
     def __init__(self, size: int, ask: Callable[[Sequence[Work]], Sequence[Any]],
-                 fetch: Callable[[Drawn, int, Any], Any]) -> None:  # fmt: skip
-        self._size, self._ask, self._fetch_batch = size, ask, fetch
+                 read: Callable[[Sequence[Drawn]], Sequence[Any]],
+                 fetch: Callable[[Drawn, int, Any, Any], Any]) -> None:  # fmt: skip
+        self._size, self._ask, self._read, self._fetch_batch = size, ask, read, fetch
 
     def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
         """(number of the first, all) of `size` batches at a time; the last group may have fewer."""
@@ -47,4 +49,5 @@ class Together:
 
     def fetch(self, samples: Sequence[Drawn], number: int, work: Sequence[Work]) -> list[Any]:
         """The batches of a group."""
-        return [self._fetch_batch(sample, *item) for sample, item in zip(samples, work, strict=True)]
+        parts = zip(samples, work, self._read(samples), strict=True)
+        return [self._fetch_batch(sample, *item, read) for sample, item, read in parts]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_direct.loader.pipeline import Pipeline, hold_for, note_memory, parts_of
+from pyg_direct.loader.pipeline import Pipeline, hold_for, note_memory, parts_of, take_memory
 from pyg_direct.sampling.sample import empty_sample
 
 PREFETCH = [0, 1, 2, 5]
@@ -195,3 +195,16 @@ def test_what_a_batch_keeps_for_the_allocator_is_not_handed_on():
 
     assert batch.x.tolist() == [3]
     assert "_memory" not in vars(batch)
+
+
+def test_memory_that_batches_share_is_listed_once():
+    shared, own = torch.zeros(3), torch.zeros(2)
+    batches = [Data(x=shared[:1]), Data(x=shared[1:], y=own)]
+    note_memory(batches[0], [shared])
+    note_memory(batches[1], [shared, own])
+
+    memory = take_memory(batches)
+
+    assert [id(value) for value in memory] == [id(shared), id(own)]
+    assert take_memory(batches) is None
+    assert not any("_memory" in batch.__dict__ for batch in batches)
