@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -26,6 +26,12 @@ class Drawn:
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Tell torch's allocator that the sample is read on `stream` too."""
+        for value in self.tensors():
+            if value.is_cuda:
+                value.record_stream(stream)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors that it is made of, or whose memory it is."""
         out = self.out
         packed = out.packed if isinstance(out, PackedOutput) else None
         if packed is None:
@@ -34,5 +40,5 @@ class Drawn:
             own = (*packed.memory, None if out.batch is packed.batch else out.batch)
         for part in (*own, *(out.metadata or ())):
             for value in part.values() if isinstance(part, Mapping) else (part,):
-                if isinstance(value, Tensor) and value.is_cuda:
-                    value.record_stream(stream)
+                if isinstance(value, Tensor):
+                    yield value

@@ -202,27 +202,22 @@ def _note_sample(batch: Any, out: Output) -> None:
         if out.orig_row is not None and out.orig_col is not None:
             batch._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
         return
-    batches, nodes, edges = (getattr(out, name) or {} for name in ("batch", "num_sampled_nodes", "num_sampled_edges"))
+    trees, nodes, edges = (getattr(out, name) or {} for name in ("batch", "num_sampled_nodes", "num_sampled_edges"))
+    known = batch._node_store_dict
     for kind, ids in out.node.items():
-        _note_part(_store_of(batch, kind), "n_id", ids, batches.get(kind), "num_sampled_nodes", nodes.get(kind))
+        store = (known[kind] if kind in known else batch[kind])._mapping
+        if ids is not None:
+            store.setdefault("n_id", ids)
+        if trees.get(kind) is not None:
+            store["batch"] = trees[kind]
+        if nodes.get(kind) is not None:
+            store["num_sampled_nodes"] = nodes[kind]
+    known = batch._edge_store_dict
     for kind, ids in (out.edge or dict.fromkeys(edges)).items():
-        _note_part(_store_of(batch, kind), "e_id", ids, None, "num_sampled_edges", edges.get(kind))
+        store = (known[kind] if kind in known else batch[kind])._mapping
+        if ids is not None:
+            store.setdefault("e_id", ids)
+        if edges.get(kind) is not None:
+            store["num_sampled_edges"] = edges[kind]
     for kind in out.orig_row or {}:
         batch[kind]._orig_edge_index = torch.stack([out.orig_row[kind], out.orig_col[kind]])
-
-
-def _note_part(store: dict[str, Any], name: str, ids: Any, trees: Any, counts_name: str, counts: Any) -> None:
-    if ids is not None:
-        store.setdefault(name, ids)
-    if trees is not None:
-        store["batch"] = trees
-    if counts is not None:
-        store[counts_name] = counts
-
-
-def _store_of(batch: HeteroData, kind: Any) -> dict[str, Any]:
-    """What a batch holds of a type or relation, to be written to before anything is read of it."""
-    known = batch._node_store_dict if isinstance(kind, str) else batch._edge_store_dict
-    store = known.get(kind)
-    mapping: dict[str, Any] = (batch[kind] if store is None else store)._mapping
-    return mapping

@@ -65,8 +65,9 @@ class HeteroAttributes(PlacedRows):
         values: dict[str, Any] = {}
         kinds: dict[str, str] = {}
         rankings: dict[str, Listing | None] = {}
-        # Those of each type or relation that are sliced.
+        # Those of each type or relation that are sliced, and that still are where types were read together.
         self._keys: dict[Any, list[str]] = {}
+        self._keys_beside: dict[Any, list[str]] = {}
         for place, stores in (("node", data.node_items()), ("edge", data.edge_items())):
             for kind, store in stores:
                 ranking = TypeRanking(topology, kind) if place == "node" and topology is not None else None
@@ -77,8 +78,11 @@ class HeteroAttributes(PlacedRows):
         self._place_all(values, kinds, rankings)
         of_nodes = {name: self._node[own] for name, own in self._names.items() if own in self._node}
         self._typed = TypedRows(of_nodes, topology.node_types) if topology is not None else None  # type: ignore[arg-type]
+        together = set() if self._typed is None else self._typed.names
         for kind, key in (*self._names, *self._others):
             self._keys.setdefault(kind, []).append(key)
+            if (kind, key) not in together:
+                self._keys_beside.setdefault(kind, []).append(key)
 
     def _sort_out(self, data: HeteroData, place: str, kind: Any, store: Any) -> list[str]:
         """Attributes whose rows are to be placed; how to slice the others is noted."""
@@ -134,14 +138,19 @@ class HeteroAttributes(PlacedRows):
             (read,) = self.read_together([out]) if checked else [NOTHING]
         rows, shared = read
         made += shared
-        for kind, store in batch._node_store_dict.items():
-            ids = out.node.get(kind, none)
-            self._slice(kind, store._mapping, ids, checked, made, rows)
-            if "num_nodes" in store._mapping:
-                store._mapping["num_nodes"] = ids.numel()
+        nodes, keys = batch._node_store_dict, self._keys_beside if rows else self._keys
+        for (kind, key), value in rows.items():
+            if kind in nodes and key in nodes[kind]._mapping:
+                nodes[kind]._mapping[key] = value
+        for kind, store in nodes.items():
+            mapping = store._mapping
+            if kind in keys:
+                self._slice(kind, keys[kind], mapping, out.node.get(kind, none), checked, made)
+            if "num_nodes" in mapping:
+                mapping["num_nodes"] = out.node.get(kind, none).numel()
         known, edge = None if packed is None else packed.edge_index, out.edge or {}
         for kind, store in batch._edge_store_dict.items():
-            pair = None if known is None else known.get(kind)
+            pair, mapping = None if known is None else known.get(kind), store._mapping
             if pair is None:
                 row, col = (none, none) if known is not None else (out.row.get(kind, none), out.col.get(kind, none))
                 pair = torch.stack([row, col])
@@ -151,30 +160,27 @@ class HeteroAttributes(PlacedRows):
             ids = edge.get(kind)
             if ids is None and not is_sampled:
                 ids = none
-            mapping = store._mapping
             if "edge_index" in mapping:
                 mapping["edge_index"] = pair
             if "adj_t" in mapping:
                 sizes = [out.node.get(kind[end], none).numel() for end in (2, 0)]
                 store.adj_t = _slice_adjacency(store.adj_t, pair[0], pair[1], ids, sizes)
                 made.append(store.adj_t)
-            self._slice(kind, mapping, ids, checked, made, {})
+            if kind in keys:
+                self._slice(kind, keys[kind], mapping, ids, checked, made)
         if packed is not None and memory is not None:
             memory += made
         return batch
 
-    def _slice(self, kind: Any, mapping: dict[str, Any], ids: Tensor | None, checked: bool, made: list[Any],
-               rows: Mapping[Any, Tensor]) -> None:  # fmt: skip
-        """Take the rows of the attributes of a type or relation; what is made is listed."""
-        for key in self._keys.get(kind, ()):
+    def _slice(self, kind: Any, keys: Sequence[str], mapping: dict[str, Any], ids: Tensor | None, checked: bool,
+               made: list[Any]) -> None:  # fmt: skip
+        """Take the rows of these attributes of a type or relation; what is made is listed."""
+        for key in keys:
             if key not in mapping:
                 continue
             if ids is None:
                 # Edges that were merged have no attributes any more.
                 del mapping[key]
-                continue
-            if (kind, key) in rows:
-                mapping[key] = rows[kind, key]
                 continue
             name = self._names.get((kind, key))
             if name is None:
@@ -193,18 +199,22 @@ def _copy_stores(data: HeteroData) -> HeteroData:
     batch = data.__class__.__new__(data.__class__)
     parent, values = weakref.ref(batch), batch.__dict__
     values.update(data.__dict__)
-    values["_global_store"] = _copy_store(data._global_store, parent)
-    for stores in ("_node_store_dict", "_edge_store_dict"):
-        values[stores] = {kind: _copy_store(store, parent) for kind, store in values[stores].items()}
+    values["_global_store"] = _copy_all({None: data._global_store}, parent)[None]
+    values["_node_store_dict"] = _copy_all(data._node_store_dict, parent)
+    values["_edge_store_dict"] = _copy_all(data._edge_store_dict, parent)
     return batch
 
 
-def _copy_store(store: Any, parent: weakref.ref[Any]) -> Any:
-    made = store.__class__.__new__(store.__class__)
-    values = made.__dict__
-    values.update(store.__dict__)
-    values.pop("_cached_attr", None)
-    values["_mapping"], values["_parent"] = copy.copy(values["_mapping"]), parent
+def _copy_all(stores: Mapping[Any, Any], parent: weakref.ref[Any]) -> dict[Any, Any]:
+    """Copies of the stores of a graph, for another."""
+    made = {}
+    for kind, store in stores.items():
+        made[kind] = own = store.__class__.__new__(store.__class__)
+        values = own.__dict__
+        values.update(store.__dict__)
+        values["_mapping"], values["_parent"] = values["_mapping"].copy(), parent
+        if "_cached_attr" in values:
+            del values["_cached_attr"]
     return made
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NodeLoader as PygNodeLoader
+from torch_geometric.sampler import NodeSamplerInput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
@@ -86,13 +87,21 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         # A sampler of a class of its own may draw in another way than ours.
         if type(self._sampler) is not NeighborSampler:
             return super()._ask_together(positions, keys)
-        return self._sampler.sample_together([self.input_data[own] for own in positions], keys)
+        whole, sizes = self.input_data[torch.cat(list(positions))], [own.numel() for own in positions]
+        parts = [[None] * len(sizes) if part is None else part.split_with_sizes(sizes)
+                 for part in (whole.input_id, whole.node, whole.time)]  # fmt: skip
+        kind = self.input_data.input_type
+        return self._sampler.sample_together([NodeSamplerInput(*own, kind) for own in zip(*parts, strict=True)], keys)
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
-        part = batch if self.input_data.input_type is None else batch[self.input_data.input_type]
-        input_id, time = out.metadata[:2]
-        part.input_id, part.batch_size = input_id, input_id.numel()
-        part.seed_time = time = time if time is None else time.to(self.device)
+        kind, (input_id, time) = self.input_data.input_type, out.metadata[:2]
+        time = time if time is None else time.to(self.device)
+        part = batch if kind is None else batch[kind]
+        if isinstance(batch, HeteroData) and time is not None:
+            # PyG's own way to set one attribute takes as long as a kernel's launch.
+            part._mapping.update(input_id=input_id, batch_size=input_id.numel(), seed_time=time)
+        else:
+            part.input_id, part.batch_size, part.seed_time = input_id, input_id.numel(), time
         # Its memory is the batch's.
         out.metadata = (input_id, time, *out.metadata[2:])
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import (
@@ -28,6 +29,7 @@ from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.plain import check_choices
 from pyg_direct.loader.pyg import read_topology
 from pyg_direct.ops.check import check_fanouts, check_ids
+from pyg_direct.ops.upload import upload
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.mode import version_of
 from pyg_direct.sampling.general import GeneralPlan
@@ -206,7 +208,7 @@ class NeighborSampler(OwnSampler):
             key: Draw under this key instead of the sampler's own count of calls.
         """
         out = self._sample(*_by_type(index), key=key)
-        self._note_inputs(out, index)
+        out.metadata = (index.input_id, None if index.time is None else index.time.to(self.device))
         return out
 
     def sample_together(self, inputs: Sequence[NodeSamplerInput], keys: Sequence[int]
@@ -222,12 +224,10 @@ class NeighborSampler(OwnSampler):
             return [self.sample_from_nodes(index, key=key) for index, key in zip(inputs, keys, strict=True)]
         requests = [(seed, time if self.is_temporal else None) for seed, time in map(_by_type, inputs)]
         outs = [to_general_output(sample, self.is_hetero) for sample in plan.sample_together(requests, keys)]
-        for out, index in zip(outs, inputs, strict=True):
-            self._note_inputs(out, index)
+        for out, index, time in zip(outs, inputs, _upload_parts([index.time for index in inputs], self.device),
+                                    strict=True):  # fmt: skip
+            out.metadata = (index.input_id, time)
         return outs
-
-    def _note_inputs(self, out: SamplerOutput | HeteroSamplerOutput, index: NodeSamplerInput) -> None:
-        out.metadata = (index.input_id, None if index.time is None else index.time.to(self.device))
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
                           key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
@@ -371,6 +371,14 @@ class NeighborSampler(OwnSampler):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, device={self.device})"
+
+
+def _upload_parts(parts: list[Tensor | None], device: torch.device) -> Sequence[Tensor | None]:
+    """Tensors of the host, or None, on the device: those of one dtype travel together, and are written to apart."""
+    own = [part for part in parts if part is not None]
+    if len(own) < len(parts) or len({part.dtype for part in own}) > 1:
+        return [None if part is None else part.to(device) for part in parts]
+    return torch.unsafe_split_with_sizes(upload(torch.cat(own), device), [part.numel() for part in own])
 
 
 def _by_type(index: NodeSamplerInput) -> tuple[Any, Any]:

@@ -248,7 +248,8 @@ class GeneralPlan:
         sizes, edge_sizes = by_type.tolist(), by_relation.tolist()
         parts = _split(nodes, sizes * 2 if self.disjoint else sizes)
         id_parts = _split(edge_ids, edge_sizes)
-        pairs_of = [part.view(2, -1) if size else part[:0].view(2, 0)
+        # Those of pairs without edges begin at a place of their own too.
+        pairs_of = [part.view(2, -1) if size else part.as_strided((2, 0), (1, 1))
                     for part, size in zip(_split(ends, pair_sizes.tolist()), edge_sizes, strict=True)]  # fmt: skip
         sampled_nodes, sampled_edges = node_counts.T.tolist(), num_edges.T.tolist()
         samples = []

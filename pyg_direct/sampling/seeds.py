@@ -58,6 +58,9 @@ def read_seeds(topology: PlacedHetero, seeds: Tensor | Mapping[str, Tensor],
 
 def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool) -> Seeds:
     """As `read_seeds` for several batches, whose nodes are told apart."""
+    alike = _read_alike(topology, requests, disjoint)
+    if alike is not None:
+        return alike
     topo, device = topology.topo, topology.device
     given = [{kind: _check_seeds(topo, kind, ids) for kind, ids in _by_type(topo, "seeds", seeds).items()}
              for seeds, _ in requests]  # fmt: skip
@@ -94,6 +97,46 @@ def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
         times = rows[:0]
     return Seeds(rows, trees, identities, times, counts.reshape(-1), bases, tree_shift, tree_bits,
                  np.cumsum(sizes) - sizes)  # fmt: skip
+
+
+def _read_alike(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool) -> Seeds | None:
+    """As `read_group` in as few steps as for one batch and one transfer; None unless the seeds of all are of one type,
+    on the host, with times of their own where there are times."""
+    topo = topology.topo
+    given = [_by_type(topo, "seeds", seeds) for seeds, _ in requests]
+    kind = next(iter(given[0]), None)
+    ids = [own.get(kind) for own in given]  # type: ignore[arg-type]
+    if kind is None or any(len(own) > 1 for own in given) or not all(map(_is_list, ids)):
+        return None
+    times: list[Tensor] = []
+    if topo.is_temporal:
+        for own, (_, seed_time) in zip(ids, requests, strict=True):
+            time = {} if seed_time is None else _by_type(topo, "seed_time", seed_time)
+            if len(time) != 1 or not _is_list(time.get(kind)) or time[kind].shape != own.shape:  # type: ignore[union-attr]
+                return None
+            times.append(time[kind])
+    rows = _check_seeds(topo, kind, torch.cat(ids)).numpy()  # type: ignore[arg-type]
+    sizes = np.array([own.numel() for own in ids], dtype=np.int64)  # type: ignore[union-attr]
+    bases, tree_shift, tree_bits = _lay_out(topo, sizes, disjoint)
+    counts, first_trees = np.zeros((len(sizes), len(topo.node_types)), np.int64), np.cumsum(sizes) - sizes
+    number = topo.node_types.index(kind)
+    counts[:, number] = sizes
+    identities = rows + np.repeat(bases[:-1].reshape(counts.shape)[:, number], sizes)
+    parts = [rows, identities]
+    if disjoint:
+        parts.append(np.arange(len(rows)) - np.repeat(first_trees, sizes))
+        identities += parts[-1] << tree_shift
+    if times:
+        parts.append(torch.cat(times).numpy())
+    there = upload(np.stack(parts), topology.device).unbind()
+    none = there[0][:0]
+    return Seeds(there[0], there[2] if disjoint else none, there[1], there[-1] if times else none, counts.reshape(-1),
+                 bases, tree_shift, tree_bits, first_trees)  # fmt: skip
+
+
+def _is_list(values: Tensor | None) -> bool:
+    """Whether these are int64 `[B]` on the host."""
+    return isinstance(values, Tensor) and values.dtype == torch.int64 and values.dim() == 1 and not values.is_cuda
 
 
 def _lay_out(topo: HeteroTopo, sizes: np.ndarray, disjoint: bool) -> tuple[np.ndarray, int, int]:
