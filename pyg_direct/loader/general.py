@@ -83,7 +83,7 @@ class GeneralLoader(EpochLoader):
                 return [None] * len(samples)
             return self._general.read_together([sample.out for sample in samples])
 
-        return Together(self.super_batch, ask, read, self._fetch_read)
+        return Together(self.super_batch, ask, read, self._fetch_read, self.device.type == "cuda")
 
     def _fetch(self, sample: Drawn, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         return self._fetch_read(sample, number, seeds)

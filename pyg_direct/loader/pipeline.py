@@ -232,8 +232,10 @@ def hold_for(batch: Any, stream: Any) -> None:
         for one in batch:
             hold_for(one, stream)
         return
-    store = getattr(batch, "_store", None)
-    stores = getattr(batch, "stores", None) if store is None else [store._mapping]
+    store = stores = None
+    if not isinstance(batch, Tensor):
+        store = getattr(batch, "_store", None)
+        stores = getattr(batch, "stores", None) if store is None else [store._mapping]
     values = (batch,) if stores is None else chain.from_iterable(part.values() for part in stores)
     for value in values:
         kind = type(value)

@@ -192,14 +192,17 @@ class GeneralPlan:
             total = int(ends[-1])
             # What this hop still needs travels with the work list of the next.
             listed = self._list_work(hop + 1, of_type, known, start, keys)
-            parts = [numbering.list_places(of_type), listed.work, self._list_trees(start, of_type)]
+            is_last = hop + 1 == len(self._fanouts)
+            parts = [numbering.list_places(of_type), listed.work,
+                     of_type[:0] if is_last else self._list_trees(start, of_type)]  # fmt: skip
             words_there = upload(np.concatenate(parts), self.topology.device)
             places, entries, of_batches = _split(words_there, [len(part) for part in parts])
             listed, known = listed._replace(entries=entries), known + of_type
             rows, trees, sources = numbering.settle(total, of_type, places)
             edges.append(_Edges(sources, picked.targets[:total], picked.ids[:total],
                                 self._by_relation(relations, np.diff(ends), len(keys))))  # fmt: skip
-            hops.append(_Hop(rows, trees, of_type, _find_times(start, trees, of_batches)))
+            # Nobody asks for the times of the last.
+            hops.append(_Hop(rows, trees, of_type, start.times if is_last else _find_times(start, trees, of_batches)))
         samples = self._collect(hops, edges, len(keys))
         if self.recipe.subgraph_type == "bidirectional":
             return [sample.to_bidirectional(keep_ids=self.topology.topo.is_homogeneous) for sample in samples]
