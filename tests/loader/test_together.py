@@ -1,11 +1,14 @@
 """Batches of a general sampler that are made together are those that come without."""
 
+import gc
+
 import pytest
 import torch
 from torch_geometric.data import Data
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import IdError
+from pyg_direct.loader.together import pause_collector
 from pyg_direct.nn.sorted import find_batch
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data
@@ -140,6 +143,32 @@ def test_rows_are_those_of_the_graph(real_device):
 
     for batch in NeighborLoader(data, [3, 2], "paper", batch_size=16, super_batch=2, device=real_device):
         check_rows(data, batch)
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_the_collector_is_left_as_it_was(was_on):
+    seen = []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "isenabled", lambda: was_on)
+        patch.setattr(gc, "disable", lambda: seen.append("off"))
+        patch.setattr(gc, "enable", lambda: seen.append("on"))
+        with pytest.raises(KeyError), pause_collector():
+            raise KeyError
+
+    assert seen == (["off", "on"] if was_on else [])
+
+
+def test_groups_of_a_gpu_are_made_without_the_collector(real_device):
+    loader, seen = make_loader(real_device, super_batch=3), []
+    ask, build = loader._ask_together, loader._build
+    loader._ask_together = lambda *args: seen.append(gc.isenabled()) or ask(*args)
+    loader._build = lambda *args: seen.append(gc.isenabled()) or build(*args)
+
+    list(loader)
+
+    assert set(seen) == {real_device.type == "cpu"}
+    assert gc.isenabled()
 
 
 def test_bad_positions_come_at_their_group():

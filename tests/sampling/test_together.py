@@ -6,6 +6,7 @@ from hypothesis import given, strategies as st
 
 from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.ops import launch
+from pyg_direct.sampling import seeds as reading
 from tests.hetero_graphs import make_parts, odd_parts, odd_requests
 from tests.poison import poisoned_memory
 from tests.reference.general import Options, sample
@@ -112,6 +113,38 @@ def test_steps_do_not_grow_with_the_batches(device, monkeypatch):
     plan.sample_together([request] * 3, range(3))
 
     assert count_steps(plan, [request] * 3, monkeypatch) == count_steps(plan, [request] * 2, monkeypatch) > 5
+
+
+@pytest.mark.parametrize("options", [Options(), Options(disjoint=True)])
+@pytest.mark.parametrize("times", ["", "node"])
+def test_seeds_of_one_type_are_those_read_the_long_way(device, options, times):
+    plan = make_plan(make_parts(times=times), device, [2], options)
+    requests = [({"paper": torch.arange(count) + count}, {"paper": torch.arange(count)} if times else None)
+                for count in (5, 0, 1, 12)]  # fmt: skip
+
+    short = reading._read_alike(plan.topology, requests, plan.disjoint)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "_read_alike", lambda *_: None)
+        long = reading.read_group(plan.topology, requests, plan.disjoint)
+
+    for name, part, expected in zip(long._fields, short, long, strict=True):
+        assert (part.tolist() if hasattr(part, "tolist") else part) == \
+            (expected.tolist() if hasattr(expected, "tolist") else expected), name  # fmt: skip
+
+
+@pytest.mark.parametrize("request_of_many", [
+    ({"paper": torch.tensor([1]), "author": torch.tensor([2])},) * 2,
+    ({"paper": torch.tensor([1])}, None),
+    ({"paper": torch.tensor([1], dtype=torch.int32)}, {"paper": torch.tensor([1])}),
+    ({"paper": torch.tensor([1])}, {"paper": torch.tensor([1.5])}),
+    ({"paper": torch.tensor([1])}, {"paper": torch.tensor([1, 2])}),
+    ({"paper": torch.tensor([1])}, {"author": torch.tensor([1])}),
+    ({}, {}),
+])  # fmt: skip
+def test_other_seeds_are_read_the_long_way(device, request_of_many):
+    plan = make_plan(make_parts(times="node"), device, [2], Options())
+
+    assert reading._read_alike(plan.topology, [request_of_many] * 2, True) is None
 
 
 def test_bad_batches_are_named(device):
