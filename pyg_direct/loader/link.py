@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from pyg_direct.loader.links import PendingLinks
 from pyg_direct.loader.node import check_input_id, check_times
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
 from pyg_direct.loader.sampler import NeighborSampler
+from pyg_direct.loader.together import Together
 from pyg_direct.ops.check import check_ids
 from pyg_direct.sampling.key import batch_key
 from pyg_direct.sampling.negative import check_weight
@@ -122,6 +123,17 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                                                       **self._key(key))  # fmt: skip
         return out
 
+    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
+        # A sampler of a class of its own may draw in another way than ours.
+        if type(self._sampler) is not NeighborSampler:
+            return super()._ask_together(positions, keys)
+        return self._sampler.sample_links_together([self.input_data[own] for own in positions], self.neg_sampling, keys)
+
+    def _open_group(self, epoch: int) -> Together | None:
+        # Uniform batches of a graph without types are sampled ahead, one by one.
+        is_plain = isinstance(self._sampler, NeighborSampler) and self._sampler._is_plain()
+        return None if is_plain else super()._open_group(epoch)
+
     def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
         if not isinstance(self._sampler, NeighborSampler):
             return super()._submit(epoch, number, seeds)
@@ -177,6 +189,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         device, placement, topology_placement, feature_cache, topology_cache, store_dtype, seed, prefetch,
             time_comparison, time_window, ranks, uneven, custom_cls: See `NeighborLoader`.
         input_id: An id for each link, that batches hold instead of its position.
+        super_batch: With types or other options: batches sampled in one call; they are those that come without.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:
@@ -197,12 +210,12 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  time_comparison: str = "<=", time_window: int | None = None,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", custom_cls: Any = None,
-                 input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+                 input_id: Tensor | None = None, super_batch: int = 1, **kwargs: Any) -> None:  # fmt: skip
         if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
             is_set = ["'edge_label_time' is not set", "'time_attr' is not set"][time_attr is None]
             raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")
         device = device_for(device, neighbor_sampler)
-        self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch, ranks, uneven)
+        self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven)
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(
                 data, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,

@@ -244,19 +244,46 @@ class NeighborSampler(OwnSampler):
                           key: int | None = None) -> PendingLinks:  # fmt: skip
         """Start to sample around links; as `sample_from_edges`, but uniform sampling of a `Data` is not waited for."""
         key = self._next_key() if key is None else key
+        links = self._open_links(index, neg_sampling, key)
+        if self._is_plain():
+            plan = self._open_plan(unique_seeds=True)
+            pending = (plan.submit if isinstance(plan, GpuPlan) else plan.sample)(links.ends(), key)
+            return PendingLinks(links, pending, self.disjoint, self._excludes())
+        seeds, times = links.seeds(self.disjoint)
+        return PendingLinks(links, self._sample(seeds, times, key=key), self.disjoint, self._excludes())
+
+    def sample_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
+                              keys: Sequence[int]) -> list[SamplerOutput | HeteroSamplerOutput]:  # fmt: skip
+        """Sample around the links of several batches in as many steps as for one; as `sample_from_edges` for each.
+
+        Args:
+            inputs: At least one.
+            neg_sampling: As there.
+            keys: A key for each.
+        """
+        plan = self._open_plan()
+        if not isinstance(plan, GeneralPlan):
+            return [self.sample_from_edges(index, neg_sampling, key=key)
+                    for index, key in zip(inputs, keys, strict=True)]  # fmt: skip
+        links = [self._open_links(index, neg_sampling, key) for index, key in zip(inputs, keys, strict=True)]
+        seeds = [own.seeds(self.disjoint) for own in links]
+        requests = [(own, times if self.is_temporal else None) for own, times in seeds]
+        return [PendingLinks(own, to_general_output(sample, self.is_hetero), self.disjoint, self._excludes()).finish()
+                for own, sample in zip(links, plan.sample_together(requests, keys), strict=True)]  # fmt: skip
+
+    def _open_links(self, index: EdgeSamplerInput, neg_sampling: Any, key: int) -> Links:
+        """The links of a batch with their negatives."""
         links = Links(index, self._opened.parts, self.device)
         if neg_sampling is not None:
             neg_sampling = NegativeSampling.cast(neg_sampling)
             links.add_negatives(neg_sampling, self._negatives(neg_sampling, index.input_type), key)
-        with_reverse = None
-        if self.exclude_target_edges:
-            with_reverse = self.exclude_target_edges == "reverse" or self.subgraph_type == SubgraphType.bidirectional
-        if self._is_plain():
-            plan = self._open_plan(unique_seeds=True)
-            pending = (plan.submit if isinstance(plan, GpuPlan) else plan.sample)(links.ends(), key)
-            return PendingLinks(links, pending, self.disjoint, with_reverse)
-        seeds, times = links.seeds(self.disjoint)
-        return PendingLinks(links, self._sample(seeds, times, key=key), self.disjoint, with_reverse)
+        return links
+
+    def _excludes(self) -> bool | None:
+        """Whether links are taken out of the edges, with their reverse ones; None where they stay."""
+        if not self.exclude_target_edges:
+            return None
+        return self.exclude_target_edges == "reverse" or self.subgraph_type == SubgraphType.bidirectional
 
     def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
         """What negative links of a relation are drawn from; made once."""
