@@ -87,11 +87,14 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         # A sampler of a class of its own may draw in another way than ours.
         if type(self._sampler) is not NeighborSampler:
             return super()._ask_together(positions, keys)
-        whole, sizes = self.input_data[torch.cat(list(positions))], [own.numel() for own in positions]
-        parts = [[None] * len(sizes) if part is None else part.split_with_sizes(sizes)
-                 for part in (whole.input_id, whole.node, whole.time)]  # fmt: skip
-        kind = self.input_data.input_type
-        return self._sampler.sample_together([NodeSamplerInput(*own, kind) for own in zip(*parts, strict=True)], keys)
+        given, whole, sizes = self.input_data, torch.cat(list(positions)), [own.numel() for own in positions]
+        # Not by brackets, which wake torch's threads for a few thousand items.
+        parts = [whole if given.input_id is None else given.input_id.index_select(0, whole),
+                 given.node.index_select(0, whole),
+                 None if given.time is None else given.time.index_select(0, whole)]  # fmt: skip
+        split = [[None] * len(sizes) if part is None else torch.unsafe_split_with_sizes(part, sizes) for part in parts]
+        inputs = [NodeSamplerInput(*own, given.input_type) for own in zip(*split, strict=True)]
+        return self._sampler.sample_together(inputs, keys)
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
         kind, (input_id, time) = self.input_data.input_type, out.metadata[:2]
