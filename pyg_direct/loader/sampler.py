@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import (
@@ -29,7 +28,7 @@ from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.plain import check_choices
 from pyg_direct.loader.pyg import read_topology
 from pyg_direct.ops.check import check_fanouts, check_ids
-from pyg_direct.ops.upload import upload
+from pyg_direct.ops.upload import upload_parts
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.mode import version_of
 from pyg_direct.sampling.general import GeneralPlan
@@ -224,8 +223,8 @@ class NeighborSampler(OwnSampler):
             return [self.sample_from_nodes(index, key=key) for index, key in zip(inputs, keys, strict=True)]
         requests = [(seed, time if self.is_temporal else None) for seed, time in map(_by_type, inputs)]
         outs = [to_general_output(sample, self.is_hetero) for sample in plan.sample_together(requests, keys)]
-        for out, index, time in zip(outs, inputs, _upload_parts([index.time for index in inputs], self.device),
-                                    strict=True):  # fmt: skip
+        times = upload_parts([index.time for index in inputs], self.device)
+        for out, index, time in zip(outs, inputs, times, strict=True):
             out.metadata = (index.input_id, time)
         return outs
 
@@ -249,23 +248,16 @@ class NeighborSampler(OwnSampler):
             plan = self._open_plan(unique_seeds=True)
             pending = (plan.submit if isinstance(plan, GpuPlan) else plan.sample)(links.ends(), key)
             return PendingLinks(links, pending, self.disjoint, self._excludes())
-        seeds, times = links.seeds(self.disjoint)
-        return PendingLinks(links, self._sample(seeds, times, key=key), self.disjoint, self._excludes())
+        return PendingLinks(links, self._sample(*links.seeds(self.disjoint), key=key), self.disjoint, self._excludes())
 
     def sample_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
                               keys: Sequence[int]) -> list[SamplerOutput | HeteroSamplerOutput]:  # fmt: skip
-        """Sample around the links of several batches in as many steps as for one; as `sample_from_edges` for each.
-
-        Args:
-            inputs: At least one.
-            neg_sampling: As there.
-            keys: A key for each.
-        """
-        plan = self._open_plan()
+        """Sample around the links of several batches, at least one, in as many steps as for one; as `sample_from_edges`
+        for each under its key."""
+        plan, each = self._open_plan(), list(zip(inputs, keys, strict=True))
         if not isinstance(plan, GeneralPlan):
-            return [self.sample_from_edges(index, neg_sampling, key=key)
-                    for index, key in zip(inputs, keys, strict=True)]  # fmt: skip
-        links = [self._open_links(index, neg_sampling, key) for index, key in zip(inputs, keys, strict=True)]
+            return [self.sample_from_edges(index, neg_sampling, key=key) for index, key in each]
+        links = [self._open_links(index, neg_sampling, key) for index, key in each]
         seeds = [own.seeds(self.disjoint) for own in links]
         requests = [(own, times if self.is_temporal else None) for own, times in seeds]
         return [PendingLinks(own, to_general_output(sample, self.is_hetero), self.disjoint, self._excludes()).finish()
@@ -398,14 +390,6 @@ class NeighborSampler(OwnSampler):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, device={self.device})"
-
-
-def _upload_parts(parts: list[Tensor | None], device: torch.device) -> Sequence[Tensor | None]:
-    """Tensors of the host, or None, on the device: those of one dtype travel together, and are written to apart."""
-    own = [part for part in parts if part is not None]
-    if len(own) < len(parts) or len({part.dtype for part in own}) > 1:
-        return [None if part is None else part.to(device) for part in parts]
-    return torch.unsafe_split_with_sizes(upload(torch.cat(own), device), [part.numel() for part in own])
 
 
 def _by_type(index: NodeSamplerInput) -> tuple[Any, Any]:

@@ -121,7 +121,9 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     if capacity == 0:
         return Picked(sources, ids, targets, ends, offsets)
     is_weighted = rows.edge_weight.numel() > 0
-    scores = torch.empty(capacity if is_weighted else 0, dtype=torch.float64, device=device)
+    scores = None
+    if is_weighted or not on_gpu:
+        scores = torch.empty(capacity if is_weighted else 0, dtype=torch.float64, device=device)
     if not on_gpu:
         run_cpu(kernels.pick_items_cpu, hop, replace, frontier.tree_shift, entries, rows.indices,
                 rows.edge_ids, rows.edge_weight, rows.weight_before, frontier.rows, frontier.trees, starts, sizes,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,3 +18,11 @@ def upload(words: np.ndarray | Tensor, device: torch.device) -> Tensor:
     tensor = torch.from_numpy(words) if isinstance(words, np.ndarray) else words
     # On its way to the host, what is not waited for would be read before it is there.
     return tensor.to(device, non_blocking=device.type == "cuda")
+
+
+def upload_parts(parts: Sequence[Tensor | None], device: torch.device) -> Sequence[Tensor | None]:
+    """1-D tensors of the host, or None, on `device`: those of one dtype travel together, and are written to apart."""
+    own = [part for part in parts if part is not None]
+    if len(own) < len(parts) or len({part.dtype for part in own}) != 1:
+        return [None if part is None else part.to(device) for part in parts]
+    return torch.unsafe_split_with_sizes(upload(torch.cat(own), device), [part.numel() for part in own])

@@ -138,7 +138,9 @@ class GeneralPlan:
         """Travel at once: the bases of the identities, the places of the seeds and the first work list."""
         bases, counts = start.bases, start.counts
         listed = self._list_work(0, counts, np.zeros_like(counts), start, keys)
-        trees = self._list_trees(start, counts)
+        # Seeds of one type stand in the order of their trees, whose times are theirs then.
+        is_in_order = bool(((counts.reshape(len(keys), -1) > 0).sum(1) <= 1).all())
+        trees = counts[:0] if is_in_order else self._list_trees(start, counts)
         words = np.concatenate([bases, np.cumsum(counts) - counts, np.zeros_like(counts), listed.work, trees])
         sizes = [len(bases), 2 * len(counts), len(listed.work), len(trees)]
         table, places, entries, of_batches = _split(upload(words, self.topology.device), sizes)
