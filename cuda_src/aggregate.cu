@@ -68,16 +68,35 @@ __device__ __forceinline__ void store_fp32(u64 to, int piece, const float *value
         at[i] = make_float4(value[4 * i], value[4 * i + 1], value[4 * i + 2], value[4 * i + 3]);
 }
 
-// Writes one piece of the sums of `count` targets in a row, one after the other. Their edges lie in a row too, so that
-// ids of the next edges are asked for while rows of these are on their way. Counters are 32 bits wide, which leaves
-// more registers to rows.
-template <class Kind, class Index, bool WEIGHTED>
-__device__ __forceinline__ void sum_run(u64 to, const uint4 *x, const Index *ends, const Index *row,
-                                        const float *weight, int num_edges, int e, int last, int count, int longest,
-                                        int heads, unsigned pieces, int piece, float scale, bool to_fp32)
+// What is done with the rows of a target's edges.
+enum Step { SUM, WEIGHTED, LARGEST, SMALLEST };
+
+// What no item is better than, two of 16 bits or one of 32.
+__device__ __forceinline__ unsigned worst(Float32, Step step) { return step == LARGEST ? 0xff800000 : 0x7f800000; }
+__device__ __forceinline__ unsigned worst(Float16, Step step) { return step == LARGEST ? 0xfc00fc00 : 0x7c007c00; }
+__device__ __forceinline__ unsigned worst(Bfloat16, Step step) { return step == LARGEST ? 0xff80ff80 : 0x7f807f80; }
+
+// As `take_larger` of pyg_direct/kernels/extreme.py: the first of equals stays, and what is not a number wins.
+template <Step STEP>
+__device__ __forceinline__ float take_better(float best, float value)
+{
+    const bool is_no_better = STEP == LARGEST ? value <= best : value >= best;
+    return best == best && !is_no_better ? value : best;
+}
+
+// Writes one piece of what comes of the rows of `count` targets in a row, one after the other. Their edges lie in a row
+// too, so that ids of the next edges are asked for while rows of these are on their way. Counters are 32 bits wide,
+// which leaves more registers to rows.
+template <class Kind, class Index, Step STEP>
+__device__ __forceinline__ void reduce_run(u64 to, const uint4 *x, const Index *ends, const Index *row,
+                                           const float *weight, int num_edges, int e, int last, int count, int longest,
+                                           int heads, unsigned pieces, int piece, float scale, bool to_fp32)
 {
     // Rows that are asked for before the first is added: as many as registers hold without a detour over memory.
-    const int ROWS = (Kind::items == 4 ? 5 : 4) - (WEIGHTED ? 1 : 0);
+    const int ROWS = STEP == WEIGHTED ? 4 : 5;
+    const bool IS_SUM = STEP == SUM || STEP == WEIGHTED;
+    const unsigned none = IS_SUM ? 0 : worst(Kind(), STEP);
+    const float start = IS_SUM ? 0.0f : __uint_as_float(worst(Float32(), STEP));
     const u64 row_bytes = (u64)pieces * Kind::items * (to_fp32 ? 4 : 2);
     int degree = last - e, after = last;
     if (count > 1) after = (int)min((long long)ends[2], (long long)num_edges);
@@ -88,16 +107,16 @@ __device__ __forceinline__ void sum_run(u64 to, const uint4 *x, const Index *end
         if (e + u < last) source[u] = row == nullptr ? e + u : (unsigned)row[e + u];
     float total[Kind::items];
 #pragma unroll
-    for (int i = 0; i < Kind::items; ++i) total[i] = 0.0f;
+    for (int i = 0; i < Kind::items; ++i) total[i] = start;
     while (true) {
         uint4 raw[ROWS];
         float share[ROWS];
 #pragma unroll
         for (int u = 0; u < ROWS; ++u) {
-            raw[u] = make_uint4(0, 0, 0, 0);
+            raw[u] = make_uint4(none, none, none, none);
             if (e + u < last) raw[u] = x[(u64)source[u] * pieces];
             share[u] = 1.0f;
-            if (WEIGHTED && e + u < last) share[u] = weight[(long long)(e + u) * heads];
+            if (STEP == WEIGHTED && e + u < last) share[u] = weight[(long long)(e + u) * heads];
         }
         const bool ends_here = e + ROWS >= last;
         int next = e + ROWS, next_last = last, next_degree = degree;
@@ -114,13 +133,19 @@ __device__ __forceinline__ void sum_run(u64 to, const uint4 *x, const Index *end
             float value[Kind::items];
             unpack(Kind(), raw[u], value);
 #pragma unroll
-            for (int i = 0; i < Kind::items; ++i)
-                total[i] = WEIGHTED ? total[i] + share[u] * value[i] : total[i] + value[i];
+            for (int i = 0; i < Kind::items; ++i) {
+                if constexpr (STEP == WEIGHTED) total[i] += share[u] * value[i];
+                else if constexpr (STEP == SUM) total[i] += value[i];
+                else total[i] = take_better<STEP>(total[i], value[i]);
+            }
         }
         if (ends_here) {
             const float factor = scale != 0.0f ? scale : 1.0f / (float)max(degree, 1);
 #pragma unroll
-            for (int i = 0; i < Kind::items; ++i) total[i] *= factor;
+            for (int i = 0; i < Kind::items; ++i) {
+                if constexpr (IS_SUM) total[i] *= factor;
+                else if (degree == 0) total[i] = 0.0f;
+            }
             // Long rows are others'.
             if (degree <= longest) {
                 if constexpr (Kind::items == 4) {
@@ -133,33 +158,33 @@ __device__ __forceinline__ void sum_run(u64 to, const uint4 *x, const Index *end
             if (--count == 0) break;
             to += row_bytes, ++ends;
 #pragma unroll
-            for (int i = 0; i < Kind::items; ++i) total[i] = 0.0f;
+            for (int i = 0; i < Kind::items; ++i) total[i] = start;
         }
         e = next, last = next_last, degree = next_degree;
     }
 }
 
+#define REDUCE_RUN(Kind, Index, STEP)                                                                               \
+    reduce_run<Kind, Index, STEP>(to, reinterpret_cast<const uint4 *>(x) + piece,                                   \
+                                  reinterpret_cast<const Index *>(ends), reinterpret_cast<const Index *>(row),      \
+                                  shares, num_edges, first, last, count, longest, heads, pieces, piece, scale,      \
+                                  Kind::items == 4 || to_kind == 0)
+
 template <class Kind>
 __device__ __forceinline__ void sum_run_of(u64 to, u64 x, u64 ends, u64 row, int index_bytes, u64 weight,
                                            int num_edges, int first, int last, int count, int longest, int heads,
-                                           int pieces, int piece, float scale, bool to_fp32)
+                                           int pieces, int piece, float scale, int to_kind)
 {
-    const uint4 *table = reinterpret_cast<const uint4 *>(x) + piece;
     // A piece never spans two heads.
     const int head = heads == 1 ? 0 : piece / (pieces / heads);
     const float *shares = reinterpret_cast<const float *>(weight) + head;
-#define SUM_RUN(Index, WEIGHTED)                                                                                    \
-    sum_run<Kind, Index, WEIGHTED>(to, table, reinterpret_cast<const Index *>(ends),                                \
-                                   reinterpret_cast<const Index *>(row), shares, num_edges, first, last, count,     \
-                                   longest, heads, pieces, piece, scale, to_fp32)
     if (index_bytes == 8) {
-        if (weight == 0) SUM_RUN(long long, false);
-        else SUM_RUN(long long, true);
+        if (weight == 0) REDUCE_RUN(Kind, long long, SUM);
+        else REDUCE_RUN(Kind, long long, WEIGHTED);
     } else {
-        if (weight == 0) SUM_RUN(int, false);
-        else SUM_RUN(int, true);
+        if (weight == 0) REDUCE_RUN(Kind, int, SUM);
+        else REDUCE_RUN(Kind, int, WEIGHTED);
     }
-#undef SUM_RUN
 }
 
 // Piece `piece` of the weighted sums of rows row[e] of `x` for `count` targets: over edges [first, last) for the first,
@@ -172,13 +197,55 @@ extern "C" __device__ int sum_run_16(int *, u64 to, u64 x, u64 ends, u64 row, in
 {
     if (kind == 0)
         sum_run_of<Float32>(to, x, ends, row, index_bytes, weight, num_edges, first, last, count, longest, heads,
-                            pieces, piece, scale, true);
+                            pieces, piece, scale, to_kind);
     else if (kind == 1)
         sum_run_of<Float16>(to, x, ends, row, index_bytes, weight, num_edges, first, last, count, longest, heads,
-                            pieces, piece, scale, to_kind == 0);
+                            pieces, piece, scale, to_kind);
     else
         sum_run_of<Bfloat16>(to, x, ends, row, index_bytes, weight, num_edges, first, last, count, longest, heads,
-                             pieces, piece, scale, to_kind == 0);
+                             pieces, piece, scale, to_kind);
+    return 0;
+}
+
+template <class Kind>
+__device__ __forceinline__ void extreme_run_of(u64 to, u64 x, u64 ends, u64 row, int index_bytes, int num_edges,
+                                               int first, int last, int count, int longest, int pieces, int piece,
+                                               bool largest, int to_kind)
+{
+    const float *shares = nullptr;
+    const int heads = 1;
+    const float scale = 1.0f;
+    if (index_bytes == 8) {
+        if (largest) REDUCE_RUN(Kind, long long, LARGEST);
+        else REDUCE_RUN(Kind, long long, SMALLEST);
+    } else {
+        if (largest) REDUCE_RUN(Kind, int, LARGEST);
+        else REDUCE_RUN(Kind, int, SMALLEST);
+    }
+}
+#undef REDUCE_RUN
+
+// As `sum_run_16`, of the largest items (`sign` 1) or of the smallest; zeros for a target without edges.
+extern "C" __device__ int extreme_run_16(int *, u64 to, u64 x, u64 ends, u64 row, int index_bytes, long long num_edges,
+                                         long long first, long long last, int count, int longest, int pieces,
+                                         int piece, int sign, int kind, int to_kind)
+{
+    if (kind == 0)
+        extreme_run_of<Float32>(to, x, ends, row, index_bytes, num_edges, first, last, count, longest, pieces, piece,
+                                sign > 0, to_kind);
+    else if (kind == 1)
+        extreme_run_of<Float16>(to, x, ends, row, index_bytes, num_edges, first, last, count, longest, pieces, piece,
+                                sign > 0, to_kind);
+    else
+        extreme_run_of<Bfloat16>(to, x, ends, row, index_bytes, num_edges, first, last, count, longest, pieces, piece,
+                                 sign > 0, to_kind);
+    return 0;
+}
+
+// Item `at` of 16-bit items becomes `value`; kind 1 is fp16, 2 bfloat16.
+extern "C" __device__ int store_narrowed(int *, u64 to, long long at, float value, int kind)
+{
+    reinterpret_cast<unsigned short *>(to)[at] = kind == 1 ? narrow(Float16(), value) : narrow(Bfloat16(), value);
     return 0;
 }
 
@@ -323,5 +390,113 @@ extern "C" __device__ int spread_span_16(int *, u64 out, u64 grad, u64 row, int 
         if (index_bytes == 8) spread_span<Bfloat16>(to, from, wide_ids, shares, count, heads, pieces, scale);
         else spread_span<Bfloat16>(to, from, narrow_ids, shares, count, heads, pieces, scale);
     }
+    return 0;
+}
+
+// As `is_best` of pyg_direct/kernels/extreme.py: equal to the best, or not to be compared with it.
+__device__ __forceinline__ bool is_best(float value, float best) { return !(value < best) && !(value > best); }
+
+// Rows of `x` that are asked for at once; those behind `last` are the row before.
+template <int ROWS, class Index>
+__device__ __forceinline__ void load_rows(const uint4 *x, const Index *row, int e, int last, unsigned pieces,
+                                          unsigned *source, uint4 *raw)
+{
+#pragma unroll
+    for (int u = 0; u < ROWS; ++u) {
+        const int edge = min(e + u, last - 1);
+        source[u] = row == nullptr ? edge : (unsigned)row[edge];
+    }
+#pragma unroll
+    for (int u = 0; u < ROWS; ++u) raw[u] = x[(u64)source[u] * pieces];
+}
+
+template <class Kind, class Index>
+__device__ __forceinline__ void spread_equals(u64 out, const uint4 *x, u64 best, u64 grad, const Index *row,
+                                              int *equals, int first, int last, unsigned pieces, int what,
+                                              bool to_edges)
+{
+    const int ROWS = 4;
+    float top[Kind::items], share[Kind::items];
+    int same[Kind::items];
+    unpack(Kind(), *reinterpret_cast<const uint4 *>(best), top);
+    if (what == 2) {
+#pragma unroll
+        for (int i = 0; i < Kind::items; ++i) same[i] = equals[i];
+    } else {
+#pragma unroll
+        for (int i = 0; i < Kind::items; ++i) same[i] = 0;
+        for (int e = first; e < last; e += ROWS) {
+            unsigned source[ROWS];
+            uint4 raw[ROWS];
+            load_rows<ROWS>(x, row, e, last, pieces, source, raw);
+#pragma unroll
+            for (int u = 0; u < ROWS; ++u) {
+                float value[Kind::items];
+                unpack(Kind(), raw[u], value);
+#pragma unroll
+                for (int i = 0; i < Kind::items; ++i) same[i] += e + u < last && is_best(value[i], top[i]) ? 1 : 0;
+            }
+        }
+    }
+    if (what == 1) {
+#pragma unroll
+        for (int i = 0; i < Kind::items; ++i) equals[i] = same[i];
+        return;
+    }
+    unpack(Kind(), *reinterpret_cast<const uint4 *>(grad), share);
+#pragma unroll
+    for (int i = 0; i < Kind::items; ++i)
+        share[i] = top[i] != top[i] ? top[i] : share[i] / (float)(same[i] + (top[i] == 0.0f ? 1 : 0));
+    for (int e = first; e < last; e += ROWS) {
+        unsigned source[ROWS];
+        uint4 raw[ROWS];
+        load_rows<ROWS>(x, row, e, last, pieces, source, raw);
+#pragma unroll
+        for (int u = 0; u < ROWS; ++u) {
+            if (e + u >= last) break;
+            float value[Kind::items];
+            unpack(Kind(), raw[u], value);
+            const u64 line = to_edges ? (u64)(e + u) : (u64)source[u];
+            float *to = reinterpret_cast<float *>(out) + line * pieces * Kind::items;
+#pragma unroll
+            for (int i = 0; i < Kind::items; i += 4) {
+                bool brings[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) brings[k] = is_best(value[i + k], top[i + k]);
+                if (brings[0] || brings[1] || brings[2] || brings[3])
+                    add_4(to + i, brings[0] ? share[i] : 0.0f, brings[1] ? share[i + 1] : 0.0f,
+                          brings[2] ? share[i + 2] : 0.0f, brings[3] ? share[i + 3] : 0.0f);
+            }
+        }
+    }
+}
+
+// The adjoint of the largest or smallest items `best` of target `target`: adds piece `piece` of row `target` of `grad`,
+// shared out among those that bring the item, to rows row[e] of `out`, fp32, for the edges [first, last); with
+// `to_edges` to rows e. `what` 0: of a whole row. Of a slice, 1 writes to `equals`, of int32, how many bring each item,
+// and 2 reads from there how many do in all slices.
+extern "C" __device__ int spread_equals_16(int *, u64 out, u64 x, u64 best, u64 grad, u64 row, int index_bytes,
+                                           u64 equals, long long first, long long last, long long target, int pieces,
+                                           int piece, int kind, int what, int to_edges)
+{
+    const int items = kind == 0 ? 4 : 8;
+    const u64 at = ((u64)target * pieces + piece) * 16, to = out + (u64)piece * items * 4;
+    const uint4 *rows = reinterpret_cast<const uint4 *>(x) + piece;
+    int *counts = reinterpret_cast<int *>(equals) + (u64)piece * items;
+    const int *narrow_ids = reinterpret_cast<const int *>(row);
+    const long long *wide_ids = reinterpret_cast<const long long *>(row);
+#define SPREAD(Kind, ids) \
+    spread_equals<Kind>(to, rows, best + at, grad + at, ids, counts, (int)first, (int)last, pieces, what, to_edges != 0)
+    if (kind == 0) {
+        if (index_bytes == 8) SPREAD(Float32, wide_ids);
+        else SPREAD(Float32, narrow_ids);
+    } else if (kind == 1) {
+        if (index_bytes == 8) SPREAD(Float16, wide_ids);
+        else SPREAD(Float16, narrow_ids);
+    } else {
+        if (index_bytes == 8) SPREAD(Bfloat16, wide_ids);
+        else SPREAD(Bfloat16, narrow_ids);
+    }
+#undef SPREAD
     return 0;
 }

@@ -14,6 +14,7 @@ from pyg_direct.kernels.span import LONG_ROW, NOWHERE, TO_ROW, find_item, slice_
 
 sum_run_16 = device_function("sum_run_16", "u8 u8 u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 i4 i4 f4 i4 i4")
 quotient = device_function("quotient", "u8 i4")
+store_narrowed = device_function("store_narrowed", "u8 i8 f4 i4")
 spread_span_16 = device_function("spread_span_16", "u8 u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 f4 i4")
 
 
@@ -154,6 +155,27 @@ def add_slices_gpu(indptr, num_edges, width, hubs, counts, partials, out):
             for s in range(place, end):
                 total += partials[s * width + f]
             out[target * width + f] = total
+            f += lanes
+        hub += np.int64(cuda.gridDim.x) * THREADS // lanes
+
+
+@gpu_kernel("I[] i8 i4 i4 i4[] i4[] f4[] u8", I=("i4", "i8"), sources=("aggregate",))
+def add_narrowed_slices_gpu(indptr, num_edges, width, kind, hubs, counts, partials, out):
+    """As `add_slices_gpu`; `out` is the address of 16-bit items."""
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = min(THREADS, 32)
+    hub = thread // lanes
+    while hub < counts[1]:
+        target, place = np.int64(hubs[2 * hub]), np.int64(hubs[2 * hub + 1])
+        first, last = span_of(indptr, target, num_edges)
+        length = slice_length(last - first)
+        end = place + (last - first + length - 1) // length
+        f = np.int64(thread % lanes)
+        while f < width:
+            total = np.float32(0)
+            for s in range(place, end):
+                total += partials[s * width + f]
+            store_narrowed(out, target * width + f, total, kind)
             f += lanes
         hub += np.int64(cuda.gridDim.x) * THREADS // lanes
 

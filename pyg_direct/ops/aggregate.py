@@ -98,7 +98,7 @@ def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: s
     elif tracked:
         out = _Extreme.apply(flat, indptr, row, transposed, num_targets, reduce == "max", degree, deterministic)
     else:
-        out = _kernels.extreme_rows(flat, indptr, row, num_targets, reduce == "max", degree)[0]
+        out = _kernels.extreme_rows(flat, indptr, row, num_targets, reduce == "max", degree)
     return out.reshape(num_targets, *x.shape[1:])
 
 
@@ -214,26 +214,25 @@ class _Extreme(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, indptr: Tensor, row: Tensor | None, transposed: Transposed | None,
                 num_targets: int, largest: bool, max_degree: int, deterministic: bool) -> Tensor:  # fmt: skip
-        out, winner = _kernels.extreme_rows(x, indptr, row, num_targets, largest, max_degree)
+        out = _kernels.extreme_rows(x, indptr, row, num_targets, largest, max_degree)
         by_source = (None, None, None) if transposed is None else transposed
-        ctx.save_for_backward(x, out, winner, indptr, row, *by_source)
-        ctx.deterministic = deterministic
+        ctx.save_for_backward(x, out, indptr, row, *by_source)
+        ctx.deterministic, ctx.max_degree = deterministic, max_degree
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, out, winner, indptr, row, *by_source = ctx.saved_tensors
+        x, out, indptr, row, *by_source = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _differentiate_extreme(grad, x, out, indptr, row), *(None,) * 7
-        grad = grad.contiguous()
         if ctx.deterministic and row is not None and runs_on_gpu(grad):
             # A row for each edge first, where no two targets meet, then sums by source.
             if by_source[0] is None:
                 by_source = Transposed.of(row, row, x.shape[0])
-            to_edges = _kernels.spread_extremes(grad, x, out, winner, indptr, row, True)
+            to_edges = _kernels.spread_extremes(grad, x, out, indptr, row, True, ctx.max_degree)
             grad_x = _kernels.sum_rows(to_edges, by_source[0], by_source[2], None, x.shape[0], False, -1)
         else:
-            grad_x = _kernels.spread_extremes(grad, x, out, winner, indptr, row, False)
+            grad_x = _kernels.spread_extremes(grad, x, out, indptr, row, False, ctx.max_degree)
         return grad_x, None, None, None, None, None, None, None
 
 
@@ -244,5 +243,6 @@ def _differentiate_extreme(grad: Tensor, x: Tensor, out: Tensor, indptr: Tensor,
     rows, best = (x if row is None else x.index_select(0, row)).detach(), out.detach()
     brings = (rows == best.index_select(0, target)).to(x.dtype)
     equals = (best == 0).to(x.dtype).index_add(0, target, brings)
-    shares = grad.index_select(0, target) * brings / equals.clamp(min=1).index_select(0, target)
+    # What is not a number has no equals, and brings none: as in torch, neither is then the gradient one.
+    shares = grad.index_select(0, target) * (brings / equals.index_select(0, target))
     return shares if row is None else x.new_zeros(x.shape).index_add(0, row, shares)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels import aggregate as kernels, extreme
+from pyg_direct.kernels import aggregate as kernels, by_source, extreme
 from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.span import LONG_ROW, SLICE, find_slices_gpu
 from pyg_direct.ops.launch import full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
@@ -23,6 +23,9 @@ _MOST = 2**31 - 8
 _RESIDENT_BLOCKS = 4
 _FULL = 3
 _LONGEST_RUN = 8
+# Bytes that a gradient adds to its rows from which on they are rather summed by source: atomics read and write memory
+# for each, and 16-bit rows would be rounded afterwards.
+_GATHERED_BYTES = 64 << 20
 
 _SCHEMAS = (
     "sum_rows(Tensor x, Tensor indptr, Tensor? row, Tensor? weight, SymInt num_targets, bool mean, int max_degree)"
@@ -30,9 +33,8 @@ _SCHEMAS = (
     "spread_rows(Tensor grad, Tensor indptr, Tensor row, Tensor target, Tensor? weight, SymInt num_rows, bool mean,"
     " int max_degree) -> Tensor",
     "dot_rows(Tensor grad, Tensor x, Tensor indptr, Tensor? row, Tensor target, int heads, bool mean) -> Tensor",
-    "extreme_rows(Tensor x, Tensor indptr, Tensor? row, SymInt num_targets, bool largest, int max_degree)"
-    " -> (Tensor, Tensor)",
-    "spread_extremes(Tensor grad, Tensor x, Tensor best, Tensor winner, Tensor indptr, Tensor? row, bool to_edges)"
+    "extreme_rows(Tensor x, Tensor indptr, Tensor? row, SymInt num_targets, bool largest, int max_degree) -> Tensor",
+    "spread_extremes(Tensor grad, Tensor x, Tensor best, Tensor indptr, Tensor? row, bool to_edges, int max_degree)"
     " -> Tensor",
 )
 _NONE: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -171,8 +173,7 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
     shares = _plain(weight, x, work)
     partials = slices.make_partials(width, work)
     if _is_wide(x, width // heads, max(x.shape[0], num_edges)):
-        # Sums of slices are fp32, and so is then the output for a while.
-        out = torch.empty(num_targets, width, dtype=work if slices.capacity else x.dtype, device=x.device)
+        out = torch.empty(num_targets, width, dtype=x.dtype, device=x.device)
         pieces = width * x.element_size() // _PIECE
         run = length_of_run(num_targets * pieces, x)
         num_runs = -(-num_targets // run)
@@ -186,22 +187,45 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
         run_gpu(kernels.sum_rows_gpu, _grid(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr, row,
                 shares, num_edges, num_targets, width, width // heads, lane_bits, int(mean), slices.slices,
                 slices.counts, partials, out.view(-1))  # fmt: skip
-    if slices.capacity:
+    if slices.capacity and out.dtype == work:
         run_gpu(kernels.add_slices_gpu, slices.grid_of_hubs(), indptr, num_edges, width, slices.hubs, slices.counts,
                 partials, out.view(-1))  # fmt: skip
+    elif slices.capacity:
+        run_gpu(kernels.add_narrowed_slices_gpu, slices.grid_of_hubs(), indptr, num_edges, width,
+                _WIDE_KINDS[out.dtype], slices.hubs, slices.counts, partials, out.data_ptr())  # fmt: skip
     return out.to(x.dtype)
+
+
+def _gather_gradient(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weight: Tensor | None, num_rows: int,
+                     mean: bool) -> Tensor:  # fmt: skip
+    """`spread_rows` as a sum over the edges of each source, which a few short kernels find."""
+    num_edges, work = row.numel(), _work_dtype(grad.dtype)
+    heads = 1 if weight is None else weight.shape[1]
+    counts = torch.zeros(num_rows + 1, dtype=torch.int32, device=grad.device)
+    rank, targets = (torch.empty(num_edges, dtype=torch.int32, device=grad.device) for _ in range(2))
+    grid = _grid(num_edges, 0)
+    run_gpu(by_source.rank_edges_gpu, grid, row, counts, rank)
+    offsets = counts.cumsum(0, dtype=torch.int32)
+    shares = None
+    if mean or weight is not None:
+        shares = torch.empty(num_edges, heads, dtype=work, device=grad.device)
+    run_gpu(by_source.place_edges_gpu, grid, indptr, row, target, _plain(weight, grad, work), offsets, rank, num_edges,
+            heads, int(mean), targets, _plain(shares, grad, work))  # fmt: skip
+    return sum_rows(grad, offsets, targets, shares, num_rows, False, -1)
 
 
 def spread_rows(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weight: Tensor | None, num_rows: int,
                 mean: bool, max_degree: int) -> Tensor:  # fmt: skip
-    """Gradient of `sum_rows` in `x`, by atomics: [N, F]."""
+    """Gradient of `sum_rows` in `x`, in any order: [N, F]."""
     (num_targets, width), num_edges = grad.shape, row.numel()
     work = _work_dtype(grad.dtype)
-    out = torch.zeros(num_rows, width, dtype=work, device=grad.device)
     if num_edges == 0 or width == 0:
-        return out.to(grad.dtype)
+        return grad.new_zeros(num_rows, width)
     heads = 1 if weight is None else weight.shape[1]
     indptr, row, shares = indptr.contiguous(), _plain(row, row, indptr.dtype), _plain(weight, grad, work)
+    if num_edges * width * work.itemsize >= _GATHERED_BYTES and max(num_rows, num_edges, num_targets) < _MOST:
+        return _gather_gradient(grad, indptr, row, _plain(target, row, indptr.dtype), weight, num_rows, mean)
+    out = torch.zeros(num_rows, width, dtype=work, device=grad.device)
     if _is_wide(grad, width // heads, max(num_rows, num_edges)):
         slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
         pieces = width * grad.element_size() // _PIECE
@@ -238,47 +262,79 @@ def dot_rows(grad: Tensor, x: Tensor, indptr: Tensor, row: Tensor | None, target
 
 
 def extreme_rows(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int, largest: bool,
-                 max_degree: int) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Maximum or minimum of `x` [N, F] over the edges of each target, and the edges that bring it: [T, F]."""
+                 max_degree: int) -> Tensor:  # fmt: skip
+    """Maximum or minimum of `x` [N, F] over the edges of each target: [T, F]."""
     num_edges, width = x.shape[0] if row is None else row.numel(), x.shape[1]
+    if num_targets == 0 or width == 0 or num_edges == 0:
+        return x.new_zeros(num_targets, width)
     work, sign = _work_dtype(x.dtype), 1 if largest else -1
-    out = torch.zeros(num_targets, width, dtype=work, device=x.device)
-    winner = torch.full((num_targets, width), int(extreme.NO_EDGE), dtype=torch.int32, device=x.device)
-    if out.numel() == 0 or num_edges == 0:
-        return out.to(x.dtype), winner
-    row, items = _plain(row, indptr, indptr.dtype), _plain(x, x, work)
-    if runs_on_gpu(x):
-        indptr = indptr.contiguous()
-        slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
-        partials, partial_winner = slices.make_partials(width, work), slices.make_partials(width, torch.int32)
-        lane_bits = _lane_bits(width)
-        run_gpu(extreme.extreme_rows_gpu, _grid(num_targets + slices.capacity, lane_bits), items, indptr, row,
-                num_edges, num_targets, width, lane_bits, sign, slices.slices, slices.counts, partials, partial_winner,
-                out.view(-1), winner.view(-1))  # fmt: skip
-        if slices.capacity:
-            run_gpu(extreme.merge_slices_gpu, slices.grid_of_hubs(), indptr, num_edges, width, sign, slices.hubs,
-                    slices.counts, partials, partial_winner, out.view(-1), winner.view(-1))  # fmt: skip
+    row = _plain(row, indptr, indptr.dtype)
+    if not runs_on_gpu(x):
+        out = torch.empty(num_targets, width, dtype=work)
+        run_cpu(extreme.extreme_rows_cpu, _plain(x, x, work), indptr, row, num_edges, width, sign, out.view(-1))
+        return out.to(x.dtype)
+    indptr, x = indptr.contiguous(), x.detach().contiguous()
+    slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
+    partials = slices.make_partials(width, work)
+    if _is_wide(x, width, max(x.shape[0], num_edges)):
+        out = torch.empty(num_targets, width, dtype=work if slices.capacity else x.dtype, device=x.device)
+        pieces = width * x.element_size() // _PIECE
+        run = length_of_run(num_targets * pieces, x)
+        num_runs = -(-num_targets // run)
+        run_gpu(extreme.extreme_wide_rows_gpu, _grid((num_runs + slices.capacity) * pieces, 0), x.data_ptr(), indptr,
+                indptr.data_ptr(), row.data_ptr(), row.element_size(), num_edges, num_targets, num_runs, run, pieces,
+                sign, _WIDE_KINDS[x.dtype], _WIDE_KINDS[out.dtype], slices.slices, slices.counts, partials.data_ptr(),
+                out.data_ptr())  # fmt: skip
     else:
-        run_cpu(extreme.extreme_rows_cpu, items, indptr, row, num_edges, width, sign, out.view(-1), winner.view(-1))
-    return out.to(x.dtype), winner
+        out = torch.empty(num_targets, width, dtype=work, device=x.device)
+        lane_bits = _lane_bits(width)
+        run_gpu(extreme.extreme_rows_gpu, _grid(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr,
+                row, num_edges, num_targets, width, lane_bits, sign, slices.slices, slices.counts, partials,
+                out.view(-1))  # fmt: skip
+    if slices.capacity:
+        run_gpu(extreme.merge_slices_gpu, slices.grid_of_hubs(), indptr, num_edges, width, sign, slices.hubs,
+                slices.counts, partials, out.view(-1))  # fmt: skip
+    return out.to(x.dtype)
 
 
-def spread_extremes(grad: Tensor, x: Tensor, best: Tensor, winner: Tensor, indptr: Tensor, row: Tensor | None,
-                    to_edges: bool) -> Tensor:  # fmt: skip
+def spread_extremes(grad: Tensor, x: Tensor, best: Tensor, indptr: Tensor, row: Tensor | None, to_edges: bool,
+                    max_degree: int) -> Tensor:  # fmt: skip
     """Gradient of `extreme_rows` in `x`: [N, F]; with `to_edges`, the part of each edge: [E, F]."""
-    num_edges, width = x.shape[0] if row is None else row.numel(), x.shape[1]
+    (num_targets, width), num_edges = grad.shape, x.shape[0] if row is None else row.numel()
     work = _work_dtype(x.dtype)
     out = torch.zeros(num_edges if to_edges else x.shape[0], width, dtype=work, device=x.device)
     if num_edges == 0 or grad.numel() == 0:
         return out.to(x.dtype)
     row = _plain(row, indptr, indptr.dtype)
-    grad, items, best = (_plain(t, x, work) for t in (grad, x, best))
-    if runs_on_gpu(x):
-        run_gpu(extreme.spread_extremes_gpu, _grid(grad.numel(), 0), grad, items, best, winner.view(-1),
-                indptr.contiguous(), row, num_edges, width, int(to_edges), out.view(-1))  # fmt: skip
+    if not runs_on_gpu(x):
+        run_cpu(extreme.spread_extremes_cpu, *(_plain(t, x, work) for t in (grad, x, best)), indptr, row, num_edges,
+                width, out.view(-1))  # fmt: skip
+        return out.to(x.dtype)
+    indptr, grad, x, best = indptr.contiguous(), *(t.detach().contiguous() for t in (grad, x, best))
+    slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
+    equals = slices.make_partials(width, torch.int32)
+    if all(_is_wide(t, width, max(x.shape[0], num_edges)) for t in (grad, x, best)):
+        pieces = width * x.element_size() // _PIECE
+        addresses = grad.data_ptr(), x.data_ptr(), best.data_ptr()
+
+        def spread(num_items: int, of_slices: bool) -> None:
+            grid, lane_bits = _share_pieces(num_items, pieces)
+            run_gpu(extreme.spread_wide_extremes_gpu, grid, *addresses, indptr, row.data_ptr(), row.element_size(),
+                    num_edges, num_targets, pieces, lane_bits, _WIDE_KINDS[x.dtype], int(of_slices), int(to_edges),
+                    slices.slices, slices.counts, equals.data_ptr(), out.data_ptr())  # fmt: skip
     else:
-        run_cpu(extreme.spread_extremes_cpu, grad, items, best, winner.view(-1), indptr, row, num_edges, width,
-                out.view(-1))  # fmt: skip
+        rows, lane_bits = [_plain(t, x, work) for t in (grad, x, best)], _lane_bits(width)
+
+        def spread(num_items: int, of_slices: bool) -> None:
+            run_gpu(extreme.spread_extremes_gpu, _grid(num_items, lane_bits), *rows, indptr, row, num_edges,
+                    num_targets, width, lane_bits, int(of_slices), int(to_edges), slices.slices, slices.counts, equals,
+                    out.view(-1))  # fmt: skip
+
+    spread(num_targets + slices.capacity, of_slices=False)
+    if slices.capacity:
+        run_gpu(extreme.add_equals_gpu, slices.grid_of_hubs(), indptr, num_edges, width, slices.hubs, slices.counts,
+                equals)  # fmt: skip
+        spread(slices.capacity, of_slices=True)
     return out.to(x.dtype)
 
 
@@ -291,11 +347,8 @@ def _register() -> None:
         "dot_rows": lambda grad, x, indptr, row, target, heads, mean: x.new_empty(
             target.numel(), heads, dtype=_work_dtype(x.dtype)
         ),
-        "extreme_rows": lambda x, indptr, row, num_targets, largest, max_degree: (
-            x.new_empty(num_targets, x.shape[1]),
-            x.new_empty(num_targets, x.shape[1], dtype=torch.int32),
-        ),
-        "spread_extremes": lambda grad, x, best, winner, indptr, row, to_edges: x.new_empty(
+        "extreme_rows": lambda x, indptr, row, num_targets, largest, max_degree: x.new_empty(num_targets, x.shape[1]),
+        "spread_extremes": lambda grad, x, best, indptr, row, to_edges, max_degree: x.new_empty(
             row.numel() if to_edges and row is not None else x.shape[0], x.shape[1]
         ),
     }

@@ -93,6 +93,23 @@ def test_a_thread_may_see_to_several_targets(real_device, run, hub, dtype, heads
         assert_near(got, expected, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("hub", [False, True], ids=["even", "hub"])
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_a_thread_may_see_to_the_extremes_of_several_targets(real_device, reduce, hub, dtype, monkeypatch):
+    monkeypatch.setattr(aggregate_kernels, "length_of_run", lambda *_: 4)
+    graph, x = Graph(real_device, hub_edges() if hub else 40, hub), make_rows(32, dtype, real_device)
+    x[:, :8] = torch.inf if reduce == "min" else -torch.inf
+
+    for num_left_out in (0, 3):
+        row = graph.row[: graph.row.numel() - num_left_out]
+        with poisoned_memory():
+            got = aggregate(x, graph.indptr, row, reduce=reduce, max_degree=None if hub else 40)
+
+        expected = reference.aggregate(x.cpu().double().numpy(), graph.indptr.tolist(), row.tolist(), reduce)
+        assert got.double().tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("hub", [False, True], ids=["even", "hub"])
 def test_equals_what_pyg_computes(device, reduce, hub):
@@ -176,6 +193,20 @@ def test_what_is_not_a_number_is_told(device):
     assert got[:, 0].isnan().tolist() == [True, False]
 
 
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("width", [3, 8])
+def test_gradients_of_what_is_not_a_number_are_none_as_in_pyg(device, reduce, width):
+    indptr, row = torch.tensor([0, 3, 4, 4], device=device), torch.tensor([0, 1, 2, 2], device=device)
+    ours = torch.tensor([[1.0], [float("nan")], [2.0]], device=device).repeat(1, width).requires_grad_()
+    theirs = ours.detach().cpu().requires_grad_()
+
+    aggregate(ours, indptr, row, reduce=reduce).sum().backward()
+    scatter(theirs[row.cpu()], torch.tensor([0, 0, 0, 1]), 0, 3, reduce).sum().backward()
+
+    assert ours.grad.isnan().all()
+    torch.testing.assert_close(ours.grad.cpu(), theirs.grad, equal_nan=True)
+
+
 @given(degrees=st.lists(st.integers(0, 3 * LONG_ROW), max_size=12), reduce=st.sampled_from(REDUCES))
 def test_any_degrees_match_reference(device, degrees, reduce):
     indptr = torch.tensor([0, *np.cumsum(degrees)], device=device, dtype=torch.int64)
@@ -225,13 +256,13 @@ def test_operators_obey_torch(device):
     graph, x = Graph(device), make_rows(8, device=device)
     grad = make_rows(8, device=device, num_rows=NUM_TARGETS)
     ops, checks = torch.ops.pyg_direct, ("test_schema", "test_faketensor")
-    best, winner = ops.extreme_rows(x, graph.indptr, graph.row, NUM_TARGETS, True, -1)
+    best = ops.extreme_rows(x, graph.indptr, graph.row, NUM_TARGETS, True, -1)
 
     for op, args in [
         (ops.sum_rows, (x, graph.indptr, graph.row, None, NUM_TARGETS, True, -1)),
         (ops.dot_rows, (grad, x, graph.indptr, graph.row, graph.target, 2, True)),
         (ops.extreme_rows, (x, graph.indptr, graph.row, NUM_TARGETS, True, -1)),
-        (ops.spread_extremes, (grad, x, best, winner, graph.indptr, graph.row, False)),
+        (ops.spread_extremes, (grad, x, best, graph.indptr, graph.row, False, -1)),
     ]:
         found = torch.library.opcheck(op.default, args, test_utils=checks)
 

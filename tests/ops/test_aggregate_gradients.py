@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pyg_direct.ops import aggregate_kernels
 from pyg_direct.ops.aggregate import REDUCES, aggregate
 from tests.aggregates import NUM_ROWS, NUM_TARGETS, Graph, assert_near, hub_edges, make_rows
 from tests.poison import poisoned_memory
@@ -23,6 +24,29 @@ def test_gradients_match_reference(device, reduce, deterministic, hub):
         aggregate(x, graph.indptr, graph.row, reduce=reduce, deterministic=deterministic).backward(grad)
 
     assert_near(x.grad / len(graph.row), expected / len(graph.row))
+
+
+@pytest.mark.parametrize("width", [12, 32])
+@pytest.mark.parametrize("heads", [None, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("hub", [False, True], ids=["even", "hub"])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradients_of_many_rows_are_sums_by_source(device, width, reduce, hub, dtype, heads, monkeypatch):
+    monkeypatch.setattr(aggregate_kernels, "_GATHERED_BYTES", 0)
+    graph = Graph(device, hub_edges() if hub else 40, hub)
+    num_edges = graph.row.numel()
+    x = make_rows(width, dtype, device).requires_grad_()
+    grad = make_rows(width, dtype, device, NUM_TARGETS)
+    weight = None if heads is None else torch.rand(num_edges, heads, device=device)
+    values = [None if t is None else t.detach().cpu().double().numpy() for t in (grad, x, weight)]
+    expected = reference.gradient(*values[:2], *graph.numpy(), reduce, values[2])
+
+    with poisoned_memory():
+        aggregate(x, graph.indptr, graph.row, reduce=reduce, weight=weight, deterministic=False).backward(grad)
+
+    # Rounded once at the end, but what is rounded grows with the hub.
+    scale = max(1, abs(expected).max())
+    assert_near(x.grad / scale, expected / scale, dtype)
 
 
 @pytest.mark.parametrize("reduce", REDUCES)
