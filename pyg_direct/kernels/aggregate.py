@@ -14,6 +14,7 @@ from pyg_direct.kernels.span import LONG_ROW, NOWHERE, TO_ROW, find_item, slice_
 
 sum_run_16 = device_function("sum_run_16", "u8 u8 u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 i4 i4 f4 i4 i4")
 quotient = device_function("quotient", "u8 i4")
+dot_edges_16 = device_function("dot_edges_16", "u8 u8 u8 u8 u8 u8 i4 i8 i8 i4 i4 i4 i4 i4 u4 i4 i4")
 store_narrowed = device_function("store_narrowed", "u8 i8 f4 i4")
 spread_span_16 = device_function("spread_span_16", "u8 u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 f4 i4")
 
@@ -260,3 +261,22 @@ def dot_rows_gpu(grad, x, indptr, row, target, num_edges, width, channels, lane_
         if lane == 0:
             out[pair] = total * scale_of(out.dtype.type(last - first), mean, one)
         pair += (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
+
+
+@gpu_kernel("u8 u8 u8 u8 u8 i4 i8 i4 i4 i4 i4 i4 f4[] u8", sources=("aggregate",))
+def dot_wide_rows_gpu(grad, x, indptr, row, target, index_bytes, num_edges, pieces, heads, lane_bits, mean, kind, like,
+                      out):  # fmt: skip
+    """As `dot_rows_gpu`, for rows of `pieces` times 16 bytes, aligned; all arrays but the empty `like` by address.
+
+    2**lane_bits threads share a head of four edges, whose rows are all on their way at once.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = np.int32(1 << lane_bits)
+    lane = np.int32(thread & (lanes - 1))
+    # The lanes of a group are all there or none of them, those of a warp need not be.
+    mask = np.uint32(((np.int64(1) << lanes) - 1) << ((cuda.threadIdx.x & 31) - lane))
+    group = thread >> lane_bits
+    four = np.int64(quotient(np.uint64(group), heads))
+    if 4 * four < num_edges:
+        dot_edges_16(out, grad, x, indptr, row, target, index_bytes, num_edges, 4 * four, heads,
+                     np.int32(group - four * heads), pieces, lane, lanes, mask, mean, kind)  # fmt: skip

@@ -246,18 +246,25 @@ def dot_rows(grad: Tensor, x: Tensor, indptr: Tensor, row: Tensor | None, target
     """Gradient of `sum_rows` in `weight`: [E, H]."""
     num_edges, width = target.numel(), x.shape[1]
     work = _work_dtype(x.dtype)
-    out = torch.zeros(num_edges, heads, dtype=work, device=x.device)
     if num_edges == 0 or width == 0:
-        return out
+        return torch.zeros(num_edges, heads, dtype=work, device=x.device)
+    out = torch.empty(num_edges, heads, dtype=work, device=x.device)
     row, target = _plain(row, indptr, indptr.dtype), _plain(target, indptr, indptr.dtype)
-    rows = [_plain(t, x, work) for t in (grad, x)]
-    if runs_on_gpu(x):
-        lane_bits = 0 if SIMULATED else _lane_bits(-(-width // heads // 4))
-        run_gpu(kernels.dot_rows_gpu, _grid(num_edges * heads, lane_bits), *rows, indptr.contiguous(), row, target,
-                num_edges, width, width // heads, lane_bits, int(mean), out.view(-1))  # fmt: skip
-    else:
-        by_head = [t.view(-1, heads, width // heads) for t in rows]
+    if not runs_on_gpu(x):
+        by_head = [_plain(t, x, work).view(-1, heads, width // heads) for t in (grad, x)]
         run_cpu(kernels.dot_rows_cpu, *by_head, indptr, row, target, num_edges, int(mean), out)
+        return out
+    indptr, grad, x = indptr.contiguous(), grad.detach().contiguous(), x.detach().contiguous()
+    if grad.dtype == x.dtype and all(_is_wide(t, width // heads, max(t.shape[0], num_edges)) for t in (grad, x)):
+        pieces = width * x.element_size() // _PIECE
+        lane_bits = _lane_bits(pieces // heads)
+        run_gpu(kernels.dot_wide_rows_gpu, _grid(-(-num_edges // 4) * heads, lane_bits), grad.data_ptr(), x.data_ptr(),
+                indptr.data_ptr(), row.data_ptr(), target.data_ptr(), row.element_size(), num_edges, pieces, heads,
+                lane_bits, int(mean), _WIDE_KINDS[x.dtype], _none(x, torch.float32), out.data_ptr())  # fmt: skip
+    else:
+        lane_bits = 0 if SIMULATED else _lane_bits(-(-width // heads // 4))
+        run_gpu(kernels.dot_rows_gpu, _grid(num_edges * heads, lane_bits), *(_plain(t, x, work) for t in (grad, x)),
+                indptr, row, target, num_edges, width, width // heads, lane_bits, int(mean), out.view(-1))  # fmt: skip
     return out
 
 

@@ -49,6 +49,21 @@ def test_gradients_of_many_rows_are_sums_by_source(device, width, reduce, hub, d
     assert_near(x.grad / scale, expected / scale, dtype)
 
 
+@pytest.mark.parametrize(("width", "heads"), [(12, 4), (32, 1), (32, 4), (160, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradients_of_weights_match_reference(device, reduce, dtype, width, heads):
+    graph = Graph(device, 41)
+    x, weight = make_rows(width, dtype, device), torch.rand(41, heads, device=device).to(dtype).requires_grad_()
+    grad = make_rows(width, dtype, device, NUM_TARGETS)
+    values = [t.detach().cpu().double().numpy() for t in (grad, x, weight)]
+
+    aggregate(x, graph.indptr, graph.row, reduce=reduce, weight=weight).backward(grad)
+
+    expected = reference.weight_gradient(*values[:2], *graph.numpy(), reduce, values[2])
+    assert_near(weight.grad, expected, dtype)
+
+
 @pytest.mark.parametrize("reduce", REDUCES)
 def test_gradcheck(reduce):
     graph = Graph()

@@ -7,20 +7,22 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.ops.dot import dot
 from tests.ops.test_softmax import NUM_NODES, NUM_TARGETS, Graph
 
-HEADS, CHANNELS = 2, 5
+HEADS = 2
 
 
-def make_rows(graph, dtype=torch.float32):
-    return [torch.randn(n, HEADS, CHANNELS, dtype=dtype).to(graph.row.device).requires_grad_()
+def make_rows(graph, dtype=torch.float32, channels=5):
+    return [torch.randn(n, HEADS, channels, dtype=dtype).to(graph.row.device).requires_grad_()
             for n in (NUM_NODES, NUM_TARGETS)]  # fmt: skip
 
 
+# Those of 16 bytes, and more than a warp reads at once.
+@pytest.mark.parametrize("channels", [5, 24, 136])
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10),
                                                   (torch.bfloat16, 3e-2)])  # fmt: skip
-def test_products_and_gradients_are_those_of_torch(device, deterministic, dtype, tolerance):
+def test_products_and_gradients_are_those_of_torch(device, deterministic, dtype, tolerance, channels):
     graph = Graph(device)
-    x, q = make_rows(graph, dtype)
+    x, q = make_rows(graph, dtype, channels)
     grad = torch.rand(40, HEADS, device=device).to(dtype)
     expected = (x.double()[graph.row] * q.double()[graph.target]).sum(-1)
     expected_grads = torch.autograd.grad(expected, (x, q), grad.double())
