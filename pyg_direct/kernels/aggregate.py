@@ -201,7 +201,7 @@ def spread_rows_gpu(grad, indptr, row, target, weight, num_edges, width, channel
         e += (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
 
 
-@gpu_kernel("u8 I[] u8 i4 u8 i8 i8 i4 i4 i4 i4 i4 i4[] i4[] u8", I=("i4", "i8"), sources=("aggregate",))
+@gpu_kernel("u8 I[] u8 i4 u8 i8 i8 i4 i4 i4 i4 i4 i4[] i4[] u8", I=("i4", "i8"), sources=("spread",))
 def spread_wide_rows_gpu(grad, indptr, row, index_bytes, weight, num_edges, num_targets, pieces, heads, lane_bits, mean,
                          kind, slices, counts, out):  # fmt: skip
     """As `spread_rows_gpu`, for rows of `pieces` times 16 bytes, aligned, each read once; `out` is fp32."""
@@ -263,7 +263,7 @@ def dot_rows_gpu(grad, x, indptr, row, target, num_edges, width, channels, lane_
         pair += (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
 
 
-@gpu_kernel("u8 u8 u8 u8 u8 i4 i8 i4 i4 i4 i4 i4 f4[] u8", sources=("aggregate",))
+@gpu_kernel("u8 u8 u8 u8 u8 i4 i8 i4 i4 i4 i4 i4 f4[] u8", sources=("aggregate", "dot"))
 def dot_wide_rows_gpu(grad, x, indptr, row, target, index_bytes, num_edges, pieces, heads, lane_bits, mean, kind, like,
                       out):  # fmt: skip
     """As `dot_rows_gpu`, for rows of `pieces` times 16 bytes, aligned; all arrays but the empty `like` by address.

@@ -31,7 +31,7 @@ def source_folder() -> Path:
 def source_digest() -> str:
     """Tells one state of the kernels' sources from every other."""
     digest = hashlib.sha256()
-    for path in [*sorted(Path(__file__).parent.glob("*.py")), *sorted(source_folder().glob("*.cu"))]:
+    for path in [*sorted(Path(__file__).parent.glob("*.py")), *sorted(source_folder().glob("*.cu*"))]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 

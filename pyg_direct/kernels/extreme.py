@@ -202,7 +202,7 @@ def spread_extremes_gpu(grad, x, best, indptr, row, num_edges, num_targets, widt
         item += (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
 
 
-@gpu_kernel("u8 u8 u8 I[] u8 i4 i8 i8 i4 i4 i4 i4 i4 i4[] i4[] u8 u8", I=("i4", "i8"), sources=("aggregate",))
+@gpu_kernel("u8 u8 u8 I[] u8 i4 i8 i8 i4 i4 i4 i4 i4 i4[] i4[] u8 u8", I=("i4", "i8"), sources=("spread",))
 def spread_wide_extremes_gpu(grad, x, best, indptr, row, index_bytes, num_edges, num_targets, pieces, lane_bits, kind,
                              of_slices, to_edges, slices, counts, equals, out):  # fmt: skip
     """As `spread_extremes_gpu`, for rows of `pieces` times 16 bytes, aligned; `out` is fp32, `equals` int32."""

@@ -350,7 +350,10 @@ def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:
         return log.decode(errors="replace")
 
     text = (source_folder() / f"{name}.cu").read_bytes()
-    program = call(nvrtc.nvrtcCreateProgram(text, f"{name}.cu".encode(), 0, [], []))
+    headers = sorted(source_folder().glob("*.cuh"))
+    program = call(nvrtc.nvrtcCreateProgram(text, f"{name}.cu".encode(), len(headers),
+                                            [path.read_bytes() for path in headers],
+                                            [path.name.encode() for path in headers]))  # fmt: skip
     architecture = "--gpu-architecture=compute_{}{}".format(*compute_capability)
     options = [architecture.encode(), b"--relocatable-device-code=true", b"-dlto", b"--std=c++17"]
     call(nvrtc.nvrtcCompileProgram(program, len(options), options))

@@ -205,7 +205,7 @@ def sum_narrow_slices_gpu(z, rows, offsets, cols, weight, num_weights, snapshot,
         block_first += np.int64(cuda.gridDim.x) * block_slices
 
 
-@gpu_kernel("u8 i4[] i4[] u8 u8 i4 u1[] u8 u8 i4 i4 i4 i4 i4 i4 u8", sources=("aggregate",))
+@gpu_kernel("u8 i4[] i4[] u8 u8 i4 u1[] u8 u8 i4 i4 i4 i4 i4 i4 u8", sources=("sliced",))
 def sum_wide_slices_gpu(z, rows, offsets, cols, weight, num_weights, snapshot, presence, scale, low, size, channels,
                         lane_bits, whole, fresh, out):  # fmt: skip
     """fp32 rows of a multiple of 16 bytes, aligned; addresses of zero stand for empty arrays. `fresh`: `out` is zero.

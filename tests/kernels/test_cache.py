@@ -3,6 +3,7 @@
 import errno
 import importlib.metadata
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,11 @@ def test_cache_of_another_compiler_is_another_folder(tmp_path, monkeypatch):
     assert len({before, chosen, newer}) == 3
 
 
-def test_an_edit_of_a_source_gives_another_digest(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["rows.cu", "items.cuh"])
+def test_an_edit_of_a_source_gives_another_digest(tmp_path, monkeypatch, name):
     before = cache.source_digest()
-    (tmp_path / "rows.cu").write_text((source_folder() / "rows.cu").read_text() + "\n")
+    shutil.copytree(source_folder(), tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text((source_folder() / name).read_text() + "\n")
     monkeypatch.setattr(cache, "source_folder", lambda: tmp_path)
 
     after = cache.source_digest.__wrapped__()
