@@ -26,12 +26,22 @@ def test_gradients_match_reference(device, reduce, deterministic, hub):
     assert_near(x.grad / len(graph.row), expected / len(graph.row))
 
 
-@pytest.mark.parametrize("width", [12, 32])
+@pytest.mark.parametrize("heads", [None, 4])
+@pytest.mark.parametrize("hub", [False, True], ids=["even", "hub"])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradients_of_many_rows_are_sums_by_source(device, reduce, hub, heads, monkeypatch):
+    compare_sums_by_source(device, 12, reduce, hub, torch.float32, heads, monkeypatch)
+
+
 @pytest.mark.parametrize("heads", [None, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("hub", [False, True], ids=["even", "hub"])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_gradients_of_many_rows_are_sums_by_source(device, width, reduce, hub, dtype, heads, monkeypatch):
+def test_gradients_of_many_wide_rows_are_sums_by_source(real_device, reduce, hub, dtype, heads, monkeypatch):
+    compare_sums_by_source(real_device, 32, reduce, hub, dtype, heads, monkeypatch)
+
+
+def compare_sums_by_source(device, width, reduce, hub, dtype, heads, monkeypatch):
     monkeypatch.setattr(aggregate_kernels, "_GATHERED_BYTES", 0)
     graph = Graph(device, hub_edges() if hub else 40, hub)
     num_edges = graph.row.numel()
@@ -49,10 +59,19 @@ def test_gradients_of_many_rows_are_sums_by_source(device, width, reduce, hub, d
     assert_near(x.grad / scale, expected / scale, dtype)
 
 
-@pytest.mark.parametrize(("width", "heads"), [(12, 4), (32, 1), (32, 4), (160, 1)])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradients_of_weights_match_reference(device, reduce):
+    compare_weights(device, reduce, torch.float32, 12, 4)
+
+
+@pytest.mark.parametrize(("width", "heads"), [(32, 1), (32, 4), (160, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_gradients_of_weights_match_reference(device, reduce, dtype, width, heads):
+def test_gradients_of_weights_of_wide_rows_match_reference(real_device, reduce, dtype, width, heads):
+    compare_weights(real_device, reduce, dtype, width, heads)
+
+
+def compare_weights(device, reduce, dtype, width, heads):
     graph = Graph(device, 41)
     x, weight = make_rows(width, dtype, device), torch.rand(41, heads, device=device).to(dtype).requires_grad_()
     grad = make_rows(width, dtype, device, NUM_TARGETS)
