@@ -49,12 +49,36 @@ __device__ __forceinline__ unsigned narrow(Bfloat16, float value)
     return value != value ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
 
+// Two items in a word, the first in its lower half.
+template <class Kind>
+__device__ __forceinline__ unsigned narrow_two(Kind kind, float low, float high)
+{
+    return narrow(kind, low) | narrow(kind, high) << 16;
+}
+
+#if __CUDA_ARCH__ >= 800
+// In one instruction, with the same bits.
+__device__ __forceinline__ unsigned narrow_two(Float16, float low, float high)
+{
+    unsigned word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+__device__ __forceinline__ unsigned narrow_two(Bfloat16, float low, float high)
+{
+    unsigned word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+#endif
+
 template <class Kind>
 __device__ __forceinline__ void store(Kind kind, u64 to, int piece, const float *value)
 {
     unsigned word[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) word[i] = narrow(kind, value[2 * i]) | narrow(kind, value[2 * i + 1]) << 16;
+    for (int i = 0; i < 4; ++i) word[i] = narrow_two(kind, value[2 * i], value[2 * i + 1]);
     reinterpret_cast<uint4 *>(to)[piece] = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
