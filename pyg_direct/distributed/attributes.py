@@ -44,8 +44,11 @@ class DistAttributes:
         return [Wanted(edge_type, ids, owned=(edge_type[self._target], ends))]
 
     def build(self, data: Any, sample: Any, input_id: Tensor | None = None, *, checked: bool = True,
-              memory: list[Any] | None = None) -> Any:  # fmt: skip
-        """The batch of a sample: a `Data` for a `Sample`, a `HeteroData` for PyG's output. `memory` stays as it is."""
+              memory: list[Any] | None = None, read: None = None) -> Any:  # fmt: skip
+        """The batch of a sample: a `Data` for a `Sample`, a `HeteroData` for PyG's output.
+
+        `memory` stays as it is, and nothing is read before: a batch is an exchange of its own.
+        """
         if isinstance(sample, HeteroSamplerOutput):
             return self._build_hetero(sample)
         assert input_id is not None
