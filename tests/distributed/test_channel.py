@@ -195,8 +195,9 @@ def test_batches_are_those_of_one_machine(folder, data, options, way):
     for batch, other in zip(got, expected, strict=True):
         assert_equal(batch, other)
     # What a client learns first is asked for once, by the threads that ask.
-    # Most questions go over channels where there are any: what is asked while one is broken is called.
-    assert (servers.num_over > 2 * servers.num_called) == servers._sees_hosts
+    # What is asked while a channel is broken is called: how often depends on the threads.
+    least = 2 * servers.num_called if "breaks" in way else 50
+    assert (servers.num_over > least) == servers._sees_hosts
     assert (servers.num_called > 5) == (way != {})
     assert (servers.num_met > 4) == ("breaks" in way)
 
