@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,18 +17,13 @@ from pyg_direct.bench.row import Row
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.kernels.shipped import ARCHIVE
 
-# Imports torch and PyG once, which takes longer than what is measured; each line forks a process that has these and no
-# more: neither this package nor CUDA.
+# Imports torch and PyG, which takes longer than what is measured, and waits: neither this package nor CUDA is there yet.
 _PROGRAM = """
 import json, os, sys, time
 import torch, torch_geometric.loader
-for line in iter(sys.stdin.readline, ""):
-    child = os.fork()
-    if child == 0:
-        break
-    if os.waitpid(child, 0)[1]:
-        sys.exit(1)
-else:
+print("imported", flush=True)
+line = sys.stdin.readline()
+if not line:
     sys.exit()
 os.environ.update(json.loads(line))
 begin = time.perf_counter()
@@ -47,40 +43,47 @@ def measure_startup(scale: float = 0.1, repeats: int = 3) -> Iterator[Row]:
     graph = synthetic_graph("products", scale=scale, device="cuda" if on_gpu else "cpu").to("cpu")
     states = (["wheel"] if on_gpu and ARCHIVE.exists() else []) + ["nothing compiled", "all cached"]
     imports = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         file = Path(folder) / "data.pt"
         torch.save(graph.to_data(), file)
-        with _Starter(file) as starter:
-            for state in states:
-                seconds = []
-                for number in range(repeats):
-                    cache = Path(folder) / (state if state == "all cached" else f"{state} {number}")
-                    if state == "all cached" and number == 0:
-                        starter.run(cache, state)
-                    imported, first = starter.run(cache, state)
-                    imports.append(imported)
-                    seconds.append(first)
-                yield Row.of(f"startup/products x {scale:g}/{state}", "first batch", "s", seconds,
-                             note="placement and CUDA context included; imports not")  # fmt: skip
+        # All import at once, and the first that has done so waits for the others.
+        waiting = [stack.enter_context(_Program(file, number)) for number in range(repeats * len(states) + 1)]
+        for program in waiting:
+            program.wait()
+        for state in states:
+            seconds = []
+            for number in range(repeats):
+                cache = Path(folder) / (state if state == "all cached" else f"{state} {number}")
+                if state == "all cached" and number == 0:
+                    waiting.pop().run(cache, state)
+                imported, first = waiting.pop().run(cache, state)
+                imports.append(imported)
+                seconds.append(first)
+            yield Row.of(f"startup/products x {scale:g}/{state}", "first batch", "s", seconds,
+                         note="placement and CUDA context included; imports not")  # fmt: skip
     yield Row.of("startup/import", "import pyg_direct", "s", imports, note="after torch and torch_geometric")
 
 
-class _Starter:
-    """Runs the program again and again over the graph of a file, in processes of its own."""
+class _Program:
+    """The program over the graph of a file, which runs once, when it is told to."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, number: int) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-        self._log = file.with_name("errors.txt")
+        self._log = file.with_name(f"errors {number}.txt")
         with self._log.open("w") as log:
             self._process = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(file)], env=environment, text=True,
                                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                                              cwd=file.parent)  # fmt: skip
 
-    def __enter__(self) -> _Starter:
+    def __enter__(self) -> _Program:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._process.communicate()
+
+    def wait(self) -> None:
+        """Until everything is imported that is not measured."""
+        self._read("imports")
 
     def run(self, cache: Path, state: str) -> tuple[float, float]:
         """Seconds of the import and of the first batch with this cache, which holds the driver's too."""
@@ -88,10 +91,14 @@ class _Starter:
         compiler = {} if state == "wheel" else {"PYG_DIRECT_COMPILER": "numba"}
         settings = {"PYG_DIRECT_CACHE": str(cache), "CUDA_CACHE_PATH": str(cache / "driver"), **compiler}
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         print(json.dumps(settings), file=self._process.stdin, flush=True)
+        imported, first = json.loads(self._read(state))
+        self._process.wait()
+        return imported, first
+
+    def _read(self, state: str) -> str:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the program ended without a batch ({state}):\n{self._log.read_text()}")
-        imported, first = json.loads(line)
-        return imported, first
+        return line
