@@ -17,7 +17,7 @@ from pyg_direct.bench.row import Row
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.kernels.shipped import ARCHIVE
 
-# Imports torch and PyG, which takes longer than what is measured, and waits: neither this package nor CUDA is there yet.
+# Imports torch and PyG, which takes longer than what is measured, and waits: with neither this package nor CUDA so far.
 _PROGRAM = """
 import json, os, sys, time
 import torch, torch_geometric.loader
