@@ -45,8 +45,8 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        # Lets the other end know that this one is gone.
-        self.close = weakref.finalize(self, connection.close)
+        # Lets the other end know that this one is gone, and whoever waits for a message here.
+        self.close = weakref.finalize(self, _hang_up, connection)
         self._mine, self._theirs = SharedMemory(0), SharedMemory(0)
 
     def send(self, value: Any) -> None:
@@ -93,6 +93,12 @@ class Channel:
                 raise ConnectionResetError("the other end of a channel is gone")
             pieces += piece
         return bytes(pieces)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def call_over(ask: Callable[[str, str], bool]) -> Channel | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict
 from os import PathLike
@@ -28,6 +29,8 @@ from pyg_direct.sampling.options import GeneralRecipe
 ALL_EDGES = -1
 # What is asked again and again, over a channel where there is one.
 QUESTIONS = ("pick", "read", "find")
+# Seconds that the end of a program waits for an answer that is being made.
+_END = 5.0
 
 
 class PartServer:
@@ -47,6 +50,9 @@ class PartServer:
         self._num_threads = num_threads
         # Clients of this host are each answered by a thread, one at a time.
         self._turn = threading.Lock()
+        self._clients: dict[threading.Thread, Channel] = {}
+        # A thread that is in torch while Python ends would abort the process.
+        self._finish = weakref.finalize(self, _part_with, self._clients)
 
     def meet(self, host: str, path: str) -> bool:
         """Answer a client of the same host over memory that both see, beside all others; whether it is one.
@@ -56,7 +62,9 @@ class PartServer:
         """
         channel = go_over(host, path)
         if channel is not None:
-            threading.Thread(target=self._attend, args=(channel,), name="pyg_direct_client", daemon=True).start()
+            thread = threading.Thread(target=self._attend, args=(channel,), name="pyg_direct_client", daemon=True)
+            self._clients[thread] = channel
+            thread.start()
         return channel is not None
 
     def _attend(self, channel: Channel) -> None:
@@ -71,6 +79,7 @@ class PartServer:
                     answer = None
                 channel.send((answer is not None, answer))
         channel.close()
+        self._clients.pop(threading.current_thread(), None)
 
     def describe(self) -> dict[str, Any]:
         """The manifest, without the list of files, and dtypes and shapes of rows by kind and attribute."""
@@ -140,6 +149,15 @@ class PartServer:
             if self._num_threads is not None:
                 set_cpu_threads(self._num_threads)
             yield
+
+
+def _part_with(clients: dict[threading.Thread, Channel]) -> None:
+    """End the threads that answer clients."""
+    threads = list(clients.items())
+    for _, channel in threads:
+        channel.close()
+    for thread, _ in threads:
+        thread.join(_END)
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Two processes of a host talk over memory that both see; where one goes away, the other hears it."""
 
 import socket
+import threading
 
 import numpy as np
 import pytest
@@ -251,6 +252,25 @@ def test_a_server_that_is_silent_is_named(folder):
         channels.hear(part)
 
     servers._servers[1]._turn.release()
+
+
+def test_no_thread_answers_while_the_program_ends(folder):
+    servers = Servers(folder)
+    channels = Channels(servers._meet, 60)
+    question = {0: ([(None, [])], [0], np.empty(0, np.int32))}
+    assert channels.tell("read", question) == [0]
+    channels.hear(0)
+    server = servers._servers[0]
+    (thread,) = server._clients
+    assert server._finish.atexit
+
+    # It is in the middle of an answer.
+    server._turn.acquire()
+    channels.tell("read", question)
+    threading.Timer(0.1, server._turn.release).start()
+    server._finish()
+
+    assert not thread.is_alive()
 
 
 def test_a_question_that_fails_is_asked_in_the_other_way(folder):
