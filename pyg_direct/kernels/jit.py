@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyg_direct.errors import ArgumentError
+from pyg_direct.kernels import openmp
 from pyg_direct.kernels.cache import COMPILER, cache_folder, hold, read_or_make, source_folder
 from pyg_direct.kernels.declaration import Declaration, GpuCode
 from pyg_direct.kernels.shipped import find_shipped
@@ -160,7 +161,7 @@ class CpuKernel:
         if get_cpu_threads() == 1:
             # No parallel region, which takes 40 us to enter and leave, and any number of callers at a time.
             return self._get(False, kinds, args)(*args)
-        # One parallel region at a time: Numba's portable thread pool is not re-entrant.
+        # One parallel region at a time: Numba's portable thread pool is not re-entrant, and cores are shared once.
         with _LOCK:
             return self._get(True, kinds, args)(*args)
 
@@ -214,25 +215,26 @@ def _compiling(name: str) -> Iterator[None]:
 
 @functools.cache
 def _choose_threading_layer() -> None:
-    """Take a layer that survives forking, unless the user chose one: GNU OpenMP aborts in forked children, which
-    PyTorch's DataLoader makes. Must run before Numba starts its threads; once, as each loop asks for it.
+    """Take OpenMP, whose threads wait for the next loop awake, unless the user chose a layer; where Numba's cannot be
+    loaded, the best of the others. Must run before Numba starts its threads; once, as each loop asks for it.
     """
     import numba
 
     if "NUMBA_THREADING_LAYER" not in os.environ and numba.config.THREADING_LAYER == "default":
-        numba.config.THREADING_LAYER = "forksafe"
+        numba.config.THREADING_LAYER = "omp" if openmp.load() else "forksafe"
 
 
 def set_cpu_threads(count: int) -> int:
     """Use `count` threads in CPU kernels that the calling thread runs; returns the number used before.
 
-    Threads of the caller's that take 1 each run kernels at the same time.
+    Threads of the caller's that take 1 each run kernels at the same time. A process forked from one that has used
+    threads keeps to 1, where they are GNU OpenMP's.
     """
     import numba
 
-    _choose_threading_layer()
-    before = int(numba.get_num_threads())
-    numba.set_num_threads(max(1, min(count, numba.config.NUMBA_NUM_THREADS)))
+    before = get_cpu_threads()
+    if not openmp.is_orphaned():
+        numba.set_num_threads(max(1, min(count, numba.config.NUMBA_NUM_THREADS)))
     return before
 
 
@@ -240,6 +242,8 @@ def get_cpu_threads() -> int:
     """Number of threads a CPU kernel uses."""
     import numba
 
+    if openmp.is_orphaned():
+        return 1
     _choose_threading_layer()
     return int(numba.get_num_threads())
 

@@ -1,0 +1,49 @@
+"""Threads of OpenMP under Numba's loops: they wait for the next loop awake, though not for long.
+
+GNU OpenMP, which serves Numba on Linux, does not survive forking: a child has none of the threads it would wait for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+
+# Rounds of waiting awake, about a millisecond: the loops of a batch follow each other sooner. The ten milliseconds that
+# GNU OpenMP takes by itself are missing to whatever trains on the same cores.
+_ROUNDS = "30000"
+_is_orphaned = False
+
+
+def load() -> bool:
+    """Load Numba's OpenMP layer with the library behind it; False where either is missing."""
+    # The library reads its settings from the environment while it is loaded; those of the user go first.
+    is_set = bool({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ))
+    if not is_set:
+        os.environ["GOMP_SPINCOUNT"] = _ROUNDS
+    try:
+        importlib.import_module("numba.np.ufunc.omppool")
+    except ImportError:
+        return False
+    finally:
+        if not is_set:
+            del os.environ["GOMP_SPINCOUNT"]
+    return True
+
+
+def is_orphaned() -> bool:
+    """Whether this process was forked from one whose threads of OpenMP it does not have."""
+    return _is_orphaned
+
+
+def _note_fork() -> None:
+    global _is_orphaned
+    numba = sys.modules.get("numba")
+    # Numba names no layer before it has started its threads.
+    with contextlib.suppress(ValueError, AttributeError):
+        _is_orphaned |= sys.platform == "linux" and numba is not None and numba.threading_layer() == "omp"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
