@@ -13,13 +13,47 @@ __device__ __forceinline__ unsigned worst(Float32, Step step) { return step == L
 __device__ __forceinline__ unsigned worst(Float16, Step step) { return step == LARGEST ? 0xfc00fc00 : 0x7c007c00; }
 __device__ __forceinline__ unsigned worst(Bfloat16, Step step) { return step == LARGEST ? 0xff80ff80 : 0x7f807f80; }
 
-// As `take_larger` of pyg_direct/kernels/extreme.py: the first of equals stays, and what is not a number wins.
+// As `take_larger` of pyg_direct/kernels/extreme.py: what is not a number wins.
 template <Step STEP>
 __device__ __forceinline__ float take_better(float best, float value)
 {
     const bool is_no_better = STEP == LARGEST ? value <= best : value >= best;
     return best == best && !is_no_better ? value : best;
 }
+
+// The same of the items in a word, one of 32 bits or two of 16.
+#if __CUDA_ARCH__ >= 800
+#define TAKE_BETTER(Kind, TYPE)                                                                                     \
+    template <Step STEP> __device__ __forceinline__ unsigned take_better(Kind, unsigned best, unsigned value)       \
+    {                                                                                                               \
+        if (STEP == LARGEST) asm("max.NaN." TYPE " %0, %0, %1;" : "+r"(best) : "r"(value));                         \
+        else asm("min.NaN." TYPE " %0, %0, %1;" : "+r"(best) : "r"(value));                                         \
+        return best;                                                                                                \
+    }
+TAKE_BETTER(Float16, "f16x2")
+TAKE_BETTER(Bfloat16, "bf16x2")
+#undef TAKE_BETTER
+
+template <Step STEP> __device__ __forceinline__ unsigned take_better(Float32, unsigned best, unsigned value)
+{
+    float result;
+    if (STEP == LARGEST) asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(__uint_as_float(best)), "f"(__uint_as_float(value)));
+    else asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(__uint_as_float(best)), "f"(__uint_as_float(value)));
+    return __float_as_uint(result);
+}
+#else
+template <Step STEP, class Kind>
+__device__ __forceinline__ unsigned take_better(Kind kind, unsigned best, unsigned value)
+{
+    return narrow_two(kind, take_better<STEP>(widen(kind, best & 0xffff), widen(kind, value & 0xffff)),
+                      take_better<STEP>(widen(kind, best >> 16), widen(kind, value >> 16)));
+}
+
+template <Step STEP> __device__ __forceinline__ unsigned take_better(Float32, unsigned best, unsigned value)
+{
+    return __float_as_uint(take_better<STEP>(__uint_as_float(best), __uint_as_float(value)));
+}
+#endif
 
 // Writes one piece of what comes of the rows of `count` targets in a row, one after the other. Their edges lie in a row
 // too, so that ids of the next edges are asked for while rows of these are on their way. Counters are 32 bits wide,
@@ -33,7 +67,6 @@ __device__ __forceinline__ void reduce_run(u64 to, const uint4 *x, const Index *
     const int ROWS = STEP == WEIGHTED ? 4 : 5;
     const bool IS_SUM = STEP == SUM || STEP == WEIGHTED;
     const unsigned none = IS_SUM ? 0 : worst(Kind(), STEP);
-    const float start = IS_SUM ? 0.0f : __uint_as_float(worst(Float32(), STEP));
     const u64 row_bytes = (u64)pieces * Kind::items * (to_fp32 ? 4 : 2);
     int degree = last - e, after = last;
     if (count > 1) after = (int)min((long long)ends[2], (long long)num_edges);
@@ -42,9 +75,9 @@ __device__ __forceinline__ void reduce_run(u64 to, const uint4 *x, const Index *
 #pragma unroll
     for (int u = 0; u < ROWS; ++u)
         if (e + u < last) source[u] = row == nullptr ? e + u : (unsigned)row[e + u];
-    float total[Kind::items];
-#pragma unroll
-    for (int i = 0; i < Kind::items; ++i) total[i] = start;
+    float total[Kind::items] = {};
+    // Extremes stay as they are stored.
+    uint4 best = make_uint4(none, none, none, none);
     while (true) {
         uint4 raw[ROWS];
         float share[ROWS];
@@ -67,21 +100,26 @@ __device__ __forceinline__ void reduce_run(u64 to, const uint4 *x, const Index *
             if (next + u < next_last) source[u] = row == nullptr ? next + u : (unsigned)row[next + u];
 #pragma unroll
         for (int u = 0; u < ROWS; ++u) {
-            float value[Kind::items];
-            unpack(Kind(), raw[u], value);
+            if constexpr (IS_SUM) {
+                float value[Kind::items];
+                unpack(Kind(), raw[u], value);
 #pragma unroll
-            for (int i = 0; i < Kind::items; ++i) {
-                if constexpr (STEP == WEIGHTED) total[i] += share[u] * value[i];
-                else if constexpr (STEP == SUM) total[i] += value[i];
-                else total[i] = take_better<STEP>(total[i], value[i]);
+                for (int i = 0; i < Kind::items; ++i) total[i] += STEP == WEIGHTED ? share[u] * value[i] : value[i];
+            } else {
+                best.x = take_better<STEP>(Kind(), best.x, raw[u].x);
+                best.y = take_better<STEP>(Kind(), best.y, raw[u].y);
+                best.z = take_better<STEP>(Kind(), best.z, raw[u].z);
+                best.w = take_better<STEP>(Kind(), best.w, raw[u].w);
             }
         }
         if (ends_here) {
             const float factor = scale != 0.0f ? scale : 1.0f / (float)max(degree, 1);
+            if constexpr (!IS_SUM) unpack(Kind(), best, total);
 #pragma unroll
             for (int i = 0; i < Kind::items; ++i) {
                 if constexpr (IS_SUM) total[i] *= factor;
-                else if (degree == 0) total[i] = 0.0f;
+                // The sum of two zeros is the positive one.
+                else total[i] = degree == 0 ? 0.0f : total[i] + 0.0f;
             }
             // Long rows are others'.
             if (degree <= longest) {
@@ -95,7 +133,8 @@ __device__ __forceinline__ void reduce_run(u64 to, const uint4 *x, const Index *
             if (--count == 0) break;
             to += row_bytes, ++ends;
 #pragma unroll
-            for (int i = 0; i < Kind::items; ++i) total[i] = start;
+            for (int i = 0; i < Kind::items; ++i) total[i] = 0.0f;
+            best = make_uint4(none, none, none, none);
         }
         e = next, last = next_last, degree = next_degree;
     }

@@ -1,9 +1,10 @@
 """Largest and smallest items of rows over the edges of each target, and their adjoint.
 
-out[t, f] = the largest (sign = 1) or smallest (sign = -1) x[row[e], f] over the edges e of t, 0 where t has none; the
-first of equals, and what is not a number wins. Which edges bring an item is found again from the item for a gradient:
-to write it down would cost as many bytes as the result, and more of 16-bit items. A gradient is shared evenly among
-equals, to which torch counts the zero that it starts from, and so do we.
+out[t, f] = the largest (sign = 1) or smallest (sign = -1) x[row[e], f] over the edges e of t, 0 where t has none; what
+is not a number wins, and a zero comes out positive, as a GPU's instructions do not choose between zeros by their order.
+Which edges bring an item is found again from the item for a gradient: to write it down would cost as many bytes as the
+result, and more of 16-bit items. A gradient is shared evenly among equals, to which torch counts the zero that it
+starts from, and so do we.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def share_of(given, best, equals):
 
 @cpu_kernel
 def extreme_rows_cpu(x, indptr, row, num_edges, width, sign, out):
-    num_targets = out.shape[0] // width if width > 0 else 0
+    num_targets, zero = out.shape[0] // width if width > 0 else 0, out.dtype.type(0)
     for t in prange(num_targets):
         first, last = span_of(indptr, t, num_edges)
         at = t * width
@@ -51,11 +52,13 @@ def extreme_rows_cpu(x, indptr, row, num_edges, width, sign, out):
             out[at : at + width] = 0
         else:
             source = source_of(row, first) * width
-            out[at : at + width] = x[source : source + width]
+            # The sum of two zeros is the positive one.
+            for f in range(width):
+                out[at + f] = x[source + f] + zero
         for e in range(first + 1, last):
             source = source_of(row, e) * width
             for f in range(width):
-                out[at + f] = take_larger(out[at + f], x[source + f], sign)
+                out[at + f] = take_larger(out[at + f], x[source + f] + zero, sign)
 
 
 @gpu_kernel("T[] I[] I[] i8 i8 i4 i4 i4 i4[] i4[] T[] T[]", T=("f4", "f8"), I=("i4", "i8"))
@@ -87,9 +90,9 @@ def extreme_rows_gpu(x, indptr, row, num_edges, num_targets, width, lane_bits, s
                     best = take_larger(take_larger(best, v2, side), v3, side)
                     e += 4
                 if place == TO_ROW:
-                    out[target * width + f] = best
+                    out[target * width + f] = best + zero
                 else:
-                    partials[place * width + f] = best
+                    partials[place * width + f] = best + zero
                 f += lanes
         item += (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
 

@@ -185,12 +185,29 @@ def test_rows_off_any_line_are_read(device):
     assert_near(got, reference.aggregate(x.cpu().double().numpy(), *graph.numpy()))
 
 
-def test_what_is_not_a_number_is_told(device):
-    x = torch.tensor([[1.0], [float("nan")], [2.0]], device=device)
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("width", [3, 8])
+def test_what_is_not_a_number_is_told(device, reduce, dtype, width):
+    x = torch.tensor([[1.0], [float("nan")], [2.0]], dtype=dtype, device=device).repeat(1, width)
+    indptr, row = torch.tensor([0, 3, 4], device=device), torch.tensor([0, 1, 2, 2], device=device)
 
-    got = aggregate(x, torch.tensor([0, 3, 4], device=device), torch.tensor([0, 1, 2, 2], device=device), reduce="max")
+    got = aggregate(x, indptr, row, reduce=reduce)
 
-    assert got[:, 0].isnan().tolist() == [True, False]
+    assert got.isnan().all(1).tolist() == [True, False]
+    assert got[1].tolist() == width * [2]
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("width", [3, 8])
+def test_a_largest_zero_has_no_sign(device, reduce, dtype, width):
+    x = torch.tensor([[0.0], [-0.0]], dtype=dtype, device=device).repeat(1, width)
+    row = torch.tensor([0, 1, 1, 0, 1, 1], device=device)
+
+    got = aggregate(x, torch.tensor([0, 2, 4, 5, 6], device=device), row, reduce=reduce)
+
+    assert not got.signbit().any()
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])
