@@ -21,6 +21,7 @@ from pyg_direct.datasets.features import fill_features
 from pyg_direct.datasets.nodes import draw_classes, draw_split
 from pyg_direct.datasets.presets import PRESETS, Preset
 from pyg_direct.errors import ArgumentError
+from pyg_direct.runtime.pages import use_large_pages
 
 
 def synthetic_graph(
@@ -94,7 +95,7 @@ def synthetic_graph(
         raise ArgumentError(f"index_dtype must hold ids below {num_nodes}, got {index_dtype}")
 
     starts, node_of_slot, y = draw_classes(num_nodes, num_classes, make_generator(seed, "classes", device))
-    edge_index = torch.empty(2, num_edges, dtype=index_dtype, device=device)
+    edge_index = use_large_pages(torch.empty(2, num_edges, dtype=index_dtype, device=device))
     fill_edges(
         edge_index,
         starts,
@@ -109,7 +110,7 @@ def synthetic_graph(
     split = draw_split(num_nodes, shares, make_generator(seed, "split", device))
     x = None
     if not topology_only:
-        x = torch.empty(num_nodes, num_features, dtype=dtype, device=device)
+        x = use_large_pages(torch.empty(num_nodes, num_features, dtype=dtype, device=device))
         fill_features(x, y, seed=seed, num_classes=num_classes, feature_signal=feature_signal)
     return NodeDataset(preset, num_nodes, num_classes, edge_index, x, y, *split)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.gather import STORED
 from pyg_direct.progress import Bar
+from pyg_direct.runtime.pages import use_large_pages
 
 # Numbers narrowed at a time, so that what lies between is small beside the table.
 _CHUNK = 1 << 24
@@ -44,7 +45,7 @@ def narrow_rows(rows: Tensor, store_dtype: torch.dtype) -> tuple[Tensor, Tensor 
     """
     if rows.dtype != torch.float32:
         raise ArgumentError(f"store_dtype={store_dtype} needs rows of torch.float32, got {rows.dtype}")
-    stored = torch.empty(rows.shape, dtype=store_dtype, device=rows.device)
+    stored = use_large_pages(torch.empty(rows.shape, dtype=store_dtype, device=rows.device))
     scaled = store_dtype == torch.float8_e4m3fn
     exponents = torch.empty(len(rows), dtype=torch.uint8, device=rows.device) if scaled else None
     step = max(1, _CHUNK * len(rows) // max(1, rows.numel()))

@@ -12,6 +12,7 @@ from pyg_direct.kernels import compress as kernels
 from pyg_direct.ops.check import INDEX_DTYPES
 from pyg_direct.ops.launch import cpu_chunks, run_cpu
 from pyg_direct.progress import show_wait
+from pyg_direct.runtime.pages import use_large_pages
 
 
 class Compressed(NamedTuple):
@@ -62,11 +63,11 @@ def _compress_on_cpu(rows: Tensor, columns: Tensor, num_nodes: int, node_dtype: 
                      edge_dtype: torch.dtype) -> Compressed:  # fmt: skip
     # Chunks re-read the edge list; twice as many as threads keep each one's cursors nearer to the cache.
     chunks = 2 * cpu_chunks()
-    indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
+    indptr = use_large_pages(torch.empty(num_nodes + 1, dtype=torch.int64)).zero_()
     run_cpu(kernels.count_rows_cpu, rows, chunks, indptr[1:])
     torch.cumsum(indptr[1:], 0, out=indptr[1:])
-    indices = torch.empty(rows.numel(), dtype=node_dtype)
-    edge_ids = torch.empty(rows.numel(), dtype=edge_dtype)
+    indices = use_large_pages(torch.empty(rows.numel(), dtype=node_dtype))
+    edge_ids = use_large_pages(torch.empty(rows.numel(), dtype=edge_dtype))
     run_cpu(kernels.place_edges_cpu, rows, columns, chunks, indptr[:-1].clone(), indices, edge_ids)
     return Compressed(indptr, indices, edge_ids)
 
@@ -80,7 +81,7 @@ def order_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """
     chunks = 2 * cpu_chunks()
     indptr = torch.zeros(num_rows + 1, dtype=torch.int64)
-    order = torch.empty(rows.numel(), dtype=torch.int32 if rows.numel() < 2**31 else torch.int64)
+    order = use_large_pages(torch.empty(rows.numel(), dtype=torch.int32 if rows.numel() < 2**31 else torch.int64))
     with show_wait("sorting edges by row", items=rows.numel()):
         run_cpu(kernels.count_rows_cpu, rows, chunks, indptr[1:])
         torch.cumsum(indptr[1:], 0, out=indptr[1:])

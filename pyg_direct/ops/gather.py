@@ -17,6 +17,7 @@ from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.launch import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.runtime.pages import use_large_pages
 from pyg_direct.runtime.raw import as_bytes
 
 # Dtypes whose rows can be read as float32.
@@ -112,7 +113,7 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
     exponents = check_widening(stored_dtype, dtype, exponents, num_rows, ids.device)
     shape = (ids.numel(), *row)
     if out is None:
-        out = torch.empty(shape, dtype=dtype, device=ids.device)
+        out = use_large_pages(torch.empty(shape, dtype=dtype, device=ids.device))
     elif out.shape != shape or out.dtype != dtype or not out.is_contiguous() or out.device != ids.device:
         raise ArgumentError(
             f"out must be contiguous {shape} of {dtype} on {ids.device}, got {tuple(out.shape)} of {out.dtype} on "

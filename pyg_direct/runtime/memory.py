@@ -34,7 +34,7 @@ from pyg_direct.runtime.advice import advise
 from pyg_direct.runtime.device import abilities, bind_thread, resolve_device
 from pyg_direct.runtime.driver import call, load_driver, tolerate_captures
 from pyg_direct.runtime.host import total_bytes
-from pyg_direct.runtime.pages import allocating_on, choose_nodes, give_back, put_on
+from pyg_direct.runtime.pages import allocating_on, choose_nodes, give_back, put_on, use_large_pages
 from pyg_direct.runtime.raw import as_bytes
 from pyg_direct.typing import Device
 
@@ -263,7 +263,7 @@ def _allocate_on_host(block: Block, shared: bool) -> None:
 def _empty_bytes(num_bytes: int, shared: bool, index: int | None) -> Tensor:
     try:
         flat = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-        flat = flat.share_memory_() if shared else flat
+        flat = flat.share_memory_() if shared else use_large_pages(flat)
     except RuntimeError as error:
         raise MemoryLimitError(f"num_bytes must fit host memory, got {num_bytes}: {error}") from error
     # Smaller memory may share its pages with others of the allocator.

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -145,3 +146,35 @@ def test_unified_memory_prefers_the_node_of_its_gpu(host, monkeypatch, error):
     block._address = 0
 
     assert told[:2] == [("SetPreferredLocation", -1, None), ("SetPreferredLocation", -1, 1)]
+
+
+def flags_of(tensor):
+    """What the system keeps of the memory in the middle of a tensor, as `/proc/self/smaps` has it."""
+    middle, inside = tensor.data_ptr() + tensor.numel() * tensor.element_size() // 2, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            begin, end = (int(number, 16) for number in words[0].split("-"))
+            inside = begin <= middle < end
+        elif inside and words[0] == "VmFlags:":
+            return words[1:]
+    return []
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the system has no large pages")
+def test_large_tensors_ask_for_large_pages():
+    tensor = torch.empty(64 << 20, dtype=torch.uint8)
+
+    assert pages.use_large_pages(tensor) is tensor
+    assert "hg" in flags_of(tensor)
+
+
+def test_small_tensors_and_other_systems_ask_for_nothing(monkeypatch):
+    asked = []
+    monkeypatch.setattr(pages, "_libc", lambda: asked.append(1))
+
+    pages.use_large_pages(torch.empty(1 << 20, dtype=torch.uint8))
+    monkeypatch.setattr(pages, "sys", SimpleNamespace(platform="darwin"))
+    pages.use_large_pages(torch.empty(64 << 20, dtype=torch.uint8))
+
+    assert asked == []
