@@ -1,4 +1,4 @@
-"""Ids of a batch where PyG has them: on the host, whatever device the batch is on, but copied only when read."""
+"""Ids of a batch, and its seed links, where PyG has them: on the host, copied there only when they are read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 IDS = frozenset({"n_id", "e_id", "input_id"})
+# What a link loader says of its seeds, with which ids are indexed.
+LINKS = frozenset({"edge_label_index", "edge_label", "edge_label_time", "src_index", "dst_pos_index", "dst_neg_index"})
 _HOST = torch.device("cpu")
 
 
@@ -49,7 +51,7 @@ _LAZY = {GlobalStorage: LazyGlobalStorage, NodeStorage: LazyNodeStorage, EdgeSto
 
 
 def show_ids(batch: Any, device: torch.device = _HOST) -> Any:
-    """The batch of a loader, of which `n_id`, `e_id` and `input_id` are found on `device`.
+    """The batch of a loader, of which `n_id`, `e_id`, `input_id` and the fields of seed links are found on `device`.
 
     A program written for PyG may index tensors on the host with them; tensors on a GPU can be indexed with both.
 
@@ -62,7 +64,8 @@ def show_ids(batch: Any, device: torch.device = _HOST) -> Any:
         return batch[0], batch[1].to(device), batch[2]
     if isinstance(batch, BaseData):
         for store in batch.stores:
-            waiting = {key: device for key in IDS & store._mapping.keys() if _is_elsewhere(store._mapping[key], device)}
+            found = (IDS | LINKS) & store._mapping.keys()
+            waiting = {key: device for key in found if _is_elsewhere(store._mapping[key], device)}
             if waiting and type(store) in _LAZY:
                 # The storage's own `__setattr__` would keep it as a value.
                 object.__setattr__(store, "__class__", _LAZY[type(store)])

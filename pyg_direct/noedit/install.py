@@ -28,11 +28,11 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     """Replace PyG's loaders under their own names, also in modules that have imported them already, and accelerate the
     models that are made from now on.
 
-    A program then makes ours where it makes PyG's, with PyG's arguments and batches. `n_id`, `e_id` and `input_id` of a
-    batch are found on the host, as PyG has them, and are copied there when they are read; everything else is on
-    `device`. PyG's `model.inference(loader)` is done by `infer`. What ours does not offer, and classes that the program
-    derives from PyG's, are left to PyG. The logger `pyg_direct` says what was replaced and what was left, and why,
-    once. Installing again changes the arguments.
+    A program then makes ours where it makes PyG's, with PyG's arguments and batches. `n_id`, `e_id`, `input_id` and the
+    fields of seed links of a batch are found on the host, as PyG has them, and are copied there when they are read;
+    everything else is on `device`. PyG's `model.inference(loader)` is done by `infer`. What ours does not offer, and
+    classes that the program derives from PyG's, are left to PyG. The logger `pyg_direct` says what was replaced and
+    what was left, and why, once. Installing again changes the arguments.
 
     Args:
         device: Where to sample and where batches are; None is the current GPU if there is one, else the CPU; `"data"`

@@ -47,12 +47,13 @@ class StandIn(ABCMeta):
     def __instancecheck__(cls, instance: Any) -> bool:
         if "original" not in vars(cls):
             return super().__instancecheck__(instance)
-        return isinstance(instance, (cls.original, cls.ours))
+        return cls.__subclasscheck__(type(instance))
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         if "original" not in vars(cls):
             return super().__subclasscheck__(subclass)
-        return issubclass(subclass, (cls.original, cls.ours))
+        # An abstract class would ask all that derive from it, this stand-in among them.
+        return cls.original in subclass.__mro__ or cls.ours in subclass.__mro__
 
 
 def make_stand_in(original: type, ours: type, options: Mapping[str, Any], verbose: bool) -> StandIn:

@@ -24,6 +24,17 @@ def test_ids_are_found_where_they_are_wanted():
     assert batch.x.device.type == "cpu"
 
 
+def test_seed_links_are_found_beside_the_ids_that_they_index():
+    batch = make_batch()
+    batch.edge_label_index, batch.edge_label = torch.tensor([[0, 1], [2, 0]]), torch.ones(2)
+    batch = show_ids(batch, ELSEWHERE)
+
+    found = batch.n_id[batch.edge_label_index[:, 1:]]
+
+    assert found.shape == (2, 1)
+    assert batch.edge_label.device == ELSEWHERE
+
+
 def test_ids_that_are_not_read_stay():
     batch = show_ids(make_batch(), ELSEWHERE)
 

@@ -88,6 +88,15 @@ def test_classes_of_both_answer_to_the_name():
     assert not isinstance(make_data(), name)
 
 
+@pytest.mark.usefixtures("_installed")
+def test_samplers_of_both_answer_to_the_name():
+    name = torch_geometric.sampler.NeighborSampler
+
+    assert isinstance(name(make_data(), [2]), name)
+    assert not isinstance(make_data(), name)
+    assert issubclass(name, torch_geometric.sampler.BaseSampler)
+
+
 def test_names_that_a_program_imported_before_are_replaced_and_given_back():
     program = types.ModuleType("program")
     original = program.Loader = neighbor_loader.NeighborLoader
