@@ -142,19 +142,26 @@ def count_picks_cpu(indptr, nodes, fanout, replace, chunk_sums, offsets):
             offsets[i + 1] += before
 
 
+@body
+def pick_rows(begin, end, indptr, indices, nodes, offsets, row_key, fanout, replace, sources, positions):
+    """The picks of rows [begin, end)."""
+    for i in range(begin, end):
+        start = indptr[nodes[i]]
+        degree = indptr[nodes[i] + 1] - start
+        pick_row_in_order(row_key, nodes[i], start, degree, fanout, replace, positions, offsets[i])
+    # A loop of its own: many cache misses in flight instead of one behind each draw.
+    for e in range(offsets[begin], offsets[end]):
+        sources[e] = indices[positions[e]]
+
+
 @cpu_kernel
 def pick_neighbors_cpu(indptr, indices, nodes, offsets, key, hop, fanout, replace, chunks, sources, positions):
     row_key = hop_key(key, hop)
     share = (nodes.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
         begin, end = min(c * share, nodes.shape[0]), min((c + 1) * share, nodes.shape[0])
-        for i in range(begin, end):
-            start = indptr[nodes[i]]
-            degree = indptr[nodes[i] + 1] - start
-            pick_row_in_order(row_key, nodes[i], start, degree, fanout, replace, positions, offsets[i])
-        # A loop of its own: many cache misses in flight instead of one behind each draw.
-        for e in range(offsets[begin], offsets[end]):
-            sources[e] = indices[positions[e]]
+        # A function: loops over arrays compile to faster code outside the parallel one.
+        pick_rows(begin, end, indptr, indices, nodes, offsets, row_key, fanout, replace, sources, positions)
 
 
 @gpu_kernel("i8[] i8[] I[] i8 i8 i8 i8 i4[] i8[]", I=("i4", "i8"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.kernels.bitmap import GROUP_WORDS, WORD, bit_of, rank_of
-from pyg_direct.kernels.jit import THREADS, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.state import (
     BAD_SEED,
     EDGES,
@@ -40,6 +40,24 @@ def look_up_cpu(items, bits, ranks, locals_of_rank, out):
         out[i] = locals_of_rank[rank_of(bits, ranks, items[i])]
 
 
+@body
+def export_rows(begin, end, first, offsets, sources, positions, bits, ranks, locals_of_rank, edge_ids, rows, columns,
+                e_id):  # fmt: skip
+    """Rows [begin, end) of a hop in PyG's form."""
+    for i in range(begin, end):
+        for e in range(offsets[i], offsets[i + 1]):
+            columns[e] = first + i
+    # Long loops over edges: many cache misses in flight.
+    for e in range(offsets[begin], offsets[end]):
+        rows[e] = locals_of_rank[rank_of(bits, ranks, sources[e])]
+    if edge_ids.shape[0] > 0:
+        for e in range(offsets[begin], offsets[end]):
+            e_id[e] = edge_ids[positions[e]]
+    else:
+        for e in range(offsets[begin], offsets[end]):
+            e_id[e] = positions[e]
+
+
 @cpu_kernel
 def export_hop_cpu(
     first, offsets, sources, positions, bits, ranks, locals_of_rank, edge_ids, chunks, rows, columns, e_id
@@ -48,18 +66,9 @@ def export_hop_cpu(
     share = (offsets.shape[0] - 1 + chunks - 1) // chunks
     for c in prange(chunks):
         begin, end = min(c * share, offsets.shape[0] - 1), min((c + 1) * share, offsets.shape[0] - 1)
-        for i in range(begin, end):
-            for e in range(offsets[i], offsets[i + 1]):
-                columns[e] = first + i
-        # Long loops over edges: many cache misses in flight.
-        for e in range(offsets[begin], offsets[end]):
-            rows[e] = locals_of_rank[rank_of(bits, ranks, sources[e])]
-        if edge_ids.shape[0] > 0:
-            for e in range(offsets[begin], offsets[end]):
-                e_id[e] = edge_ids[positions[e]]
-        else:
-            for e in range(offsets[begin], offsets[end]):
-                e_id[e] = positions[e]
+        # A function: loops over arrays compile to faster code outside the parallel one.
+        export_rows(begin, end, first, offsets, sources, positions, bits, ranks, locals_of_rank, edge_ids, rows,
+                    columns, e_id)  # fmt: skip
 
 
 @gpu_kernel("i8[] i8[] i8[] u4[] i4[] I[] i8", I=("i4", "i8"))
