@@ -349,7 +349,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
             # Without a directory all rows are in one of the two tables.
             table, cold = (hot, self._cold) if self._cold is None or self._directory is not None else (self._cold, None)
             self._reader = RowReader(table, cold, self._directory, self._errors, self._max_blocks, dtype=self._dtype,
-                                     exponents=self._exponents)  # fmt: skip
+                                     exponents=self._exponents, strands=self._count_strands())  # fmt: skip
             # Through NumPy, as looking at an item of a tensor costs more than the launch of a kernel.
             self._flag = self._errors.numpy()
         if self._served is not None:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 POLICIES = ("device_replicate", "p2p_clique_replicate")
+# Places of a list of ids that are read from at once where rows lie on several GPUs: ascending ids meet one GPU after
+# the other, and those of all GPUs the same one.
+STRANDS = 1024
 _OPTIONS = ("device_cache_size", "cache_policy", "cold_policy", "link_blocks")
 
 
@@ -173,6 +176,12 @@ class ProcessRows:
         feature._order = None if order is None else order.to(self.device)
         if opened.cold is not None:
             feature._limit_blocks(opened.misses)
+
+    def _count_strands(self) -> int:
+        """Places of a list of ids that are read from at once."""
+        if self._handle is None or (number := self._handle.find_hot(self.device)) is None:
+            return 1
+        return 1 if self._handle.hot[number].spread is None else STRANDS
 
     def share_ipc(self) -> Handle:
         """A handle for other processes of this host, to be pickled for them; rows are not copied for each.

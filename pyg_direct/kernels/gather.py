@@ -141,15 +141,26 @@ def find_address(table, item, num_rows, row_bytes):
     return table + np.uint64(item * row_bytes) if is_row(item, num_rows) else np.uint64(0)
 
 
-@gpu_kernel("u8 I[] i8 i4 i4 i4 u1[] u8 i8[]", I=("i4", "i8"), sources=("rows",), resident_blocks=8)
-def gather_pieces_gpu(table, ids, num_rows, source_bytes, row_bytes, kind, exponents, out, errors):
+@body
+def find_block(block, blocks, strands):
+    """Which piece of work the block of that number does, where work is cut into so many parts that all are begun at
+    once; what is left over comes last.
+    """
+    length = np.int32(np.uint32(blocks) // np.uint32(strands))
+    turn = np.int32(np.uint32(block) // np.uint32(strands))
+    return np.int32((block - turn * strands) * length + turn) if turn < length else np.int32(block)
+
+
+@gpu_kernel("u8 I[] i8 i4 i4 i4 i4 u1[] u8 i8[]", I=("i4", "i8"), sources=("rows",), resident_blocks=8)
+def gather_pieces_gpu(table, ids, num_rows, source_bytes, row_bytes, kind, strands, exponents, out, errors):
     """The output in order, a thread two pieces at a time, so that every store is whole: for GPU memory.
 
+    The list is read from `strands` places at once, so that ascending ids meet the memories of several GPUs at any time.
     Rows take `source_bytes` in the table and `row_bytes` in `out`. A piece of `WORDS` meets at most two rows, one of
     another kind lies in one. `table` and `out` are addresses, `out` a multiple of a piece.
     """
     total = np.int64(ids.shape[0]) * row_bytes
-    begin = np.int64(cuda.blockIdx.x) * (2 * PIECE * THREADS)
+    begin = np.int64(find_block(np.int32(cuda.blockIdx.x), np.int32(cuda.gridDim.x), strands)) * (2 * PIECE * THREADS)
     while begin < total:
         # One long division for both pieces.
         first = np.int64(np.uint64(begin) // np.uint64(row_bytes))

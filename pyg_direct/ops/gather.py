@@ -229,13 +229,13 @@ def _flat(tensor: Tensor, unit: torch.dtype) -> Tensor:
 
 
 def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None, dtype: torch.dtype,
-                  exponents: Tensor | None, errors: Tensor, max_blocks: int | None, address: int = 0
-                  ) -> Gather:  # fmt: skip
+                  exponents: Tensor | None, errors: Tensor, max_blocks: int | None, address: int = 0,
+                  strands: int = 1) -> Gather:  # fmt: skip
     """The read of rows of these tables on a GPU as (ids, out) -> None, with all that depends on the tables settled.
 
     It chooses the shape of the grid: items for short rows, whole stores for GPU memory, whole reads for the link.
     Nothing is checked, and the tables must stay where they are. `address` is that of the output; 0 stands for any that
-    torch allocates.
+    torch allocates. `strands`: places of a list of ids that are read from at once, where all rows lie in GPU memory.
     """
     if directory is None or cold is None:
         cold, directory = hot, Directory.empty(hot.device)
@@ -267,11 +267,12 @@ def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None,
 
         return read_groups
     kernel, pieces = (kernels.gather_odd_pieces_gpu, 1) if is_odd else (kernels.gather_pieces_gpu, 2)
+    order = () if is_odd else (strands,)
 
     def read_pieces(ids: Tensor, out: Tensor, keep: tuple[Tensor, Tensor] = tables) -> None:
         grid = -(-ids.shape[0] * row_bytes // (pieces * kernels.PIECE * THREADS))
-        run_gpu(kernel, grid, hot_address, ids, num_rows, source_bytes, row_bytes, kind, exponents, out.data_ptr(),
-                errors)  # fmt: skip
+        run_gpu(kernel, grid, hot_address, ids, num_rows, source_bytes, row_bytes, kind, *order, exponents,
+                out.data_ptr(), errors)  # fmt: skip
 
     return read_pieces
 

@@ -28,17 +28,18 @@ class RowReader:
         hot, cold, directory, dtype, exponents: As in `gather_rows`; the tables must stay where they are.
         errors: int64 `[1]` that gets the lowest position of an id out of range.
         max_blocks: Cap of the grid; None for none.
+        strands: As in `choose_gather`.
     """
 
     def __init__(self, hot: Tensor, cold: Tensor | None, directory: Directory | None, errors: Tensor,
                  max_blocks: int | None, *, dtype: torch.dtype | None = None,
-                 exponents: Tensor | None = None) -> None:  # fmt: skip
+                 exponents: Tensor | None = None, strands: int = 1) -> None:  # fmt: skip
         dtype = hot.dtype if dtype is None else dtype
         # What torch makes like another tensor costs it half of what it makes of a dtype and a device.
         self._row, self._like = tuple(hot.shape[1:]), torch.empty(0, dtype=dtype, device=hot.device)
         num_rows = hot.shape[0] if cold is None else cold.shape[0]
         exponents = check_widening(hot.dtype, dtype, exponents, num_rows, hot.device)
-        self._gather = choose_gather(hot, cold, directory, dtype, exponents, errors, max_blocks)
+        self._gather = choose_gather(hot, cold, directory, dtype, exponents, errors, max_blocks, strands=strands)
 
     def read(self, ids: Tensor) -> Tensor:
         """Rows `[n, ...]` of `ids`, int64 `[n]`, contiguous and on the GPU."""

@@ -1,8 +1,11 @@
 """Rows read batch after batch by a launcher that knows its table."""
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
+from pyg_direct.kernels.gather import find_block
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.gather import FEW_BYTES, Directory
 from pyg_direct.ops.reader import RowReader, select_rows
@@ -43,6 +46,32 @@ def test_rows_are_those_of_the_ids(name, count, errors):
     for rows in got:
         assert rows.dtype == table.dtype
         assert torch.equal(rows, table[ids])
+    assert errors.item() == NO_POSITION
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 1200))
+def test_every_block_does_one_piece_of_work(blocks, strands):
+    found = [int(find_block(np.int32(block), np.int32(blocks), np.int32(strands))) for block in range(blocks)]
+
+    assert sorted(found) == list(range(blocks))
+    # The first ones begin a part of the work each.
+    length = blocks // strands
+    assert found[:strands] == ([length * part for part in range(strands)] if length else list(range(blocks)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 40_001])
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.gpu
+def test_rows_are_read_from_many_places_of_the_list(name, count, errors):
+    table = TABLES[name](300).cuda()
+    ids = torch.randint(300, (count,), device="cuda").sort().values
+    reader = RowReader(table, None, None, errors, None, strands=64)
+
+    with poisoned_memory():
+        got = reader.read(ids)
+
+    assert torch.equal(got, table[ids])
     assert errors.item() == NO_POSITION
 
 
