@@ -18,6 +18,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.ops.check import check_ids
 from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.stream import current_stream
 
 _KIND, _NAME = "nodes", "rows"
 
@@ -125,6 +126,9 @@ class DistFeature:
         """Rows of nodes of all hosts; every host calls it, with its own ids."""
         ids = check_ids("ids", torch.as_tensor(ids), self.info.book.num_nodes).long().to(self._holding.device)
         rows: Tensor = self._comm.run(self._fetch, ids)
+        if rows.is_cuda:
+            # They were made on the stream of the exchange.
+            rows.record_stream(current_stream(rows.device.index))
         return rows
 
     def _fetch(self, ids: Tensor) -> Tensor:

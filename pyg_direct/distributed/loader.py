@@ -18,9 +18,11 @@ from pyg_direct.loader.epochs import make_batch
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.link import LinkLoader
 from pyg_direct.loader.node import NodeLoader
+from pyg_direct.loader.pipeline import hold_for
 from pyg_direct.loader.record import EpochRecord
 from pyg_direct.loader.steps import Steps
 from pyg_direct.ops.draw import derive_key
+from pyg_direct.runtime.stream import current_stream
 from pyg_direct.sampling.key import resolve_seed
 
 
@@ -61,7 +63,11 @@ class _DistLoader(GeneralLoader):
 
     def __call__(self, index: Any) -> Any:
         """The batch around the seeds at these positions; every process calls it."""
-        return self.graph.communicator.run(super().__call__, index)
+        batch = self.graph.communicator.run(super().__call__, index)
+        if self.device.type == "cuda":
+            # It was made on the stream of the exchange.
+            hold_for(batch, current_stream(self.device.index))
+        return batch
 
 
 def _options(graph: Any, seed: int | None, ranks: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -32,9 +32,11 @@ from pyg_direct.errors import (
 from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.advice import advise
 from pyg_direct.runtime.device import abilities, bind_thread, resolve_device
+from pyg_direct.runtime.dlpack import view_address
 from pyg_direct.runtime.driver import call, load_driver, tolerate_captures
 from pyg_direct.runtime.host import total_bytes
 from pyg_direct.runtime.pages import allocating_on, choose_nodes, give_back, put_on, use_large_pages
+from pyg_direct.runtime.peer import see_peer
 from pyg_direct.runtime.raw import as_bytes
 from pyg_direct.typing import Device
 
@@ -109,8 +111,14 @@ class Block:
     def view_on_gpu(self, dtype: torch.dtype, shape: Sequence[int], device: Device = None) -> Tensor:
         """A CUDA tensor over the same bytes, without copying; keeps this block alive.
 
+        Args:
+            dtype, shape: Of the tensor, which takes the first bytes.
+            device: The GPU that reads them, by default the one that the block was made for. Of a block in the memory of
+                another GPU, its kernels read over NVLink or PCIe.
+
         Raises:
             ArgumentError: a GPU cannot read this placement (`cpu`, `mmap`).
+            DeviceError: this GPU cannot read the memory of that one.
         """
         if self.placement in ("cpu", "mmap"):
             raise ArgumentError(f"placement must be one a GPU can read, got {self.placement!r}")
@@ -120,7 +128,8 @@ class Block:
         assert target is not None and target.index is not None
         if self.placement == "cuda":
             assert isinstance(self._keep, Tensor)
-            return self._keep[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
+            flat = self._keep if target == self._keep.device else see_peer(self._keep, target)
+            return flat[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
         if self.num_bytes == 0 or 0 in shape:
             return torch.empty(tuple(shape), dtype=dtype, device=target)
         bind_thread(target.index)
@@ -129,7 +138,7 @@ class Block:
         if self.placement == "pinned":
             address = int(call("cuMemHostGetDevicePointer", self.address, 0))
         with torch.cuda.device(target):
-            flat = torch.as_tensor(_DeviceBytes(address, self.num_bytes, self), device=target)
+            flat = view_address(address, self.num_bytes, target, self)
         return flat[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
 
     def let_use(self, device: torch.device) -> None:
@@ -175,16 +184,6 @@ class Block:
                 call("cuMemHostUnregister", address)
             else:
                 call("cuMemFreeHost", address)
-
-
-class _DeviceBytes:
-    """Bytes at an address a GPU can read, in the form torch imports without copying."""
-
-    def __init__(self, address: int, num_bytes: int, owner: Block) -> None:
-        self.owner = owner
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 3, "strides": None,
-        }  # fmt: skip
 
 
 def _count_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:

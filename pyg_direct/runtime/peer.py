@@ -5,14 +5,16 @@ Names of Quiver (`p2pCliqueTopo`, `init_p2p`) and of graphlearn-for-pytorch (`De
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, permutations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError
 from pyg_direct.runtime.device import bind_thread, resolve_device
+from pyg_direct.runtime.dlpack import view_address
 from pyg_direct.runtime.driver import call, load_driver
 
 _ALREADY_ENABLED = 704
@@ -155,20 +157,32 @@ def init_p2p(device_list: Sequence[int]) -> list[tuple[int, int]]:
     devices = check_devices(device_list)
     for device in devices:
         resolve_device(device)
-    return list(_open_pairs(devices))
+    return [pair for pair in permutations(devices, 2) if open_pair(*pair)]
 
 
-def _open_pairs(devices: Sequence[int]) -> Iterator[tuple[int, int]]:
-    for reader, owner in permutations(devices, 2):
-        if not read_link(reader, owner).can_read:
-            continue
-        with torch.cuda.device(owner):
-            bind_thread(owner)
-            torch.empty(0, device="cuda")
-            context = call("cuCtxGetCurrent")
-        with torch.cuda.device(reader):
-            bind_thread(reader)
-            code = load_driver().cuCtxEnablePeerAccess(context, 0)[0]
-        if int(code) not in (0, _ALREADY_ENABLED):
-            continue
-        yield reader, owner
+def open_pair(reader: int, owner: int) -> bool:
+    """Let kernels of a GPU read the memory of another one, in this process; whether they can."""
+    if not read_link(reader, owner).can_read:
+        return False
+    with torch.cuda.device(owner):
+        bind_thread(owner)
+        torch.empty(0, device="cuda")
+        context = call("cuCtxGetCurrent")
+    with torch.cuda.device(reader):
+        bind_thread(reader)
+        code = load_driver().cuCtxEnablePeerAccess(context, 0)[0]
+    return int(code) in (0, _ALREADY_ENABLED)
+
+
+def see_peer(flat: Tensor, device: torch.device) -> Tensor:
+    """Memory of a GPU as a tensor of another one, uint8 `[n]`.
+
+    Raises:
+        DeviceError: it cannot read the other's memory.
+    """
+    assert device.index is not None
+    if flat.numel() == 0:
+        return flat.new_empty(0, device=device)
+    if not open_pair(device.index, flat.device.index):
+        raise DeviceError(f"device must be a GPU that can read the memory of {flat.device}, got {device}")
+    return view_address(flat.data_ptr(), flat.numel(), device, flat)
