@@ -19,6 +19,7 @@ from torch_geometric.nn import conv
 from pyg_direct.nn import attention, gcn, relational, root, transformer
 from pyg_direct.nn.joined import forget_relations, watch_relations
 from pyg_direct.nn.propagate import MESSAGES, propagate
+from pyg_direct.nn.transformed import forget_graph, watch_graph
 from pyg_direct.nn.trimmed import forget_trimming, watch_trimming
 
 _FORWARDS: dict[type, Callable[..., Any]] = {
@@ -55,6 +56,7 @@ class Acceleration:
             _strip(module)
             forget_trimming(module)
             forget_relations(module)
+            forget_graph(module)
 
     def __repr__(self) -> str:
         listed = ", ".join(f"{name}: {kind}" for name, kind in self.convolutions.items())
@@ -65,8 +67,8 @@ def accelerate(model: torch.nn.Module) -> Acceleration:
     """Let the convolutions of a PyG model aggregate batches of our loaders with one fused kernel each.
 
     SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv, GATv2Conv, RGCNConv and HGTConv are found, also inside
-    HeteroConv, whose relations take one kernel together where they are SAGEConv or GraphConv that sum alike, and models
-    of `to_hetero`; subclasses only where they leave the messages alone. PyG's own models that are given
+    HeteroConv and models of `to_hetero`, whose relations take one kernel together where they are SAGEConv or GraphConv
+    that sum alike; subclasses only where they leave the messages alone. PyG's own models that are given
     `num_sampled_nodes_per_hop` also compute no rows that the next layer drops; dropout then falls on other rows than
     PyG's would. Results are those of PyG up to rounding. Batches of other loaders, options that are not covered,
     explanations, hooks on messages and compiled or traced models take PyG's own code, unchanged. The model can be
@@ -90,6 +92,7 @@ def accelerate(model: torch.nn.Module) -> Acceleration:
     for module in model.modules():
         watch_trimming(module)
         watch_relations(module)
+        watch_graph(module)
     return Acceleration(model, {name: type(module).__name__ for name, module in found.items()})
 
 

@@ -1,4 +1,5 @@
-"""HeteroConv over sorted edges: the sums of all relations in one launch, instead of one each.
+"""HeteroConv and models of `to_hetero` over sorted edges: the sums of all relations of a layer in one launch, instead
+of one each.
 
 Rows of all types stand one behind the other, and so do the targets of all relations; edges of a batch are joined once
 for the layers that share them.
@@ -31,14 +32,13 @@ _MATRICES: dict[type, tuple[str, str]] = {conv.SAGEConv: ("lin_l", "lin_r"), con
 
 
 class _Relation(NamedTuple):
-    """A convolution of a HeteroConv, and what it is given."""
+    """A convolution of a layer, and what it is given."""
 
-    target: str
     conv: Any
     matrices: tuple[Any, Any]
     batch: SortedBatch
     edge_index: Tensor
-    sources: str
+    sources: Tensor
     own: Tensor
 
 
@@ -54,25 +54,43 @@ def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
     """What replaces `forward` of a HeteroConv in an accelerated model."""
     out = None
     if len(args_dict) == 2 and not kwargs_dict and not torch.compiler.is_compiling():
-        relations = _read(self, *args_dict)
-        out = None if relations is None else _convolve(self, args_dict[0], relations)
+        x_dict, edge_index_dict = args_dict
+        kinds = [kind for kind in self.convs.keys() if kind in edge_index_dict]  # noqa: SIM118
+        sums = convolve_together(
+            [(self.convs[kind], (x_dict.get(kind[0]), x_dict.get(kind[-1])), edge_index_dict[kind]) for kind in kinds]
+        )
+        if sums is not None:
+            found: dict[str, list[Tensor]] = {}
+            for kind, part in zip(kinds, sums, strict=True):
+                found.setdefault(kind[-1], []).append(part)
+            out = {kind: group(parts, self.aggr) for kind, parts in found.items()}
     return type(self).forward(self, *args_dict, **kwargs_dict) if out is None else out
 
 
-def _read(self: Any, x_dict: Any, edge_index_dict: Any) -> list[_Relation] | None:
-    """What each convolution is given; None unless all of them sum alike, over rows of one width."""
+def convolve_together(calls: Sequence[tuple[Any, tuple[Any, Any], Any]]) -> list[Tensor] | None:
+    """What convolutions of a layer return, in one launch.
+
+    Args:
+        calls: (convolution, (rows of its sources, rows of its targets), edges).
+
+    Returns:
+        Rows of the targets of each; None unless all of them sum alike, over rows of one width.
+    """
+    relations = _read(calls)
+    return None if relations is None else _convolve(relations)
+
+
+def _read(calls: Sequence[tuple[Any, tuple[Any, Any], Any]]) -> list[_Relation] | None:
+    """What each convolution is given; None unless all of them sum alike."""
     found: list[_Relation] = []
     first: Any = None
-    for kind, module in self.convs.items():
-        if kind not in edge_index_dict:
-            continue
-        x, own, edge_index = x_dict.get(kind[0]), x_dict.get(kind[-1]), edge_index_dict[kind]
+    for module, (x, own), edge_index in calls:
         names = _MATRICES.get(type(module))
         if (
             names is None
             or not isinstance(x, Tensor)
             or not isinstance(own, Tensor)
-            or not _is_accelerated(module)
+            or not is_accelerated(module)
             or not is_plain(module, edge_index)
             or x.dim() != 2
             or own.dim() != 2
@@ -89,12 +107,12 @@ def _read(self: Any, x_dict: Any, edge_index_dict: Any) -> list[_Relation] | Non
             or (x.shape[1], x.dtype, find_reduce(module)) != (first[1].shape[1], first[1].dtype, find_reduce(first[0]))
         ):
             return None
-        found.append(_Relation(kind[-1], module, matrices, batch, edge_index, kind[0], own))
+        found.append(_Relation(module, matrices, batch, edge_index, x, own))
     # The sums of one relation take one launch anyway.
     return found if len(found) > 1 else None
 
 
-def _is_accelerated(module: Any) -> bool:
+def is_accelerated(module: Any) -> bool:
     """Whether a convolution is one of ours that nothing looks at, and does nothing before its sum."""
     return (
         getattr(module.__dict__.get("forward"), "__func__", None) is root.forward
@@ -104,23 +122,29 @@ def _is_accelerated(module: Any) -> bool:
     )
 
 
-def _convolve(self: Any, x_dict: Any, relations: list[_Relation]) -> dict[str, Tensor] | None:
-    types = list(dict.fromkeys(relation.sources for relation in relations))
-    rows = torch.cat([x_dict[kind] for kind in types]) if len(types) > 1 else x_dict[types[0]]
+def _convolve(relations: list[_Relation]) -> list[Tensor] | None:
+    # By identity: relations of one type of sources are given one tensor.
+    tables = list({id(relation.sources): relation.sources for relation in relations}.values())
+    rows = torch.cat(tables) if len(tables) > 1 else tables[0]
+    begins = accumulate((len(table) for table in tables), initial=0)
+    start_of = {id(table): begin for table, begin in zip(tables, begins, strict=False)}
+    starts = [start_of[id(relation.sources)] for relation in relations]
     reduce, tracked = find_reduce(relations[0].conv), torch.is_grad_enabled() and rows.requires_grad
     if rows.dtype not in DTYPES or reduce not in ("sum", "mean"):
         return None
     if not runs_on_gpu(rows) and not wins_on_cpu(rows, reduce, tracked):
         return None
-    starts = dict(zip(types, accumulate((x_dict[kind].shape[0] for kind in types), initial=0), strict=False))
     sizes = [relation.own.shape[0] for relation in relations]
     batch = relations[0].batch
     # Batches tell their edges from others that came to the same memory, and must not keep each other alive.
     key = (
         "joined",
-        *((weakref.ref(r.batch), r.edge_index.shape[1], starts[r.sources], r.own.shape[0]) for r in relations),
+        *(
+            (weakref.ref(r.batch), r.edge_index.shape[1], start, r.own.shape[0])
+            for r, start in zip(relations, starts, strict=True)
+        ),
     )
-    joined: _Joined = batch.remember(key, lambda: _join(relations, [starts[r.sources] for r in relations], sizes))
+    joined: _Joined = batch.remember(key, lambda: _join(relations, starts, sizes))
     transposed = None
     if tracked and (torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows)):
         transposed = batch.remember(("by source", *key, len(rows)),
@@ -128,13 +152,11 @@ def _convolve(self: Any, x_dict: Any, relations: list[_Relation]) -> dict[str, T
     degrees = [relation.batch.max_degree for relation in relations]
     sums = aggregate(rows, joined.indptr, joined.row, reduce=reduce, target=joined.target, transposed=transposed,
                      max_degree=None if None in degrees else max(d for d in degrees if d is not None))  # fmt: skip
-    found: dict[str, list[Tensor]] = {}
+    outs = []
     for relation, part in zip(relations, sums.split(sizes), strict=True):
         out = root._add_product(part, relation.matrices[0], relation.own, relation.matrices[1])
-        if getattr(relation.conv, "normalize", False):
-            out = F.normalize(out, p=2.0, dim=-1)
-        found.setdefault(relation.target, []).append(out)
-    return {kind: group(outs, self.aggr) for kind, outs in found.items()}
+        outs.append(F.normalize(out, p=2.0, dim=-1) if getattr(relation.conv, "normalize", False) else out)
+    return outs
 
 
 def _join(relations: Sequence[_Relation], starts: Sequence[int], sizes: Sequence[int]) -> _Joined:
