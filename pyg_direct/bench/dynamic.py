@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Data
 
-from pyg_direct.bench.dynamic_ways import MODELS, WAYS, Model
+from pyg_direct.bench.dynamic_ways import MODELS, WAYS, Model, make_optimizer
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.dynamic import FrameTrainer, nn, stream
@@ -37,7 +37,7 @@ class Trained:
 
     def __init__(self, model: Model, signal: Sequence[Data], window: int, device: torch.device,
                  memory: str | None = None) -> None:  # fmt: skip
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, foreach=True)
+        optimizer = make_optimizer(model, device)
         self.trainer = FrameTrainer(model, list(signal), optimizer, window=window, step=run_recurrent, device=device,
                                     memory=memory)  # fmt: skip
 

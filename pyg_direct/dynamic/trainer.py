@@ -1,7 +1,8 @@
 """`FrameTrainer`: train over sliding windows of snapshots, each a forward and a backward pass and a step.
 
 The first epoch trains as it prepares: features are aggregated and kept, group by group. From the second on, a frame
-copies one snapshot to the places of the last, and on a GPU its passes are one captured graph where the model allows it.
+copies one snapshot to the places of the last, and on a GPU its passes, with the step where the optimizer allows that,
+are one captured graph where the model allows it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pyg_direct.dynamic.meter import FrameCost, FrameMeter
 from pyg_direct.dynamic.stream import SnapshotStream, stream
 from pyg_direct.dynamic.timeline import LANES, Timeline, trace
 from pyg_direct.errors import ArgumentError
+from pyg_direct.nn.graphed import steps_on_gpu
 from pyg_direct.typing import Device
 
 TARGETS = ("last", "all")
@@ -61,7 +63,8 @@ class FrameTrainer:
         model: Any module; layers of `pyg_direct.dynamic.nn` in it share work between snapshots, others get the same
             features and edges.
         signal: What `stream` takes, or a stream.
-        optimizer: Of the parameters of `model`.
+        optimizer: Of the parameters of `model`. Its steps are replayed with the passes where all its groups are
+            `capturable` with a tensor of the GPU for the learning rate.
         window: W, snapshots of a frame.
         loss: `loss(y_hat, y)`, a number.
         target: Whether the loss is that of the "last" snapshot of a frame or the mean over "all".
@@ -106,6 +109,8 @@ class FrameTrainer:
         self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
         self._may_replay = replay is not False and self.plan.device.type == "cuda"
         self._must_replay = replay is True
+        # What the optimizer was when its step became a part of the graph; None where it is none.
+        self._captured_step: list[Any] | None = None
         self._frame.has_slots = self._may_replay
         self.history: list[dict[str, Any]] = []
         self.decisions: list[str] = []
@@ -122,6 +127,9 @@ class FrameTrainer:
         """Train over all frames, in order; the mean loss."""
         self.model.train()
         begin, moved = time.perf_counter(), self._count_moved()
+        if self._captured_step is not None and self._captured_step != self._describe_step():
+            # A graph goes on with what they were.
+            self._graph = self._captured_step = None
         if self.history and self._may_replay and self._graph is None:
             self._record()
         # The graph's own, whatever was done about gradients since.
@@ -142,8 +150,9 @@ class FrameTrainer:
                 with trace(timeline, "passes"):
                     total += self._run_frame()
                 self._frame.prefetch()
-                with trace(timeline, "step"):
-                    self.optimizer.step()
+                if self._captured_step is None:
+                    with trace(timeline, "step"):
+                        self.optimizer.step()
         return float(total) / self.num_frames
 
     def _prepare(self) -> float:
@@ -217,20 +226,36 @@ class FrameTrainer:
                 with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)), _waits_refused():
                     cost = self._compute()
                     cost.backward()
+                    if self._may_capture_step():
+                        self.optimizer.step()
+                        self._captured_step = self._describe_step()
             self._graph, self._static_loss = graph, cost.detach()
             self._gradients = [(parameter, parameter.grad) for parameter in self._list_parameters()]
-            self.decisions.append("frames are replayed as one CUDA graph")
+            what = "frames are" if self._captured_step is None else "frames and steps are"
+            self.decisions.append(f"{what} replayed as one CUDA graph")
         except (NotReplayableError, RuntimeError) as error:
             if self._must_replay:
                 raise
             torch.cuda.synchronize(device)
-            self._may_replay = False
+            self._may_replay, self._captured_step = False, None
             self._forget_gradients()
             reason = str(error).splitlines()[0]
             self.decisions.append(f"frames are not replayed: {reason}")
         finally:
             self._frame.is_recording = False
             torch.clear_autocast_cache()
+
+    def _may_capture_step(self) -> bool:
+        """Whether a step does all on the GPU, with a state that is there already."""
+        stepped = (p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None)
+        return steps_on_gpu(self.optimizer) and all(p in self.optimizer.state for p in stepped)
+
+    def _describe_step(self) -> list[Any]:
+        """What a captured step goes on with: options, and where learning rates and the optimizer's state lie."""
+        groups, known = self.optimizer.param_groups, self.optimizer.state.values()
+        options = [value for group in groups for name, value in group.items() if name != "params"]
+        values = [*options, *(value for state in known for value in state.values())]
+        return [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
 
     def _list_parameters(self) -> list[torch.nn.Parameter]:
         """Those of the optimizer and of the model, each once."""

@@ -195,9 +195,16 @@ class GraphedStep:
         return None
 
     def _steps_inside(self) -> bool:
-        """Whether the optimizer may step within a graph: what is a number of the host's would stay as it was."""
-        return all(group.get("capturable", False) and isinstance(group.get("lr"), Tensor) and group["lr"].is_cuda
-                   for group in self.optimizer.param_groups)  # fmt: skip
+        return steps_on_gpu(self.optimizer)
+
+
+def steps_on_gpu(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step may be a part of a CUDA graph: what is a number of the host's would stay as it was."""
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return not any(hooks) and all(
+        group.get("capturable", False) and isinstance(group.get("lr"), Tensor) and group["lr"].is_cuda
+        for group in optimizer.param_groups
+    )
 
 
 def _mixes_rows(module: torch.nn.Module) -> bool:

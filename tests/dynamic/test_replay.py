@@ -1,5 +1,6 @@
 """Frames that are replayed as one CUDA graph train as others do, and those that cannot be are not."""
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -90,6 +91,88 @@ def test_replays_find_their_gradients_again(monkeypatch):
     # A graph must not add to what it does not own.
     assert spare.grad is None
     assert torch.equal(mine, torch.ones(2))
+
+
+def make_steps_capturable(monkeypatch, trainer):
+    """Steps of momentum that count as ones of the GPU; how many there were."""
+    steps = []
+    trainer.optimizer = optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.01, momentum=0.9)
+    step = optimizer.step
+    monkeypatch.setattr(optimizer, "step", lambda: steps.append(step()))
+    monkeypatch.setattr("pyg_direct.dynamic.trainer.steps_on_gpu", lambda given: given is optimizer)
+    return steps
+
+
+def test_steps_are_captured_with_their_frames(monkeypatch):
+    trainer = make_trainer("TGCN", make_signal())
+    steps = make_steps_capturable(monkeypatch, trainer)
+    trainer.fit(1)
+    assert len(steps) == trainer.num_frames
+    pretend_to_record(monkeypatch)
+    trainer._may_replay = True
+
+    trainer.fit(2)
+
+    assert len(steps) == trainer.num_frames + 1
+    assert trainer.decisions == ["frames and steps are replayed as one CUDA graph"]
+
+
+@pytest.mark.parametrize("change", ["option", "rate", "state"])
+def test_steps_are_captured_again_when_the_optimizer_changes(monkeypatch, change):
+    trainer = make_trainer("TGCN", make_signal())
+    steps = make_steps_capturable(monkeypatch, trainer)
+    trainer.fit(1)
+    pretend_to_record(monkeypatch)
+    trainer._may_replay = True
+    trainer.fit(2)
+    del steps[:]
+
+    if change == "state":
+        trainer.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
+    else:
+        trainer.optimizer.param_groups[0]["lr" if change == "rate" else "momentum"] = 0.5
+    trainer.fit(2)
+
+    assert len(steps) == 1
+
+
+def test_steps_without_a_state_are_not_captured(monkeypatch):
+    trainer = make_trainer("TGCN", make_signal())
+    steps = make_steps_capturable(monkeypatch, trainer)
+    trainer.fit(1)
+    del steps[:]
+    trainer.optimizer.state.popitem()
+    pretend_to_record(monkeypatch)
+    trainer._may_replay = True
+
+    trainer.fit(1)
+
+    assert len(steps) == trainer.num_frames
+    assert trainer.decisions == ["frames are replayed as one CUDA graph"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["TGCN", "EvolveGCNO", "MPNNLSTM"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_captured_steps_train_as_others_do(name):
+    trainers = [make_trainer(name, make_signal(), device="cuda", replay=replay) for replay in (True, False)]
+    for trainer in trainers:
+        rate = torch.tensor(0.02, device="cuda")
+        parameters = trainer.model.parameters()
+        trainer.optimizer = torch.optim.Adam(parameters, lr=rate, fused=True, capturable=True)
+    captured, plain = trainers
+
+    assert captured.fit(3) == pytest.approx(plain.fit(3), rel=1e-3)
+    assert captured.decisions == ["frames and steps are replayed as one CUDA graph"]
+    for trainer in trainers:
+        trainer.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
+        trainer.optimizer.param_groups[0]["lr"].fill_(0.004)
+    assert captured.fit(3) == pytest.approx(plain.fit(3), rel=1e-3)
+    before = [parameter.clone() for parameter in captured.model.parameters()]
+    captured.optimizer.param_groups[0]["lr"] = 0.0
+    captured.fit(2)
+    for parameter, old in zip(captured.model.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
 
 
 @pytest.mark.parametrize("waits", [False, True])
