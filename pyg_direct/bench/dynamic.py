@@ -35,11 +35,9 @@ class _Streamed:
 class Trained:
     """`FrameTrainer`."""
 
-    def __init__(self, model: Model, signal: Sequence[Data], window: int, device: torch.device,
-                 memory: str | None = None) -> None:  # fmt: skip
+    def __init__(self, model: Model, signal: Any, window: int, device: torch.device) -> None:
         optimizer = make_optimizer(model, device)
-        self.trainer = FrameTrainer(model, list(signal), optimizer, window=window, step=run_recurrent, device=device,
-                                    memory=memory)  # fmt: skip
+        self.trainer = FrameTrainer(model, signal, optimizer, window=window, step=run_recurrent, device=device)
 
     def epoch(self) -> float:
         """Train over all frames."""

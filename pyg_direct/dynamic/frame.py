@@ -102,7 +102,7 @@ class FramePlan(SnapshotPlan):
             x, all_ = self.real.parts[self.times[0]].x, None
             assert x is not None, "checked when the trainer was made"
             if self.real.budget.limit is None and self._fits(len(self.times) * x.numel() * x.element_size()):
-                all_ = torch.stack([self._features_at(number) for number in range(len(self.times))]).to(self.device)
+                all_ = self.real.gather_given(self.times)
             self._sources["x"] = all_
         return self._sources["x"]
 
@@ -117,11 +117,7 @@ class FramePlan(SnapshotPlan):
         return self.real.aggregate_features(operator, self.times[number], weighted)
 
     def _features_at(self, number: int) -> Tensor:
-        x = self.real.parts[self.times[number]].x
-        assert x is not None, "checked when the trainer was made"
-        if not x.is_cuda:
-            self.real.moved_bytes += x.numel() * x.element_size()
-        return x
+        return self.real.read_features(self.times[number])
 
     def _fill(self, rows: Tensor, step: int, read: Callable[[int], Tensor]) -> None:
         kept = self.window - step
@@ -154,9 +150,7 @@ class FramePlan(SnapshotPlan):
         """Features of the frame, `[W, N, F]`."""
         if self._features is None:
             self._check_recording("features that no frame before asked for")
-            self._features = torch.stack([self._features_at(self.first + p) for p in range(self.window)]).to(
-                self.device
-            )
+            self._features = torch.stack([self._features_at(self.first + place) for place in range(self.window)])
         return self._features
 
     def _load_edges(self, like: Tensor) -> Tensor:

@@ -107,10 +107,11 @@ def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split",
                                      None if stacked is None else stacked[rest])  # fmt: skip
         # What has no edges would be sent all the same.
         pieces = tuple(piece for piece in (overlap, exclusive) if piece.num_edges > 0) or (overlap,)
-    return SnapshotMatrices(pieces, _stack([f.row for f in factors], num_nodes, 1.0),
-                            _stack([f.column for f in factors], num_nodes, 1.0),
-                            _stack([f.diagonal for f in factors], num_nodes, 0.0), num_nodes, union.num_snapshots,
-                            transpose)  # fmt: skip
+    row = _stack([f.row for f in factors], num_nodes, 1.0)
+    is_alike = all(f.column is f.row for f in factors)
+    column = row if is_alike else _stack([f.column for f in factors], num_nodes, 1.0)
+    diagonal = _stack([f.diagonal for f in factors], num_nodes, 0.0)
+    return SnapshotMatrices(pieces, row, column, diagonal, num_nodes, union.num_snapshots, transpose)
 
 
 def _check_mode(values: str, form: str, stacked: Tensor | None, equality: float) -> None:

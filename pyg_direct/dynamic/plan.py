@@ -83,7 +83,7 @@ class SnapshotPlan:
         self._built: dict[Hashable, SnapshotMatrices] = {}
         self._ahead = Ahead()
         self.timeline: Timeline | None = None
-        self._rows = RowCache(device, self.budget)
+        self._rows, self._features = RowCache(device, self.budget), RowCache(device, self.budget)
         # The groups that were chosen, by operator, weighting and eight of snapshots; and the choices in words.
         self._groups: dict[Hashable, list[Option]] = {}
         self.decisions: list[str] = []
@@ -176,8 +176,8 @@ class SnapshotPlan:
             self._ahead.begin(key, work, self.timeline)
 
     def get_matrices(self, operator: Operator, first: int, last: int, weighted: bool = True,
-                     form: str | None = None) -> SnapshotMatrices:  # fmt: skip
-        """The matrices of snapshots [first, last), on the device; kept."""
+                     form: str | None = None, keep: bool = True) -> SnapshotMatrices:  # fmt: skip
+        """The matrices of snapshots [first, last), on the device; kept there with `keep`, where the budget has room."""
         factors = [self.factorise(operator, t, weighted) for t in range(first, last)]
         form = self.form if form is None else form
         key = _matrices_key(form, factors)
@@ -189,8 +189,8 @@ class SnapshotPlan:
             made = self._built.pop(key, None) or build_group(factors, self.num_nodes, form)
             self._matrices[key], self._sent_bytes[key] = made, made.num_bytes
         self.moved_bytes += self._sent_bytes[key]
-        stays = self.budget.take(self._sent_bytes[key])
-        if not stays and self.device.type == "cuda" and not self._matrices[key].is_pinned:
+        stays = keep and self.budget.take(self._sent_bytes[key])
+        if keep and not stays and self.device.type == "cuda" and not self._matrices[key].is_pinned:
             # They are sent in every epoch, which nobody waits for from page-locked memory.
             self._matrices[key] = self._matrices[key].pin_memory()
         here = self._matrices[key].to(self.device, non_blocking=True)
@@ -254,6 +254,30 @@ class SnapshotPlan:
         """Begin to copy aggregated features that are soon asked for, beside what the device computes."""
         self._rows.prefetch((operator, weighted, time), self.timeline)
 
+    def read_features(self, time: int) -> Tensor:
+        """The features of a snapshot on the device, kept there while the budget lasts.
+
+        Raises:
+            ArgumentError: the snapshot has no features.
+        """
+        x = self.parts[time].x
+        if x is None:
+            raise ArgumentError("x must be features of every snapshot that a layer reads, got None")
+        if x.device == self.device and x.is_cuda:
+            return x
+        if time in self._features:
+            return self._features.fetch(time)
+        self.moved_bytes += x.numel() * x.element_size()
+        here = x.to(self.device)
+        self._features.store(time, here)
+        return here
+
+    def gather_given(self, times: range) -> Tensor:
+        """The features of snapshots of one shape, `[T, N, F]` on the device; those kept there become parts of it."""
+        rows = [self.read_features(time) for time in times]
+        kept = self._features.gather(list(times))
+        return torch.stack(rows) if kept is None else kept
+
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make()` gives; plans of a frame make it once for all snapshots that share one backward pass."""
         return make()
@@ -282,8 +306,10 @@ class SnapshotPlan:
         if not packed.is_cuda:
             self.moved_bytes += packed.numel() * packed.element_size()
         packed = packed.to(self.device)
+        # Layers that follow may ask for them again; if none does, a bounded budget is for the rows.
+        keep = self.budget.limit is None
         with torch.no_grad():
-            out = aggregate_snapshots(packed, self.get_matrices(operator, first, last, weighted, form))
+            out = aggregate_snapshots(packed, self.get_matrices(operator, first, last, weighted, form, keep))
         apart = out.transpose(0, 1).contiguous()
         return [rows[: part.num_nodes] for rows, part in zip(apart.unbind(0), self.parts[first:last], strict=True)]
 
@@ -329,7 +355,7 @@ class SnapshotPlan:
         return "\n".join([*(f"{name}: {value:,}" for name, value in self.describe().items()), *self.decisions])
 
     def describe(self) -> dict[str, Any]:
-        """Sizes: snapshots, nodes, edges; bytes of matrices and aggregated features held; bytes copied to the device so
+        """Sizes: snapshots, nodes, edges; bytes of matrices, features and their aggregates held; bytes copied to the device so
         far (on a CPU, those that a device with memory of its own would be sent).
         """
         held = {id(m): m.num_bytes for m in self._matrices.values()}
@@ -340,7 +366,8 @@ class SnapshotPlan:
             "matrix_bytes": sum(held.values()),
             "aggregated_bytes": self._rows.device_bytes,
             "aggregated_host_bytes": self._rows.host_bytes,
-            "moved_bytes": self.moved_bytes + self._rows.moved_bytes,
+            "feature_bytes": self._features.device_bytes,
+            "moved_bytes": self.moved_bytes + self._rows.moved_bytes + self._features.moved_bytes,
         }
 
 

@@ -76,7 +76,8 @@ class SnapshotMatrices:
     @property
     def num_bytes(self) -> int:
         """Memory of structures and factors."""
-        factors = (f for f in (self.row, self.column, self.diagonal) if f is not None)
+        # Where rows and columns are scaled alike, that is one tensor.
+        factors = {id(f): f for f in (self.row, self.column, self.diagonal) if f is not None}.values()
         by_source = () if self._by_source is None or self._by_source is self.pieces else self._by_source
         return sum(p.num_bytes for p in self.pieces + by_source) + sum(4 * f.numel() for f in factors)
 
@@ -97,6 +98,7 @@ class SnapshotMatrices:
         if by_source is not None:
             by_source = pieces if by_source is self.pieces else tuple(map(copy, by_source))
         row, column, diagonal = (None if f is None else copy(f) for f in (self.row, self.column, self.diagonal))
+        column = row if self.column is self.row else column
         return replace(self, pieces=pieces, row=row, column=column, diagonal=diagonal, _by_source=by_source)
 
     def by_source(self) -> tuple[SlicedCSR, ...]:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_direct.bench import dynamic, dynamic_losses
+from pyg_direct.bench import dynamic, dynamic_losses, dynamic_memory
+from pyg_direct.bench.dynamic_ways import Model
 from pyg_direct.datasets.dynamic import synthetic_dtdg
-from pyg_direct.dynamic import nn
+from pyg_direct.dynamic import FrameTrainer, nn
+from pyg_direct.dynamic.snapshot import order_edges
 
 
 def test_a_model_that_cannot_be_compiled_ends_nothing(monkeypatch):
@@ -92,6 +94,30 @@ def test_ratios_are_of_equal_turns():
     assert rows["preparation over an epoch of PyGT-A"].p50 == pytest.approx(3 / 9)
     assert rows["no more time in all than PyGT-A after"].p50 == 1
     assert rows["moved to the GPU an epoch"].p50 == 2
+
+
+def test_caps_bound_what_is_kept_and_share_structures(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_geometric_temporal.nn", SimpleNamespace(recurrent=nn))
+    monkeypatch.setitem(sys.modules, "torch_geometric_temporal", SimpleNamespace())
+    signal = synthetic_dtdg(40, 200, 6, 0.2)
+    made = []
+    monkeypatch.setattr("pyg_direct.dynamic.plan.order_edges", lambda *args: made.append(args) or order_edges(*args))
+
+    rows = list(dynamic_memory.measure_dynamic_memory({"tiny": signal}, ["T-GCN", "MPNN-LSTM"], window=3, hidden=4,
+                                                      epochs=1, device="cpu"))  # fmt: skip
+
+    assert len(made) == len(signal) * len(dynamic_memory.CAPS)
+    values = {(row.case, row.metric): row.p50 for row in rows}
+    for kind in ("T-GCN", "MPNN-LSTM"):
+        alone = FrameTrainer(Model(kind, nn, 4, 40, 4), signal, torch.optim.SGD([torch.ones(1)]), window=3,
+                             device="cpu", memory="10%")  # fmt: skip
+        alone.fit(3)
+        case = f"dynamic/tiny/{kind}/memory 10%"
+        assert values[case, "moved an epoch"] == pytest.approx(alone.history[-1]["moved_bytes"] / 1e6, rel=0.1)
+    # Rows of 40 nodes and 4 numbers, in six snapshots, of which half a snapshot and more is kept; targets are there.
+    limited = next(row for row in rows if row.case.endswith("T-GCN/memory 10%") and row.limit)
+    assert limited.limit <= limited.p50 < 1.5 * limited.limit
+    assert values["dynamic/tiny/T-GCN/memory 100%", "moved an epoch"] == 0
 
 
 def test_losses_are_told_beside_double_precision(monkeypatch):
