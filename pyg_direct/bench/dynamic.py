@@ -147,8 +147,8 @@ def measure_dynamic_epochs(sets: Mapping[str, Sequence[Data]], models: Sequence[
                 model = Model(kind, nn if is_ours else theirs, num_features, num_nodes, hidden).to(where)  # noqa: B023
                 return (ours[way] if is_ours else WAYS[way])(model, signal, window, where)  # noqa: B023
 
-            # Kernels are compiled, and speeds measured, once for a machine.
-            Course(partial(make, "ours, FrameTrainer"))
+            # Kernels are compiled, and speeds measured, once for a machine: two frames will do.
+            Course(partial(make, "ours, FrameTrainer", signal=signal[: window + 1]))
             makers = {way: partial(make, way) for way in [*(WAYS if ways is None else ways), *ours]}
             frames = f"frames of {window} of {len(signal)} snapshots"
             yield from _tell(f"dynamic/{name}/{kind}", take_turns(makers, epochs, seconds_each), frames)

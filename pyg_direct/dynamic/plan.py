@@ -355,8 +355,8 @@ class SnapshotPlan:
         return "\n".join([*(f"{name}: {value:,}" for name, value in self.describe().items()), *self.decisions])
 
     def describe(self) -> dict[str, Any]:
-        """Sizes: snapshots, nodes, edges; bytes of matrices, features and their aggregates held; bytes copied to the device so
-        far (on a CPU, those that a device with memory of its own would be sent).
+        """Sizes: snapshots, nodes, edges; bytes of matrices, features and their aggregates held; bytes copied to the
+        device so far (on a CPU, those that a device with memory of its own would be sent).
         """
         held = {id(m): m.num_bytes for m in self._matrices.values()}
         return {
