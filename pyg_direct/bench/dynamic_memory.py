@@ -61,10 +61,11 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
                     yield Row.of(limited, f"{way} over ours", "x", [others / mine for others, mine in turns])
                 yield Row.of(limited, "moved an epoch", "MB", [moved / 1e6])
                 yield Row.of(limited, "moved over PyGT-A's", "x", [moved / visited])
-                # Models of one layer read them, and nothing of the edges; those of two need both.
+                # Models of one layer read these and nothing of the edges.
                 least = max(0, rows - (streams[cap].plan.budget.limit or 0)) / once
-                yield Row.of(limited, "moved over CSR snapshots sent once", "x", [moved / once], least or None,
-                             "aggregated features that the cap does not hold")  # fmt: skip
+                limit = least if least and kind != "MPNN-LSTM" else None
+                yield Row.of(limited, "moved over CSR snapshots sent once", "x", [moved / once], limit,
+                             "aggregated features that the cap does not hold" if limit else "")  # fmt: skip
                 hidden_share = trainer.trace_epoch().hidden_share()
                 if hidden_share is not None:
                     yield Row.of(

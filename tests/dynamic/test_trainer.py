@@ -10,6 +10,8 @@ from pyg_direct.dynamic import FrameTrainer, stream
 from pyg_direct.errors import ArgumentError, MemoryLimitError
 from tests.frames import MODELS, NODES, TIMES, WINDOW, make_signal, make_trainer
 
+NO_REPLAY = {"cuda": {"replay": False}, "cpu": {}}
+
 
 @pytest.fixture(autouse=True)
 def _full_precision(monkeypatch):
@@ -72,11 +74,24 @@ def test_memory_changes_nothing_but_what_is_moved(device, memory):
     assert capped.history[-1]["moved_bytes"] <= (0 if memory is None else TIMES * row_bytes)
 
 
+@pytest.mark.parametrize(("name", "kept"), [("TGCN", 1), ("MPNNLSTM", 2)])
+def test_rows_and_features_come_before_structures_in_memory(device, name, kept):
+    # Room for the aggregated rows of all snapshots, and for the features where a model reads these too.
+    rows = TIMES * NODES * 4 * 4
+    trainer = make_trainer(name, make_signal(), device=device, memory=kept * rows, **NO_REPLAY[device.type])
+
+    trainer.fit(3)
+
+    structures = sum(trainer.plan._sent_bytes.values()) if name == "MPNNLSTM" else 0
+    assert trainer.history[-1]["moved_bytes"] <= structures
+    assert trainer.plan.describe()["aggregated_bytes"] == rows
+
+
 @pytest.mark.parametrize("groups", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_matrices_that_do_not_fit_are_sent_once_an_epoch(device, groups):
     signal = make_signal("MPNNLSTM")
     sequence = stream(signal, device, memory=NODES * 4 * 4, keep="host", group_size=groups)
-    trainer = make_trainer("MPNNLSTM", sequence, device=device, replay=False if device.type == "cuda" else None)
+    trainer = make_trainer("MPNNLSTM", sequence, device=device, **NO_REPLAY[device.type])
 
     losses = trainer.fit(3)
 
