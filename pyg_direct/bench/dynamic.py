@@ -45,19 +45,22 @@ class Trained:
 
 
 class Course:
-    """The epochs of one way: two that prepare, with the making of all that they need, and those measured."""
+    """The epochs of one way: those that prepare, with the making of all that they need, and those measured.
+
+    Two prepare, or as many as what is made tells by `preparing_epochs`.
+    """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         wait_for_gpu()
         begin = time.perf_counter()
         self.run = make()
-        self.preparing, self.measured = [0.0], list[float]()
+        self.preparing, self.measured = list[float](), list[float]()
         self.loss = 0.0
-        self.train()
-        self.preparing[0] = time.perf_counter() - begin
-        begin = time.perf_counter()
-        self.train()
-        self.preparing.append(time.perf_counter() - begin)
+        for _ in range(getattr(self.run, "preparing_epochs", 2)):
+            self.train()
+            now = time.perf_counter()
+            self.preparing.append(now - begin)
+            begin = now
 
     def train(self) -> None:
         """An epoch."""
@@ -124,7 +127,7 @@ def take_turns(makers: Mapping[str, Callable[[], Any]], epochs: int, seconds: fl
 def measure_dynamic_epochs(sets: Mapping[str, Sequence[Data]], models: Sequence[str] = MODELS,
                            ways: Sequence[str] | None = None, window: int = 8, hidden: int = 32, epochs: int = 5,
                            seconds_each: float = 8.0, device: str = "cuda") -> Iterator[Row]:  # fmt: skip
-    """Seconds of epochs after two that prepare, their ratios to ours of the same turn, and what preparing takes.
+    """Seconds of epochs after those that prepare, their ratios to ours of the same turn, and what preparing takes.
 
     Args:
         sets: Snapshots by the name of their graph.

@@ -55,8 +55,8 @@ def dynamic(scale: float) -> Iterator[Row]:
     device = resolve_device(None).type
     sets = _read_dynamic()
     for nodes in (int(1_000 * scale), int(20_000 * scale)):
-        sets[f"generated {nodes}"] = synthetic_dtdg(nodes, 10 * nodes, 14, 0.1, weighted=True)
-    sets = {name: signal[:14] for name, signal in sets.items()}
+        sets[f"generated {nodes}"] = synthetic_dtdg(nodes, 10 * nodes, 12, 0.1, weighted=True)
+    sets = {name: signal[:12] for name, signal in sets.items()}
     if device == "cuda":
         sets |= {name: signal[-10:] for name, signal in _read_dynamic("graph.npz").items()}
     ways, rows = [way for way in WAYS if "compile" not in way], []

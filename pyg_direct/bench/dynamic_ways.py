@@ -53,7 +53,13 @@ def make_optimizer(model: Model, device: torch.device) -> torch.optim.Optimizer:
 
 
 class Way:
-    """One way to run an epoch; `epoch()` gives its mean loss."""
+    """One way to run an epoch; `epoch()` gives its mean loss.
+
+    Attributes:
+        preparing_epochs: Epochs after which all are alike.
+    """
+
+    preparing_epochs = 1
 
     def __init__(self, model: Model, signal: Sequence[Data], window: int, device: torch.device) -> None:
         self.model, self.signal, self.window, self.device = model, signal, window, device
@@ -266,6 +272,8 @@ class Normalised(Resident):
 class Compiled(Normalised):
     """The same, with a model compiled by `torch.compile` for edges of any number."""
 
+    preparing_epochs = 2
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         # Kept apart, since Adam has the parameters of the model itself.
@@ -278,6 +286,8 @@ class Compiled(Normalised):
 
 class Captured(Normalised):
     """The same, and the passes and the step of every frame one CUDA graph of its own."""
+
+    preparing_epochs = 2
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
