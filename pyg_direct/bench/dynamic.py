@@ -126,7 +126,7 @@ def take_turns(makers: Mapping[str, Callable[[], Any]], epochs: int, seconds: fl
 
 def measure_dynamic_epochs(sets: Mapping[str, Sequence[Data]], models: Sequence[str] = MODELS,
                            ways: Sequence[str] | None = None, window: int = 8, hidden: int = 32, epochs: int = 5,
-                           seconds_each: float = 8.0, device: str = "cuda") -> Iterator[Row]:  # fmt: skip
+                           seconds_each: float = 20.0, device: str = "cuda") -> Iterator[Row]:  # fmt: skip
     """Seconds of epochs after those that prepare, their ratios to ours of the same turn, and what preparing takes.
 
     Args:

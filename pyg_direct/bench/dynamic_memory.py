@@ -20,7 +20,7 @@ CAPS = ("10%", "50%", "100%")
 
 def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[str] = MODELS,
                            caps: Sequence[str] = CAPS, ways: Sequence[str] = ("PyGT", "PyGT-A"), window: int = 8,
-                           hidden: int = 32, epochs: int = 5, seconds_each: float = 8.0,
+                           hidden: int = 32, epochs: int = 5, seconds_each: float = 20.0,
                            device: str = "cuda") -> Iterator[Row]:  # fmt: skip
     """Epochs under caps on what our caches hold, as shares of the data's bytes, beside ways that hold nothing.
 

@@ -36,12 +36,13 @@ def measure_tuner(sets: Mapping[str, Sequence[Data]], widths: Sequence[int] = WI
     for name, signal in sets.items():
         signal = signal[:MAX_GROUP]
         num_nodes = max(int(s.num_nodes or 0) for s in signal)
-        factors = [GCN().factorise(order_edges(s.edge_index, s.edge_attr, num_nodes)) for s in signal]
+        # Structures of a GPU are equal, and made sooner.
+        factors = [_factorise(s, num_nodes, where) for s in signal]
         weights = int(any(f.weight is not None for f in factors))
         built = _build(factors, num_nodes)
         for width in widths:
             x = torch.randn(num_nodes, len(signal), width, device=where)
-            keys = [f.keys for f in factors]
+            keys = [f.keys.cpu() for f in factors]
             options = choose_groups(keys, width, speeds, 0, weights, MAX_GROUP, num_nodes, find_stacked(factors))
             chosen = [(o.first, o.last, o.form if o.last - o.first > 1 else "mask") for o in options]
             seconds = _time_groups(x, built, rounds)
@@ -58,14 +59,19 @@ def measure_tuner(sets: Mapping[str, Sequence[Data]], widths: Sequence[int] = WI
 
 
 def _build(factors: Sequence[Factors], num_nodes: int) -> dict[Group, SnapshotMatrices]:
-    """The matrices of every group that the tuner may choose."""
+    """The matrices of every group that the tuner may choose, on the host."""
     made = {}
     for size in GROUP_SIZES:
         for first in range(0, len(factors), size):
             part = factors[first : first + size]
             for form in FORMS if len(part) > 1 else ("mask",):
-                made[first, first + len(part), form] = build_group(part, num_nodes, form)
+                made[first, first + len(part), form] = build_group(part, num_nodes, form).to(torch.device("cpu"))
     return made
+
+
+def _factorise(snapshot: Data, num_nodes: int, device: torch.device) -> Factors:
+    weight = None if snapshot.edge_attr is None else snapshot.edge_attr.to(device)
+    return GCN().factorise(order_edges(snapshot.edge_index.to(device), weight, num_nodes))
 
 
 def _run(x: Tensor, group: Group, matrices: SnapshotMatrices) -> None:
