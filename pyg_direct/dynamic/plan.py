@@ -83,7 +83,7 @@ class SnapshotPlan:
         self._built: dict[Hashable, SnapshotMatrices] = {}
         self._ahead = Ahead()
         self.timeline: Timeline | None = None
-        self._rows, self._features = RowCache(device, self.budget), RowCache(device, self.budget)
+        self._rows, self._given = RowCache(device, self.budget), RowCache(device, self.budget)
         # The groups that were chosen, by operator, weighting and eight of snapshots; and the choices in words.
         self._groups: dict[Hashable, list[Option]] = {}
         self.decisions: list[str] = []
@@ -265,17 +265,17 @@ class SnapshotPlan:
             raise ArgumentError("x must be features of every snapshot that a layer reads, got None")
         if x.device == self.device and x.is_cuda:
             return x
-        if time in self._features:
-            return self._features.fetch(time)
+        if time in self._given:
+            return self._given.fetch(time)
         self.moved_bytes += x.numel() * x.element_size()
         here = x.to(self.device)
-        self._features.store(time, here)
+        self._given.store(time, here)
         return here
 
     def gather_given(self, times: range) -> Tensor:
         """The features of snapshots of one shape, `[T, N, F]` on the device; those kept there become parts of it."""
         rows = [self.read_features(time) for time in times]
-        kept = self._features.gather(list(times))
+        kept = self._given.gather(list(times))
         return torch.stack(rows) if kept is None else kept
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -366,8 +366,8 @@ class SnapshotPlan:
             "matrix_bytes": sum(held.values()),
             "aggregated_bytes": self._rows.device_bytes,
             "aggregated_host_bytes": self._rows.host_bytes,
-            "feature_bytes": self._features.device_bytes,
-            "moved_bytes": self.moved_bytes + self._rows.moved_bytes + self._features.moved_bytes,
+            "feature_bytes": self._given.device_bytes,
+            "moved_bytes": self.moved_bytes + self._rows.moved_bytes + self._given.moved_bytes,
         }
 
 
