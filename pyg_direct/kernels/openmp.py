@@ -10,9 +10,9 @@ import importlib
 import os
 import sys
 
-# Rounds of waiting awake, about a millisecond: the loops of a batch follow each other sooner. The ten milliseconds that
-# GNU OpenMP takes by itself are missing to whatever trains on the same cores.
-_ROUNDS = "30000"
+# Rounds of waiting awake, a tenth of a millisecond: most loops of a batch follow sooner. The ten milliseconds
+# that GNU OpenMP takes by itself are missing to whatever else runs on the same cores.
+_ROUNDS = "3000"
 _is_orphaned = False
 
 
