@@ -130,9 +130,9 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         return self._sampler.sample_links_together([self.input_data[own] for own in positions], self.neg_sampling, keys)
 
     def _open_group(self, epoch: int) -> Together | None:
-        # On a GPU, and where they are uniform and without types, batches are sampled one by one.
+        # Uniform batches of a graph without types are sampled ahead, one by one.
         is_plain = isinstance(self._sampler, NeighborSampler) and self._sampler._is_plain()
-        return None if is_plain or self.device.type != "cpu" else super()._open_group(epoch)
+        return None if is_plain else super()._open_group(epoch)
 
     def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
         if not isinstance(self._sampler, NeighborSampler):
@@ -189,7 +189,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         device, placement, topology_placement, feature_cache, topology_cache, store_dtype, seed, prefetch,
             time_comparison, time_window, ranks, uneven, custom_cls: See `NeighborLoader`.
         input_id: An id for each link, that batches hold instead of its position.
-        super_batch: With types or other options on a CPU: batches sampled in one call; the same as without.
+        super_batch: With types or other options: batches sampled in one call; they are those that come without.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:

@@ -64,6 +64,7 @@ def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
     topo, device = topology.topo, topology.device
     given = [{kind: _check_seeds(topo, kind, ids) for kind, ids in _by_type(topo, "seeds", seeds).items()}
              for seeds, _ in requests]  # fmt: skip
+    _check_on_gpu(topo, [item for own in given for item in own.items() if item[1].is_cuda and item[1].numel() > 0])
     counts = np.array([[own[kind].numel() if kind in own else 0 for kind in topo.node_types] for own in given],
                       dtype=np.int64)  # fmt: skip
     sizes = counts.sum(1)
@@ -80,23 +81,16 @@ def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
         first_tree = dict(zip(ids_of, accumulate((ids.numel() for ids in ids_of.values()), initial=0), strict=False))
         own += [(ids_of[kind].long(), base, first_tree[kind])
                 for kind, base in zip(topo.node_types, begins, strict=False) if kind in ids_of]  # fmt: skip
-    # Where all seeds are on the host they travel together.
-    is_host = all(ids.device.type == "cpu" for ids, *_ in own)
-    place = torch.device("cpu") if is_host else device
-    none = torch.empty(0, dtype=torch.int64, device=place)
-    rows = torch.cat([ids.to(place) for ids, *_ in own]) if own else none
-    identities = torch.cat([ids.to(place) + base for ids, base, _ in own]) if own else none
-    trees = none
-    if disjoint and own:
-        trees = torch.cat([torch.arange(first, first + ids.numel(), device=place) for ids, _, first in own])
-        identities += trees << tree_shift
-    if place != device:
-        rows, identities, trees = upload(torch.cat([rows, identities, trees]), device).split(
-            [rows.numel(), identities.numel(), trees.numel()])  # fmt: skip
-    if times is None:
-        times = rows[:0]
-    return Seeds(rows, trees, identities, times, counts.reshape(-1), bases, tree_shift, tree_bits,
-                 np.cumsum(sizes) - sizes)  # fmt: skip
+    lengths = np.array([ids.numel() for ids, *_ in own], np.int64)
+    numbers = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    trees = numbers + np.repeat(np.array([first for *_, first in own], np.int64), lengths)
+    offsets = np.repeat(np.array([base for _, base, _ in own], np.int64), lengths)
+    beside = [offsets + (trees << tree_shift), trees] if disjoint else [offsets]
+    rows = _bring([ids for ids, *_ in own], device) if own else torch.empty(0, dtype=torch.int64, device=device)
+    there = upload(np.stack(beside), device).unbind()
+    none = rows[:0]
+    return Seeds(rows, there[1] if disjoint else none, rows + there[0], none if times is None else times,
+                 counts.reshape(-1), bases, tree_shift, tree_bits, np.cumsum(sizes) - sizes)  # fmt: skip
 
 
 def _read_alike(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool) -> Seeds | None:
@@ -173,14 +167,24 @@ def _by_type(topo: HeteroTopo, name: str, values: Tensor | Mapping[str, Tensor])
     return dict(values)
 
 
+def _name_seeds(topo: HeteroTopo, kind: str) -> str:
+    return "seeds" if topo.is_homogeneous else f"seeds[{kind!r}]"
+
+
 def _check_seeds(topo: HeteroTopo, kind: str, ids: Tensor) -> Tensor:
-    size, name = topo.num_nodes[kind], "seeds" if topo.is_homogeneous else f"seeds[{kind!r}]"
-    ids = check_ids(name, ids, size)
-    if ids.is_cuda and ids.numel() > 0:
-        low, high = (int(v) for v in torch.stack(torch.aminmax(ids)).tolist())
-        if low < 0 or high >= size:
-            raise IdError(f"{name} must lie in [0, {size}), got {low if low < 0 else high}")
-    return ids
+    """Seeds of a type, those of the host in its range."""
+    return check_ids(_name_seeds(topo, kind), ids, topo.num_nodes[kind])
+
+
+def _check_on_gpu(topo: HeteroTopo, lists: Sequence[tuple[str, Tensor]]) -> None:
+    """Check the range of seeds of types that are on a GPU, none empty, with one wait for all."""
+    if not lists:
+        return
+    bounds = torch.stack([bound.long() for _, ids in lists for bound in torch.aminmax(ids)]).tolist()
+    for (kind, _), low, high in zip(lists, bounds[::2], bounds[1::2], strict=True):
+        if low < 0 or high >= topo.num_nodes[kind]:
+            raise IdError(f"{_name_seeds(topo, kind)} must lie in [0, {topo.num_nodes[kind]}), got "
+                          f"{low if low < 0 else high}")  # fmt: skip
 
 
 def _read_times(topology: PlacedHetero, given: dict[str, Tensor],
