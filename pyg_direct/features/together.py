@@ -28,14 +28,19 @@ class ReadTogether:
         self._flag = first._errors.numpy()
         self._reader = NarrowReader([table for table in tables if table is not None], first._errors)
 
-    def read(self, ids: Tensor) -> dict[str, Tensor]:
-        """Rows of ids that a sampler made, as `Feature.read` returns those of each."""
+    def read(self, ids: Tensor, memory: list[Tensor] | None = None) -> dict[str, Tensor]:
+        """Rows of ids that a sampler made, as `Feature.read` returns those of each.
+
+        Args:
+            ids: int64 `[n]`, contiguous and where the features are.
+            memory: Gets the tensors that the memory of all rows belongs to.
+        """
         if self._flag[0] != NO_POSITION:
             self._features[0]._raise_earlier_error()
         if self._features[0]._served is not None:
             for feature in self._features:
                 feature._count(ids)
-        return dict(zip(self.names, self._reader.read(ids), strict=True))
+        return dict(zip(self.names, self._reader.read(ids, memory), strict=True))
 
 
 def group_narrow(features: Mapping[str, Feature]) -> list[ReadTogether]:

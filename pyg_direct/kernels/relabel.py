@@ -10,15 +10,18 @@ import numpy as np
 
 from pyg_direct.kernels.bitmap import GROUP_WORDS, WORD, bit_of, rank_of
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.kernels.link import read_end
 from pyg_direct.kernels.state import (
     BAD_SEED,
     EDGES,
     FAR,
     HEADER,
     KEY,
+    MORE_SOURCES,
     NEEDED_EDGES,
     NO_POSITION,
     NODES,
+    NUM_LINKS,
     NUM_SEEDS,
     SEEDS_ON_GPU,
 )
@@ -99,15 +102,23 @@ def load_seeds_gpu(state, inbox, arrived, seen, local_of_node, nodes, num_nodes)
 
 @gpu_kernel("i8[] i8[] i8[] u4[] u1[] i8")
 def mark_seeds_gpu(state, inbox, arrived, fresh, touched, num_nodes):
-    """Mark the seeds, which may repeat, to be numbered as the nodes of a hop are: unique and ascending."""
+    """Mark the seeds, which may repeat, to be numbered as the nodes of a hop are: unique and ascending.
+
+    Where they are the ends of links, these are left in `arrived`.
+    """
     count, on_gpu = inbox[NUM_SEEDS], inbox[SEEDS_ON_GPU]
+    num_links, more_sources = inbox[NUM_LINKS], inbox[MORE_SOURCES]
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     if i == 0:
         state[KEY] = inbox[KEY]
         state[NUM_SEEDS] = count
         state[EDGES] = 0
     while i < count:
-        node = arrived[i] if on_gpu != 0 else inbox[HEADER + i]
+        if num_links > 0:
+            node = read_end(inbox, i, num_links, more_sources, num_nodes)
+            arrived[i] = node
+        else:
+            node = arrived[i] if on_gpu != 0 else inbox[HEADER + i]
         if node < 0 or node >= num_nodes:
             cuda.atomic.min(state, BAD_SEED, i)
             node = np.int64(0)

@@ -12,6 +12,9 @@ BAD_SEED = 2
 NEEDED_EDGES = 3
 # In the inbox: whether the seeds are on the GPU already instead of behind the header.
 SEEDS_ON_GPU = 4
+# In the inbox: links whose ends are the seeds, 0 for other seeds, and negatives to draw at their sources.
+NUM_LINKS = 5
+MORE_SOURCES = 6
 HEADER = 8
 
 MAX_HOPS = 31

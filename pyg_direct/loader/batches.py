@@ -14,9 +14,13 @@ from pyg_direct.loader.ranks import Share
 from pyg_direct.ops.draw import permute
 from pyg_direct.sampling.key import shuffle_key
 
+# Batches whose seeds are cut out of an epoch's at once.
+_TOGETHER = 64
+
 
 class Seeds(NamedTuple):
-    """The seeds of a batch: their positions among the input nodes and the nodes themselves, int64 `[B]` each."""
+    """The seeds of a batch: their positions among the input nodes, int64 `[B]`, and the nodes themselves, `[B]`; or
+    both ends of links, `[B, 2]`."""
 
     positions: Tensor
     nodes: Tensor
@@ -61,14 +65,19 @@ def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, 
     order = order_of_epoch(loader, seed, epoch)
     if order is not None:
         assert loader.batch_size is not None
-        # Looked up for the whole epoch at once; a batch is then a view.
+        # Looked up for the whole epoch at once, and cut into many batches at once.
         nodes_in_order = nodes.index_select(0, order)
-        end = len(order) // loader.batch_size * loader.batch_size if loader.drop_last else len(order)
-        num_batches = -(-end // loader.batch_size)
+        size = loader.batch_size
+        end = len(order) // size * size if loader.drop_last else len(order)
+        num_batches = -(-end // size)
+        cut, parts = -1, []
         for number in map(share.number_of, range(first, share.count_steps(num_batches))):
-            begin = number % num_batches * loader.batch_size
-            part = slice(begin, min(begin + loader.batch_size, end))
-            yield number, Seeds(order[part], nodes_in_order[part])
+            place = number % num_batches
+            if place // _TOGETHER != cut:
+                cut = place // _TOGETHER
+                some = slice(cut * _TOGETHER * size, min((cut + 1) * _TOGETHER * size, end))
+                parts = list(map(Seeds, *(ids[some].unsafe_split(size) for ids in (order, nodes_in_order))))
+            yield number, parts[place % _TOGETHER]
         return
     source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     for number, positions in enumerate(source):
@@ -83,5 +92,5 @@ def _pick(nodes: Tensor, positions: Tensor) -> Tensor:
         return nodes.index_select(0, positions)
     except IndexError as error:
         low, high = (int(v) for v in torch.aminmax(positions))
-        raise IdError(f"the sampler must give positions of input nodes, in [0, {nodes.numel()}), got "
+        raise IdError(f"the sampler must give positions of input nodes, in [0, {len(nodes)}), got "
                       f"{low if low < 0 else high}") from error  # fmt: skip

@@ -18,7 +18,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.features.processes import POLICIES
 from pyg_direct.loader.background import Background
 from pyg_direct.loader.batches import Seeds, can_share, iterate_batches
-from pyg_direct.loader.pipeline import Pipeline
+from pyg_direct.loader.pipeline import Pipeline, take_memory
 from pyg_direct.loader.ranks import Ranks, Share
 from pyg_direct.loader.record import EpochRecord, Stages, finish_sample
 from pyg_direct.loader.report import ReportedLoader
@@ -34,7 +34,7 @@ from pyg_direct.typing import Device
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 PLACEMENTS = ("auto", "cuda", "unified", "pinned", "cpu")
 # What a loader holds of the memory of its process.
-_PLACED = ("_attributes", "_general", "_placed", "_plan", "_plan_topology", "_recorder")
+_PLACED = ("_attributes", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_recorder")
 # Only workers need these; None and the defaults of torch are not worth a word.
 _WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
                    "pin_memory_device": "", "worker_init_fn": None, "timeout": 0}  # fmt: skip
@@ -158,7 +158,10 @@ class EpochLoader(ReportedLoader):
 
     def _iterate(self, epoch: int, first: int, batches: Iterator[Any]) -> Iterator[Any]:
         for number in count_from(first + 1):
-            with ordinary_tensors():
+            if torch.is_inference_mode_enabled():
+                with ordinary_tensors():
+                    batch = next(batches, _END)
+            else:
                 batch = next(batches, _END)
             if batch is _END:
                 break
@@ -274,7 +277,10 @@ class EpochLoader(ReportedLoader):
 
 def make_batch(stages: Stages, number: int, seeds: Seeds) -> Any:
     """A batch, one stage after the other."""
-    return stages.fetch(stages.finish(stages.submit(number, seeds), number), number, seeds)
+    batch = stages.fetch(stages.finish(stages.submit(number, seeds), number), number, seeds)
+    # Nobody else reads it on another stream.
+    take_memory(batch)
+    return batch
 
 
 def settle_workers(kwargs: dict[str, Any], device: torch.device, *, may_start: bool = True,

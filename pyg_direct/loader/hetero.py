@@ -20,7 +20,7 @@ from pyg_direct.features.hotness import Listing
 from pyg_direct.features.typed import TypedRows
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.output import PackedOutput
-from pyg_direct.loader.pyg import PlacedRows, Slicer, choose_slicer
+from pyg_direct.loader.pyg import PlacedRows, Slicer, choose_slicer, copy_store
 
 # Rows by (type, key), and the tensors whose memory they share.
 Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
@@ -207,15 +207,7 @@ def _copy_stores(data: HeteroData) -> HeteroData:
 
 def _copy_all(stores: Mapping[Any, Any], parent: weakref.ref[Any]) -> dict[Any, Any]:
     """Copies of the stores of a graph, for another."""
-    made = {}
-    for kind, store in stores.items():
-        made[kind] = own = store.__class__.__new__(store.__class__)
-        values = own.__dict__
-        values.update(store.__dict__)
-        values["_mapping"], values["_parent"] = values["_mapping"].copy(), parent
-        if "_cached_attr" in values:
-            del values["_cached_attr"]
-    return made
+    return {kind: copy_store(store, parent) for kind, store in stores.items()}
 
 
 def _slice_adjacency(adj_t: Any, row: Tensor, col: Tensor, ids: Tensor | None, sizes: list[int]) -> Any:

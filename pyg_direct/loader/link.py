@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,17 +15,26 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.drawn import Drawn, Output
-from pyg_direct.loader.epochs import settle_workers
+from pyg_direct.loader.epochs import ALONE, settle_workers
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.links import PendingLinks
 from pyg_direct.loader.node import check_input_id, check_times
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
+from pyg_direct.loader.pipeline import note_memory
+from pyg_direct.loader.planned import PlannedLinks
+from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.sampler import NeighborSampler
+from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.loader.together import Together
 from pyg_direct.ops.check import check_ids
 from pyg_direct.sampling.key import batch_key
 from pyg_direct.sampling.negative import check_weight
+from pyg_direct.sampling.plan import GpuPlan
+from pyg_direct.sampling.sample import Sample
 from pyg_direct.typing import Device
+
+# Links up to which the ends of an epoch's are put in order at once.
+_FEW_LINKS = 1 << 24
 
 
 class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
@@ -51,6 +60,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
+
+    _planned: PlannedLinks | None = None
 
     def __init__(self, data: Any, link_sampler: Any, edge_label_index: Any = None, edge_label: Tensor | None = None,
                  edge_label_time: Tensor | None = None, neg_sampling: Any = None,
@@ -116,7 +127,10 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                 check_weight(weight, size)
 
     def _input(self) -> Tensor:
-        return self.input_data.row  # type: ignore[no-any-return]
+        links = self.input_data
+        # Both ends are then looked up for a whole epoch at once, where that takes little memory.
+        is_pair = links.row.numel() <= _FEW_LINKS and self._find_planned() is not None
+        return torch.stack([links.row, links.col], 1) if is_pair else links.row
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
         out: Output = self._sampler.sample_from_edges(self.input_data[positions], neg_sampling=self.neg_sampling,
@@ -134,13 +148,42 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         is_plain = isinstance(self._sampler, NeighborSampler) and self._sampler._is_plain()
         return None if is_plain else super()._open_group(epoch)
 
+    def _find_planned(self) -> tuple[PlannedLinks, GpuPlan] | None:
+        """What makes batches inside a plan, where nothing is asked for that it cannot do."""
+        if self._planned is None or self.transform_sampler_output is not None:
+            return None
+        plan = self._planned.find_plan()
+        return None if plan is None else (self._planned, plan)
+
+    def _prepare(self) -> Any:
+        general = super()._prepare()
+        self._planned = None
+        # A sampler of a class of its own may draw in another way than ours.
+        if type(self._sampler) is NeighborSampler and isinstance(general, Attributes):
+            self._planned = PlannedLinks(self._sampler, self.input_data, self.neg_sampling)
+        return general
+
     def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
         if not isinstance(self._sampler, NeighborSampler):
             return super()._submit(epoch, number, seeds)
         key = batch_key(self.seed, epoch, number)
+        found = self._find_planned()
+        if found is not None:
+            planned, plan = found
+            return planned.submit(plan, seeds.positions, seeds.nodes, key)
         return _PendingBatch(
             self._sampler.submit_from_edges(self.input_data[seeds.positions], self.neg_sampling, key=key)
         )
+
+    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        if not isinstance(sample, Sample):
+            return super()._fetch(sample, number, seeds, shared)
+        assert self._planned is not None
+        memory: list[Any] = []
+        batch = self._planned.build(self._general, self.data, sample, seeds.positions, memory)
+        if memory and self.device.type == "cuda":
+            note_memory(batch, memory)
+        return batch
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
         """Write labels, times and indices where PyG's loader writes them."""
@@ -176,7 +219,9 @@ class _PendingBatch:
 class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[misc]
     """Batches around links, after PyG's `LinkNeighborLoader` (same arguments, same fields), on `device`.
 
-    Negatives are functions of the seed, the epoch and the number of the batch, as all draws are.
+    Negatives are functions of the seed, the epoch and the number of the batch, as all draws are. On a GPU, uniform
+    sampling of a `Data` around links without times is one captured CUDA graph, negatives included, unless they are
+    strict or weighted or `exclude_target_edges` is set.
 
     Args:
         data, edge_label_index, edge_label, edge_label_time, neg_sampling, neg_sampling_ratio: See `LinkLoader`.

@@ -24,6 +24,7 @@ from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds
 from pyg_direct.loader.order import largest_fanout, note_hops
 from pyg_direct.loader.output import from_output, to_output
 from pyg_direct.loader.own import device_for
+from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.plain import NodeSampler, check_choices, is_plain, read_input_nodes
 from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
@@ -300,16 +301,21 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         if self._recipe is None:
             return super()._fetch(sample, number, seeds, shared)
-        return self._build_plain(sample, seeds.positions, shared)
+        memory: list[Any] = []
+        batch = self._build_plain(sample, seeds.positions, shared, memory)
+        if memory and self.device.type == "cuda":
+            note_memory(batch, memory)
+        return batch
 
-    def _build_plain(self, sample: Sample, positions: Tensor, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+    def _build_plain(self, sample: Sample, positions: Tensor, shared: Mapping[str, SharedRows] = ALONE,
+                     memory: list[Any] | None = None) -> Any:  # fmt: skip
         assert self._attributes is not None
         input_id = positions if self.input_data.input_id is None else self.input_data.input_id[positions]
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(to_output(sample, input_id))
             sample, input_id = from_output(out), out.metadata[0]
         checked = self.transform_sampler_output is None
-        batch = self._attributes.build(self.data, sample, input_id, checked=checked, shared=shared)
+        batch = self._attributes.build(self.data, sample, input_id, checked=checked, shared=shared, memory=memory)
         if checked:
             counts = batch._store._mapping
             note_hops(batch, counts["num_sampled_nodes"], counts["num_sampled_edges"], self._max_degree)

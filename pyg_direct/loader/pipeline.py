@@ -78,7 +78,7 @@ class Pipeline:
         memory = take_memory(batch)
         if ready is not None:
             current = current_stream(self._index)
-            current.wait_event(ready)
+            ready.wait(current)
             self._spare_events.append(ready)
             hold_for(batch if memory is None else memory, current)
         if self.prefetch > 0:
@@ -230,7 +230,10 @@ def hold_for(batch: Any, stream: Any) -> None:
     """Tell torch's allocator that the tensors of a batch, or of a list of them, are used on `stream` too."""
     if isinstance(batch, list):
         for one in batch:
-            hold_for(one, stream)
+            if type(one) is not Tensor or one.layout is not torch.strided:
+                hold_for(one, stream)
+            elif one.is_cuda:
+                one.record_stream(stream)
         return
     store = stores = None
     if not isinstance(batch, Tensor):

@@ -245,6 +245,8 @@ class Attributes(PlacedRows):
         self._groups = group_narrow(self._node)
         grouped = {name for group in self._groups for name in group.names}
         self._single = {name: feature for name, feature in self._node.items() if name not in grouped}
+        # Other slicers may make what they like.
+        self._is_all_known = {"edge_index", "num_nodes"}.issuperset(self._others)
 
     def _sort_out(self, data: Data) -> dict[str, str]:
         """`node` or `edge` for each attribute with rows; how to slice what batches take in another way is noted."""
@@ -271,7 +273,8 @@ class Attributes(PlacedRows):
         return kinds
 
     def build(self, data: Data, sample: Sample, input_id: Tensor, *, checked: bool = True,
-              shared: Mapping[str, SharedRows] = MappingProxyType({})) -> Data:  # fmt: skip
+              shared: Mapping[str, SharedRows] = MappingProxyType({}),
+              memory: list[Any] | None = None) -> Data:  # fmt: skip
         """The batch as PyG's loader gives it, on the device; `data` is the graph it was sampled from.
 
         Args:
@@ -280,23 +283,28 @@ class Attributes(PlacedRows):
             input_id: Positions of the seeds among the input nodes.
             checked: Whether the ids are as the sampler made them; a user's transform may give others.
             shared: Node attributes whose rows were read already, together with those of other batches.
+            memory: Gets what the memory of the batch belongs to, where all of that is known.
         """
-        out = copy.copy(data)
+        held: list[Any] = [*sample.memory]
+        out = _copy_data(data)
         # PyG's own way to set one attribute takes as long as a kernel's launch.
         store = out._store._mapping
         if checked:
             for group in self._groups:
-                for key, rows in group.read(sample.n_id).items():
+                for key, rows in group.read(sample.n_id, held).items():
                     if key in store:
                         store[key] = rows
         for key, feature in (self._single if checked else self._node).items():
             if key in shared:
                 store[key] = shared[key].read(sample.n_id)
+                held.append(store[key])
             elif key in store:
                 store[key] = feature.read(sample.n_id) if checked else feature[sample.n_id]
+                held.append(store[key])
         for key, feature in self._edge.items():
             if key in store:
                 store[key] = feature.read(sample.e_id) if checked else feature[sample.e_id]
+                held.append(store[key])
         for key, slicer in self._others.items():
             if key in store:
                 store[key] = slicer(store[key], sample)
@@ -306,7 +314,30 @@ class Attributes(PlacedRows):
         store["num_sampled_edges"] = sample.num_sampled_edges
         store["input_id"] = input_id
         store["batch_size"] = input_id.numel()
+        if memory is not None and checked and sample.memory and self._is_all_known:
+            memory += held
         return out
+
+
+def copy_store(store: Any, parent: weakref.ref[Any]) -> Any:
+    """A copy of a store of a graph, for another."""
+    made = store.__class__.__new__(store.__class__)
+    values = made.__dict__
+    values.update(store.__dict__)
+    values["_mapping"], values["_parent"] = values["_mapping"].copy(), parent
+    if "_cached_attr" in values:
+        del values["_cached_attr"]
+    return made
+
+
+def _copy_data(data: Data) -> Data:
+    """`copy.copy(data)`, in a third of the time."""
+    if type(data).__copy__ is not Data.__copy__:
+        return copy.copy(data)
+    batch = data.__class__.__new__(data.__class__)
+    batch.__dict__.update(data.__dict__)
+    batch.__dict__["_store"] = copy_store(data._store, weakref.ref(batch))
+    return batch
 
 
 def has_rows(name: str, value: Tensor | np.ndarray) -> bool:

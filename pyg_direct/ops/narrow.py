@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyg_direct.kernels import narrow as kernels
@@ -40,34 +40,51 @@ class NarrowReader:
         row_bytes = [math.prod(table.shape[1:]) * table.element_size() for table in tables]
         self._addresses = [table.data_ptr() for table in tables] + rest
         self._bits = [_ROW_BYTES.index(size) for size in row_bytes] + rest
-        # Tables of one dtype and row are read into one piece of memory, but for numbers that could take part in a
-        # gradient: torch refuses some writes to what comes out of `unbind`.
-        places: dict[Any, list[int]] = {}
-        for place, table in enumerate(tables):
-            is_whole = not (table.dtype.is_floating_point or table.dtype.is_complex)
-            places.setdefault((table.dtype, table.shape[1:]) if is_whole else place, []).append(place)
-        # (the first of them, its row, its bytes, their places)
-        self._alike = [(tables[at[0]], tuple(tables[at[0]].shape[1:]), row_bytes[at[0]], at) for at in places.values()]
+        # Integers and bools come from one piece of memory, as each piece takes the host longer than a launch until it
+        # is free again; the widest first, so that all are aligned. Numbers that could take part in a gradient have
+        # their own, and rows of several items.
+        order = sorted(range(len(tables)), key=lambda place: -row_bytes[place])
+        whole = [p for p in order if tables[p].dim() == 1 and not (tables[p].is_floating_point() or
+                                                                   tables[p].is_complex())]  # fmt: skip
+        whole = [] if len(whole) == 1 else whole
+        # (place, table, its row)
+        self._alone = [(p, tables[p], tuple(tables[p].shape[1:])) for p in order if p not in whole]
+        self._words = torch.empty(0, dtype=torch.int64, device=tables[0].device)
+        self._whole_bytes = sum(row_bytes[p] for p in whole)
+        # (dtype, its bytes, places of the tables), widest first
+        self._whole = [(dtype, dtype.itemsize, [p for p in whole if tables[p].dtype == dtype])
+                       for dtype in dict.fromkeys(tables[p].dtype for p in whole)]  # fmt: skip
 
-    def read(self, ids: Tensor) -> list[Tensor]:
+    def read(self, ids: Tensor, memory: list[Tensor] | None = None) -> list[Tensor]:
         """Rows of `ids`, int32 or int64 `[n]`, contiguous and where the tables are: `[n, ...]` of each table.
 
-        On a GPU those of integers or bools of one dtype and row share a piece of memory.
+        On a GPU those of integers and bools share a piece of memory.
+
+        Args:
+            ids: Which rows.
+            memory: Gets the tensors that the memory of all rows belongs to.
         """
+        own: list[Tensor] = [] if memory is None else memory
         if SIMULATED or not ids.is_cuda:
-            return [gather_rows(table, ids, errors=self._errors) for table in self._tables]
+            rows = [gather_rows(table, ids, errors=self._errors) for table in self._tables]
+            own += rows
+            return rows
         count, out, outputs = ids.shape[0], list(self._tables), [0] * MOST_TABLES
-        for table, row, row_bytes, places in self._alike:
-            if len(places) == 1:
-                memory = out[places[0]] = table.new_empty((count, *row))
-            else:
-                memory = table.new_empty((len(places), count, *row))
-                for place, rows in zip(places, memory.unbind(0), strict=True):
-                    out[place] = rows
-            address = memory.data_ptr()
-            for place in places:
-                outputs[place] = address
-                address += count * row_bytes
+        for place, table, row in self._alone:
+            out[place] = table.new_empty((count, *row))
+            outputs[place] = out[place].data_ptr()
+            own.append(out[place])
+        if self._whole:
+            rest = self._words.new_empty((count * self._whole_bytes + 7) // 8)
+            own.append(rest)
+            address = rest.data_ptr()
+            for dtype, item_bytes, places in self._whole:
+                items = rest if dtype is torch.int64 else rest.view(dtype)
+                sizes = [count] * len(places)
+                *parts, rest = items.unsafe_split_with_sizes([*sizes, items.shape[0] - count * len(places)])
+                for place, part in zip(places, parts, strict=True):
+                    out[place], outputs[place] = part, address
+                    address += count * item_bytes
         if count > 0:
             run_gpu(kernels.gather_narrow_gpu, -(-count // THREADS), ids, self._num_rows, *self._addresses, *outputs,
                     *self._bits, self._errors)  # fmt: skip

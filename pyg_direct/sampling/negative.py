@@ -15,7 +15,7 @@ from pyg_direct.ops.draw import derive_key, draw_below, draw_bits
 # How often a strict negative is drawn anew before it is kept as it is.
 TRIES = 32
 # Products of a draw's words with more nodes would not fit 63 bits.
-_MAX_NODES = 2**31
+MAX_NODES = 2**31
 _LOW = 0xFFFFFFFF
 
 
@@ -48,8 +48,8 @@ class Nodes:
     """
 
     def __init__(self, num_nodes: int, weight: Tensor | None, time: Tensor | None, device: torch.device) -> None:
-        if not 0 < num_nodes < _MAX_NODES:
-            raise ArgumentError(f"neg_sampling needs 1 to {_MAX_NODES - 1} nodes to draw from, got {num_nodes}")
+        if not 0 < num_nodes < MAX_NODES:
+            raise ArgumentError(f"neg_sampling needs 1 to {MAX_NODES - 1} nodes to draw from, got {num_nodes}")
         self._count, self._order, self._times, self._running = num_nodes, None, None, None
         if time is not None:
             times, order = time.cpu().long().sort(stable=True)

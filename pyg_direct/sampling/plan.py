@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_direct.errors import IdError, MemoryLimitError, PlacementWarning, warn
 from pyg_direct.graph.placed import PlacedTopology
-from pyg_direct.kernels import bitmap, fresh as fresh_nodes, neighbor, relabel
+from pyg_direct.kernels import bitmap, fresh as fresh_nodes, link, neighbor, relabel
 from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.state import (
     BAD_SEED,
@@ -25,9 +25,11 @@ from pyg_direct.kernels.state import (
     FAR,
     HEADER,
     KEY,
+    MORE_SOURCES,
     NEEDED_EDGES,
     NO_POSITION,
     NODES,
+    NUM_LINKS,
     NUM_SEEDS,
     SEEDS_ON_GPU,
 )
@@ -38,6 +40,7 @@ from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.runtime.stream import current_stream, is_current, kept_stream, set_stream
 from pyg_direct.sampling.budget import make_room, touch
 from pyg_direct.sampling.buffers import Scratch, Slot
+from pyg_direct.sampling.ends import Ends, PlacedEnds
 from pyg_direct.sampling.sample import Recipe, Sample, empty_sample
 
 # Edges up to which a plan is made for the worst case at once; above, it grows with what batches need.
@@ -53,7 +56,7 @@ _FEW_WORDS = 4
 class Pending:
     """A batch on its way: enqueued, its sizes not yet read."""
 
-    def __init__(self, plan: GpuPlan, seeds: Tensor, key: int) -> None:
+    def __init__(self, plan: GpuPlan, seeds: Tensor | Ends, key: int) -> None:
         self._plan, self.seeds, self.key = plan, seeds, key
         # Whoever finishes it, it is read on the stream it was enqueued on: there its user expects the result, if
         # nothing else is set here.
@@ -116,15 +119,16 @@ class GpuPlan:
         """The batch of `seeds` under `key`."""
         return self.submit(seeds, key).finish()
 
-    def submit(self, seeds: Tensor, key: int) -> Pending:
+    def submit(self, seeds: Tensor | Ends, key: int) -> Pending:
         """Enqueue a batch on torch's current stream and return at once.
 
         Args:
-            seeds: int64 `[B]`, on the CPU (checked before) or on the plan's GPU (checked by the kernels).
+            seeds: int64 `[B]`, on the CPU (checked before) or on the plan's GPU (checked by the kernels). Or the ends
+                of links, at least one, for a recipe with `unique_seeds`.
             key: Key of its draws.
         """
         pending = Pending(self, seeds, key)
-        if seeds.numel() == 0 or self.topology.num_nodes == 0:
+        if isinstance(seeds, Tensor) and (seeds.numel() == 0 or self.topology.num_nodes == 0):
             if seeds.numel() > 0:
                 pending._error = IdError(f"seeds must lie in [0, 0), got {int(seeds[0])}")
             else:
@@ -218,17 +222,25 @@ class GpuPlan:
         assert slot is not None and self._scratch is not None
         count, words = seeds.numel(), slot.inbox_words
         words[KEY], words[NUM_SEEDS], words[SEEDS_ON_GPU] = _signed(pending.key), count, seeds.is_cuda
-        if slot.graph is None:
-            words[HEADER : HEADER + count] = seeds.numpy()
-            self._enqueue(slot, 0)
-            return
-        index = self.topology.device.index
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        slot.wait(stream)
-        if seeds.is_cuda:
+        stream, index = 0, self.topology.device.index
+        if slot.graph is not None:
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            slot.wait(stream)
+        if isinstance(seeds, Ends):
+            assert self.recipe.unique_seeds
+            given = seeds.num_links
+            words[NUM_LINKS], words[MORE_SOURCES] = given, seeds.more_sources
+            words[HEADER : HEADER + given] = seeds.sources.numpy()
+            words[HEADER + given : HEADER + 2 * given] = seeds.targets.numpy()
+        elif seeds.is_cuda:
+            words[NUM_LINKS] = 0
             slot.arrived[:count].copy_(seeds)
         else:
+            words[NUM_LINKS] = 0
             words[HEADER : HEADER + count] = seeds.numpy()
+        if slot.graph is None:
+            self._enqueue(slot, 0)
+            return
         with self._scratch.lock:
             self._scratch.wait(stream)
             slot.graph.replay(stream)
@@ -317,25 +329,36 @@ class GpuPlan:
                 value = int(pending.seeds[state[BAD_SEED]])
                 raise IdError(f"seeds must lie in [0, {self.topology.num_nodes}), got {value}")
             if state[NEEDED_EDGES] == 0:
-                return self._export(slot, state)
+                return self._export(slot, state, pending.seeds)
             needed = max(state[NEEDED_EDGES] + state[NEEDED_EDGES] // 4, 2 * slot.num_edges)
             worst = self.recipe.worst_case(slot.num_seeds, self.topology.num_nodes, self.topology.num_edges)
             needed = needed if worst is None else min(needed, max(worst, state[NEEDED_EDGES]))
             pending._slot = self._make_slot(slot, slot.num_seeds, needed)
             self._enqueue_batch(pending)
 
-    def _export(self, slot: Slot, state: list[int]) -> Sample:
+    def _export(self, slot: Slot, state: list[int], seeds: Tensor | Ends) -> Sample:
         hops = len(self.recipe.fanouts)
         node_counts = state[NODES : NODES + hops + 1]
         edge_counts = state[EDGES : EDGES + hops + 1]
         num_nodes, num_edges = node_counts[-1], edge_counts[-1]
         # Like another tensor of int64: torch takes twice as long where a dtype and a device are given.
-        n_id, e_id = slot.arrived.new_empty(num_nodes), slot.arrived.new_empty(num_edges)
-        edge_index = slot.arrived.new_empty((2, num_edges))
+        n_id, memory = slot.arrived.new_empty(num_nodes), slot.arrived.new_empty(3 * num_edges)
+        # Both come from one piece of memory, as each piece takes the host longer than a launch until it is free again.
+        ends, e_id = memory.unsafe_split_with_sizes([2 * num_edges, num_edges])
+        edge_index = ends.view(2, num_edges)
         run_gpu(relabel.export_batch_gpu, grid_for(max(num_nodes, num_edges), n_id), slot.sources, slot.targets,
                 slot.ids, slot.nodes, edge_index, e_id, n_id)  # fmt: skip
+        placed = self._place(slot, seeds, node_counts[0]) if isinstance(seeds, Ends) else None
         slot.note_export()
-        return Sample(n_id, edge_index, e_id, node_counts, edge_counts)
+        return Sample(n_id, edge_index, e_id, node_counts, edge_counts, (n_id, memory, *(placed or ())), placed)
+
+    def _place(self, slot: Slot, ends: Ends, num_seeds: int) -> PlacedEnds:
+        """Where the ends, which are left in `arrived`, stand among the seeds."""
+        places = slot.arrived.new_empty(ends.numel())
+        labels = places.new_empty(ends.num_pairs if ends.has_labels else 0, dtype=torch.float32)
+        run_gpu(link.place_ends_gpu, grid_for(places.numel(), places), slot.nodes, slot.arrived, num_seeds,
+                ends.num_links, places, labels)  # fmt: skip
+        return PlacedEnds(places, labels)
 
 
 def _signed(key: int) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
+from pyg_direct.sampling.ends import PlacedEnds
 
 
 @dataclass
@@ -22,6 +23,8 @@ class Sample:
         e_id: Edge ids, int64 `[E']`.
         node_counts: Nodes up to and including each hop, length H + 1; node_counts[0] seeds.
         edge_counts: Edges up to and including each hop, length H + 1; edge_counts[0] = 0.
+        memory: What the memory of all of them belongs to, where that is known.
+        ends: Of a sample around links: where their ends stand among the nodes.
     """
 
     n_id: Tensor
@@ -29,6 +32,8 @@ class Sample:
     e_id: Tensor
     node_counts: list[int]
     edge_counts: list[int]
+    memory: tuple[Tensor, ...] = ()
+    ends: PlacedEnds | None = None
 
     @property
     def num_sampled_nodes(self) -> list[int]:
@@ -46,7 +51,7 @@ class Sample:
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Tell torch's allocator that the sample is read on `stream` too."""
-        for ids in (self.n_id, self.e_id, self.edge_index):
+        for ids in self.memory or (self.n_id, self.e_id, self.edge_index):
             ids.record_stream(stream)
 
 

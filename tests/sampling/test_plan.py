@@ -45,7 +45,9 @@ def test_plan_matches_reference(device, name, recipe, method):
 
 
 @METHODS
-@pytest.mark.parametrize(("name", "fanouts"), [("random", (3, 2)), ("hub", (-1, 2)), ("one loop", ()), ("empty", (4,))])
+@pytest.mark.parametrize(
+    ("name", "fanouts"), [("random", (3, 2)), ("parallel", (-1, 2)), ("empty", (4,)), ("one loop", ())]
+)
 def test_seeds_that_repeat_become_one(device, name, fanouts, method):
     graph = GRAPHS[name]
     seeds = choose_seeds(graph.num_nodes)
