@@ -22,11 +22,17 @@ def test_names_are_sorted_and_exist():
 
 
 def test_nothing_else_is_public():
-    modules = {name for name, value in vars(pyg_direct).items() if inspect.ismodule(value)}
+    public = {name for name in dir(pyg_direct) if not name.startswith("_")}
+    modules = {name for name in public if inspect.ismodule(getattr(pyg_direct, name))}
 
-    names = {name for name in vars(pyg_direct) if not name.startswith("_")} - modules
+    names = public - modules - {"Any", "TYPE_CHECKING", "import_module"}
 
     assert names == set(NAMES)
+
+
+def test_a_name_that_is_not_there_is_named():
+    with pytest.raises(AttributeError, match="no attribute 'NeighbourLoader'"):
+        pyg_direct.NeighbourLoader  # noqa: B018
 
 
 @pytest.mark.parametrize("name", NAMES)
