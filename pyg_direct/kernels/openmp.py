@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 
 # Rounds of waiting awake, a tenth of a millisecond: most loops of a batch follow sooner. The ten milliseconds
 # that GNU OpenMP takes by itself are missing to whatever else runs on the same cores.
@@ -23,13 +24,30 @@ def load() -> bool:
     if not is_set:
         os.environ["GOMP_SPINCOUNT"] = _ROUNDS
     try:
-        importlib.import_module("numba.np.ufunc.omppool")
+        with _bound_to_its_own():
+            importlib.import_module("numba.np.ufunc.omppool")
     except ImportError:
         return False
     finally:
         if not is_set:
             del os.environ["GOMP_SPINCOUNT"]
     return True
+
+
+@contextlib.contextmanager
+def _bound_to_its_own() -> Iterator[None]:
+    """Libraries loaded here find the library that they name, rather than the copy that torch brings, whose threads wait
+    awake for as long as the environment told when torch was imported.
+    """
+    if not hasattr(os, "RTLD_DEEPBIND"):
+        yield
+        return
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(flags | os.RTLD_DEEPBIND)
+    try:
+        yield
+    finally:
+        sys.setdlopenflags(flags)
 
 
 def is_orphaned() -> bool:

@@ -49,6 +49,34 @@ print(rank(), get_cpu_threads())
     assert said == ["True 2", "True 1 1 1 True", "True 2"]
 
 
+def test_loops_have_threads_beside_those_of_torch():
+    # Torch's wait awake for ten milliseconds: processes that share cores would wait for each other at every loop.
+    if run("from pyg_direct.kernels import openmp\nprint(openmp.load())") == ["False"]:
+        pytest.skip("needs the library of GNU OpenMP")
+    said = run(
+        RANK
+        + """
+import time, torch
+def count():
+    return len(os.listdir("/proc/self/task"))
+set_cpu_threads(1)
+rank()
+torch.set_num_threads(2)
+torch.ones(1 << 22).mul_(2)
+before = count()
+set_cpu_threads(2)
+rank()
+# One that tells of compiling ends by itself.
+deadline = time.monotonic() + 10
+while count() - before != 1 and time.monotonic() < deadline:
+    time.sleep(0.1)
+print(count() - before)
+"""
+    )
+
+    assert said == ["1"]
+
+
 def test_processes_forked_before_the_first_loop_have_threads_of_their_own():
     said = run(
         RANK + FORK + "import numba\nfork(lambda: (rank(), get_cpu_threads()))\nprint(rank(), get_cpu_threads())"
