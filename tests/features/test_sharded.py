@@ -141,7 +141,9 @@ class _Lines(logging.Handler):
         self.lines = []
 
     def emit(self, record):
-        self.lines.append(record.getMessage())
+        # What compiles in this process says so here too.
+        if not record.getMessage().startswith("compiled "):
+            self.lines.append(record.getMessage())
 
 
 def list_reads(rank):
