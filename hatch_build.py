@@ -7,7 +7,6 @@ use. An editable install has none, since an edit of the sources would make it st
 from __future__ import annotations
 
 import importlib
-import itertools
 import multiprocessing
 import os
 import pkgutil
@@ -48,12 +47,16 @@ class PtxHook(BuildHookInterface):
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def compile_kernel(number: int, target: tuple[int, int]) -> dict[str, str]:
-    """PTX of all specialisations of a kernel for an architecture, by file name."""
+def compile_kernel(number: int) -> dict[str, str]:
+    """PTX of all specialisations of a kernel for all architectures, by file name."""
     from pyg_direct.kernels.jit import GPU_KERNELS
+    from pyg_direct.kernels.target import PTX_VERSIONS
 
-    kernel = GPU_KERNELS[number]
-    return {kernel.file_name(target, choice): kernel.compile(target, choice).ptx for choice in kernel.specialisations()}
+    kernel, texts = GPU_KERNELS[number], {}
+    for choice in kernel.specialisations():
+        for target, code in zip(PTX_VERSIONS, kernel.compile_all(list(PTX_VERSIONS), choice), strict=True):
+            texts[kernel.file_name(target, choice)] = code.ptx
+    return texts
 
 
 def write_ptx(path: str) -> None:
@@ -64,14 +67,12 @@ def write_ptx(path: str) -> None:
     import pyg_direct.kernels
     from pyg_direct.kernels.jit import GPU_KERNELS
     from pyg_direct.kernels.shipped import write_archive
-    from pyg_direct.kernels.target import PTX_VERSIONS
 
     for module in pkgutil.iter_modules(pyg_direct.kernels.__path__):
         importlib.import_module(f"pyg_direct.kernels.{module.name}")
-    jobs = list(itertools.product(range(len(GPU_KERNELS)), PTX_VERSIONS))
     # Forked, so that the processes know the bare package.
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
-        texts = [text for part in pool.map(compile_kernel, *zip(*jobs, strict=True)) for text in part.items()]
+        texts = [text for part in pool.map(compile_kernel, range(len(GPU_KERNELS))) for text in part.items()]
     write_archive(Path(path), dict(texts))
 
 

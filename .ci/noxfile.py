@@ -6,7 +6,7 @@
     PYG_DIRECT_TORCH_INDEX=https://download.pytorch.org/whl/cpu nox -f .ci/noxfile.py
 
 Without an index torch comes from PyPI, with several gigabytes of CUDA libraries. `gpu` tests run too where there is a
-GPU. CI itself runs a part of them with the oldest versions that work with its torch: step `oldest` of `.ci/run`.
+GPU. CI itself runs a part of them with the oldest versions and with the newest: `.ci/versions`.
 """
 
 import os

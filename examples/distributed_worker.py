@@ -107,7 +107,7 @@ def run(rank: int, count: int, args: argparse.Namespace, folder: Path, address: 
     with DistGraph(folder, device=device, replicas=args.replicas) as graph:
         scores = train(graph, args)
         if rank == 0:
-            print(f"part 0 holds {graph.part.num_bytes / 2**20:.1f} MiB of the graph")
+            print(f"part 0 holds {graph.num_bytes / 2**20:.1f} MiB of the graph")
             print("GraphSAGE: train {train:.2%}, valid {valid:.2%}, test {test:.2%}".format(**scores))
     # Models of DDP refer to themselves: one that goes after its group may wait for ever for gloo's thread.
     gc.collect()

@@ -30,6 +30,9 @@ hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sim" if SIMULATED else "ci"))
 
 if SIMULATED:
+    from tests import simulator
+
+    simulator.install()
     # GPU kernels on CPU tensors: the ops send them to the simulator.
     DEVICES = [pytest.param("cpu", id="sim", marks=pytest.mark.sim)]
 else:

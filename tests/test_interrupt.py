@@ -24,7 +24,7 @@ def train(rank, folder):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     producers = Producers(NeighborLoader(make_data(), [3, 2], batch_size=16, device="cpu"), device="cpu")
-    graph = DistGraph(f"{folder}/parts", device="cpu")
+    graph = DistGraph(f"{folder}/parts", device="cpu", share_graph=False)
     while True:
         for number, batch in enumerate(DistNeighborLoader(graph, [3, 2], batch_size=16, prefetch=2, seed=1)):
             if rank == 0 and number == 0:

@@ -118,9 +118,8 @@ import pyg_direct
 print(time.process_time() - start)
 """
 
-    seconds = min(float(run_python(program)) for _ in range(3))
-
-    assert seconds < 0.3
+    # Another program may have taken the caches of the processor meanwhile.
+    assert any(float(run_python(program)) < 0.3 for _ in range(3))
 
 
 @pytest.mark.gpu

@@ -49,10 +49,12 @@ from pyg_direct.bench.models import (
     measure_relations as measure_relational_layers,
 )
 from pyg_direct.bench.multi_gpu import measure_multi_gpu
+from pyg_direct.bench.partitioning import measure_metis_cut, measure_partitioning
 from pyg_direct.bench.power import measure_training
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.bench.sharded import measure_sharded
+from pyg_direct.bench.shared_start import measure_shared_start
 from pyg_direct.bench.startup import measure_startup
 from pyg_direct.bench.typed import make_mag
 from pyg_direct.bench.unified import measure_figure_6, measure_figure_7, measure_indexing
@@ -148,7 +150,7 @@ def hetero(scale: float) -> Iterator[Row]:
     on_gpu = torch.cuda.is_available()
     yield from measure_types(scale) if on_gpu else measure_types_on_cpu(scale)
     yield from measure_relations(scale)
-    yield from measure_times(scale, (8, 16) if on_gpu else (0, 2))
+    yield from measure_times(scale, (8, 12, 16) if on_gpu else (0, 2))
     graph = synthetic_graph("products", scale=scale / 4, topology_only=True, device=resolve_device(None)).to("cpu")
     yield from measure_links(graph.to_data(), _name(scale / 4))
 
@@ -253,6 +255,12 @@ def multi_gpu(scale: float) -> Iterator[Row]:
     yield from measure_multi_gpu(scale)
 
 
+def shared_start(scale: float) -> Iterator[Row]:
+    """Start of several processes over rows of papers100M's shape, a quarter of them at scale 1."""
+    num_gpus = torch.cuda.device_count()
+    yield from measure_shared_start(scale / 4, (num_gpus,) if num_gpus > 1 else (2,))
+
+
 def distributed(scale: float) -> Iterator[Row]:
     """Loading a graph in parts from 1, 2 and 4 processes of this host, a model of more hosts, rows shared out over
     processes, and clients of servers.
@@ -270,6 +278,14 @@ def distributed(scale: float) -> Iterator[Row]:
     folder = os.environ.get("PYG_DIRECT_DATA")
     if folder:
         yield from measure_dist_accuracy(load_folder(folder))
+
+
+def partition(scale: float) -> Iterator[Row]:
+    """A file of 100 M edges cut into parts by hash; where PYG_DIRECT_DATA names a folder, its graph cut by METIS."""
+    yield from measure_partitioning(scale)
+    folder = os.environ.get("PYG_DIRECT_DATA")
+    if folder:
+        yield from measure_metis_cut(load_folder(folder))
 
 
 SHORT_CASES: dict[str, Case] = {
@@ -295,6 +311,8 @@ LONG_CASES: dict[str, Case] = {
     "convolutions": convolutions,
     "peers": peers,
     "multi_gpu": multi_gpu,
+    "shared_start": shared_start,
     "distributed": distributed,
+    "partition": partition,
     **DYNAMIC_CASES,
 }

@@ -46,7 +46,7 @@ def measure_clients(graph: NodeDataset, name: str, count: int = 2) -> Iterator[R
 def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> tuple[Any, Any]:
     """(a graph as a rank or as a client sees it, what to close after it); collective."""
     if mode == "worker":
-        return DistGraph(folder, device="cpu", **options), None
+        return DistGraph(folder, device="cpu", share_graph=False, **options), None
     known: list[Any] = [None, None]
     if rank == 0:
         import ray

@@ -26,6 +26,8 @@ from pyg_direct.runtime.communicator import Communicator
 
 FANOUTS, BATCH = [15, 10, 5], 512
 _BATCHES, _EXCHANGES = 12, 20
+# A process, where batches need no exchange.
+_MORE_BATCHES = 48
 _BIG = 1 << 22
 
 
@@ -56,6 +58,7 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         yield Row.of(case, "edges of all processes", "M/s", [v / 1e6 for v in result["edges"]],
                      note=f"{BATCH} seeds a batch, {FANOUTS}, without training, {threads} threads each")  # fmt: skip
         yield Row.of(case, "rows of all processes", "M/s", [v / 1e6 for v in result["rows"]])
+        yield from _describe_whole(found, count, case)
         if count == 1:
             continue
         if 1 in found:
@@ -79,6 +82,21 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         yield from model_scaling(
             found, f"distributed/{name}/{device}", cut=cut,
             crowding=lambda count: max(1.0, count * threads / cores) if device == "cpu" else 1.0)  # fmt: skip
+
+
+def _describe_whole(found: Mapping[int, Mapping[str, Any]], count: int, case: str) -> Iterator[Row]:
+    """What processes do with the graph in one memory, where they can have it so."""
+    result = found[count]
+    if "whole" not in result:
+        return
+    yield Row.of(case, "edges of all processes, graph in one memory", "M/s", [v / 1e6 for v in result["whole"]],
+                 _median(result["edges"]) / 1e6, "exchanged" if count > 1 else "a part of its own",
+                 "each process samples and reads alone")  # fmt: skip
+    if count > 1 and "whole" in found.get(1, {}):
+        yield Row.of(case, "speed beside one process, graph in one memory", "x",
+                     [_median(result["whole"]) / _median(found[1]["whole"])])  # fmt: skip
+        yield Row.of(case, "share of the graph that a process has", "%",
+                     [100 * result["held"] / found[1]["held"]], 100 / count, "an equal share")  # fmt: skip
 
 
 def describe_cut(cut: Mapping[int, float], name: str) -> Iterator[Row]:
@@ -148,7 +166,7 @@ def _enter(rank: int, work: Any, count: int, device: str, folder: str, share: in
 
 def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    with DistGraph(folder, device=device, device_cache_size="100%") as graph:
+    with DistGraph(folder, device=device, device_cache_size="100%", share_graph=False) as graph:
         rates = [_run_epoch(graph, num_nodes, epoch) for epoch in range(4)][1:]
         result["edges"], result["rows"] = ([rate[name] for rate in rates] for name in ("edges", "rows"))
         result |= {key: rates[-1][key] for key in ("row_bytes", "least_bytes", "other_bytes")}
@@ -165,23 +183,29 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
             result["hidden"] = _measure_hidden(graph, num_nodes)
             result |= _measure_exchange(graph.communicator)
     if count > 1:
-        with DistGraph(folder, device=device, device_cache_size="100%", replicas="20%") as graph:
+        with DistGraph(folder, device=device, device_cache_size="100%", replicas="20%", share_graph=False) as graph:
             result["kept_bytes"] = _run_epoch(graph, num_nodes, 0)["row_bytes"]
+    with DistGraph(folder, device=device, device_cache_size="100%") as graph:
+        if graph.whole is not None:
+            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES)
+            speeds = [_run_epoch(graph, num_nodes, loader)["edges"] for _ in range(4)]
+            result |= {"whole": speeds[1:], "held": graph.num_bytes}
     if count > 1 and device.type == "cpu":
-        with DistGraph(folder, device=device, share_rows=True) as graph:
+        with DistGraph(folder, device=device, share_rows=True, share_graph=False) as graph:
             result["shared_edges"] = [_run_epoch(graph, num_nodes, epoch)["edges"] for epoch in range(4)][1:]
     return result
 
 
-def _make_loader(graph: DistGraph, num_nodes: int, prefetch: int, seed: int) -> DistNeighborLoader:
-    count = min(num_nodes, BATCH * _BATCHES * graph.communicator.size)
+def _make_loader(graph: DistGraph, num_nodes: int, prefetch: int, seed: int, batches: int = _BATCHES
+                 ) -> DistNeighborLoader:  # fmt: skip
+    count = min(num_nodes, BATCH * batches * graph.communicator.size)
     seeds = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))[:count]
     return DistNeighborLoader(graph, FANOUTS, seeds, batch_size=BATCH, prefetch=prefetch, seed=1)
 
 
-def _run_epoch(graph: DistGraph, num_nodes: int, epoch: int) -> dict[str, float]:
-    """Rates over all processes, and bytes that this one sent, a batch."""
-    loader = _make_loader(graph, num_nodes, 2, epoch)
+def _run_epoch(graph: DistGraph, num_nodes: int, epoch: int | DistNeighborLoader) -> dict[str, float]:
+    """Rates over all processes, and bytes that this one sent, a batch; of a loader, or of a new one for an epoch."""
+    loader = _make_loader(graph, num_nodes, 2, epoch) if isinstance(epoch, int) else epoch
     sent, remote = graph.communicator.sent.copy(), graph.rows.num_remote
     sizes, rows = [], 0
     _synchronize(graph)

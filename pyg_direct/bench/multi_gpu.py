@@ -31,6 +31,7 @@ from pyg_direct.loader.neighbor import NeighborLoader
 _FANOUTS = [15, 10, 5]
 _NUM_ROWS, _WIDTH, _NUM_READS = 1 << 21, 128, 1 << 19
 CACHES = ("20%", "40%", "60%")
+_MORE_BATCHES, _NUM_SAMPLES = 240, 60
 
 
 def measure_multi_gpu(scale: float) -> Iterator[Row]:
@@ -153,15 +154,36 @@ def _measure_rows(rank: int, world: int, scale: float, limits: dict[str, float],
 
 def _measure_rows_of_batches(rank: int, world: int, scale: float, limits: dict[str, float],
                              note: Callable[[Row], None]) -> None:  # fmt: skip
-    """The nodes of a batch of a graph of ogbn-products' shape, another batch for each GPU."""
+    """Sampling of a graph of ogbn-products' shape, and the nodes of a batch of it, another batch for each GPU."""
     graph = synthetic_graph("products", scale=scale, device="cuda", topology_only=True)
     data = Data(edge_index=graph.edge_index, num_nodes=graph.num_nodes)
     loader = NeighborLoader(data, _FANOUTS, graph.train_idx.cpu(), batch_size=1024, shuffle=True, seed=rank)
     ids = next(iter(loader)).n_id
+    _measure_sampling(world, data, graph.train_idx.cpu(), rank, note)
     listing = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
     del loader, data
     table = listing, graph.num_nodes
     _compare_policies(rank, world, f"rows of a batch/products/{world} GPUs", table, ids, CACHES[:1], limits, note)
+
+
+def _measure_sampling(world: int, data: Data, train_idx: Tensor, seed: int, note: Callable[[Row], None]) -> None:
+    """Edges that all GPUs at once sample, of a topology in the memory of each, and of one that they share."""
+    for placement in ("cuda", "peer")[: 1 + (world > 1)]:
+        loader = NeighborLoader(data, _FANOUTS, train_idx, batch_size=1024, shuffle=True, seed=seed,
+                                topology_placement=placement)  # fmt: skip
+        edges: list[int] = []
+
+        def sample(loader: NeighborLoader = loader, edges: list[int] = edges) -> None:
+            sizes = [batch.edge_index.shape[1] for _, batch in zip(range(_NUM_SAMPLES), loader, strict=False)]
+            edges.append(sum(sizes))
+
+        seconds = _together(sample)
+        counted = torch.tensor(edges[1:], dtype=torch.float64, device="cuda")
+        dist.all_reduce(counted)
+        note(Row.of(f"multi_gpu/sampling/products/{world} GPUs/topology {placement}", "edges of all GPUs", "G/s",
+                    [total / 1e9 / s for total, s in zip(counted.tolist(), seconds, strict=True)],
+                    note=f"1,024 seeds, {_FANOUTS}, {_NUM_SAMPLES} batches for each GPU, no features"))  # fmt: skip
+        del loader, sample
 
 
 def _compare_policies(rank: int, world: int, name: str, table: tuple[Any, int], ids: Tensor, caches: Sequence[str],
@@ -279,24 +301,27 @@ def _measure_products(rank: int, world: int, scale: float, groups: dict[int, Any
 
 def _measure_papers(rank: int, world: int, scale: float, groups: dict[int, Any],
                     note: Callable[[Row], None]) -> None:  # fmt: skip
-    """Epochs on a twentieth of a graph of ogbn-papers100M's shape, features on the host, 20 % of them cached."""
+    """Epochs on a twentieth of a graph of ogbn-papers100M's shape, features on the host, 20 % of them cached.
+
+    Of a twentieth of its training nodes, and of so many nodes that filling the pipeline takes a share of an epoch that
+    is nearer to that of the whole graph, whose epochs have 1,179 batches.
+    """
     graph = synthetic_graph("papers100M", scale=0.05 * scale, device="cuda", topology_only=True)
     train_idx = graph.train_idx.cpu()
     shape = graph.num_nodes, 128
     data = Data(edge_index=graph.edge_index, y=graph.y, num_nodes=graph.num_nodes)
     data.x = torch.empty(shape)
     data.x.copy_((torch.arange(shape[0]) % 64 / 64)[:, None].expand(shape))
-    epochs = _Epochs(rank, groups, data, train_idx, graph.num_classes, 32)
-    name = "papers100M x 0.05, features on the host, hidden 32"
-    _compare(rank, world, epochs, f"{name}/no cache", note, placement="unified", topology_placement="cuda")
-    alone = _compare(rank, 1, epochs, f"{name}/20 % on each GPU", note, placement="unified", feature_cache="20%",
-                     topology_placement="cuda")  # fmt: skip
-    for policy in ("device_replicate", "p2p_clique_replicate")[: 2 * (world > 1)]:
-        seconds = epochs.run(world, placement="unified", feature_cache="20%", topology_placement="cuda",
-                             cache_policy=policy)  # fmt: skip
-        note(Row.of(f"multi_gpu/epoch/{name}/20 % on each GPU, {policy}", f"{world} GPUs", "s", seconds or [0.0],
-                    alone / world, "one GPU over N",
-                    f"{alone / _median(seconds or [1.0]):.2f} times as fast as one GPU"))  # fmt: skip
+    more_idx = torch.randperm(shape[0], generator=torch.Generator().manual_seed(0))[: _MORE_BATCHES * 1024]
+    placed: dict[str, Any] = {"placement": "unified", "topology_placement": "cuda"}
+    for begin, ids in (("papers100M x 0.05", train_idx), (f"papers100M x 0.05, {_MORE_BATCHES} batches", more_idx)):
+        epochs = _Epochs(rank, groups, data, ids, graph.num_classes, 32)
+        name = f"{begin}, features on the host, hidden 32"
+        _compare(rank, world, epochs, f"{name}/no cache", note, **placed)
+        alone = _compare(rank, 1, epochs, f"{name}/20 % on each GPU", note, feature_cache="20%", **placed)
+        for policy in ("device_replicate", "p2p_clique_replicate")[: 2 * (world > 1)]:
+            seconds = epochs.run(world, feature_cache="20%", cache_policy=policy, **placed)
+            _note_epochs(f"{name}/20 % on each GPU, {policy}", world, seconds or [1.0], alone, note)
 
 
 def _compare(rank: int, world: int, epochs: _Epochs, name: str, note: Callable[[Row], None], **options: Any) -> float:
@@ -307,6 +332,14 @@ def _compare(rank: int, world: int, epochs: _Epochs, name: str, note: Callable[[
         if count == 1:
             alone = _median(seconds or [0.0])
         if rank == 0:
-            note(Row.of(f"multi_gpu/epoch/{name}", f"{count} GPUs", "s", seconds, alone / count, "one GPU over N",
-                        f"{alone / _median(seconds):.2f} times as fast as one GPU"))  # fmt: skip
+            _note_epochs(name, count, seconds, alone, note)
     return alone
+
+
+def _note_epochs(name: str, count: int, seconds: list[float], alone: float, note: Callable[[Row], None]) -> None:
+    """Rows of epochs with so many processes, one of which takes `alone` seconds with one process."""
+    case = f"multi_gpu/epoch/{name}"
+    note(Row.of(case, f"{count} GPUs", "s", seconds, alone / count, "one GPU over N",
+                f"{alone / _median(seconds):.2f} times as fast as one GPU"))  # fmt: skip
+    note(Row.of(f"{case}/speed-up/{count}", name, "x", [alone / value for value in seconds], count, "as many GPUs",
+                curve="speed-up of epochs", at=count, at_name="GPUs"))  # fmt: skip

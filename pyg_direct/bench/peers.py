@@ -80,7 +80,7 @@ def _open_glt(rows: Rows, placement: str, fanouts: tuple[int, ...], *, with_edge
         # GLT sets it when it is imported, which is too late for a torch that is loaded already.
         warnings.warn("GLT is slowed down by torch's warnings; start with TORCH_CPP_LOG_LEVEL=ERROR", stacklevel=2)
     glt = import_module("graphlearn_torch")
-    topology = glt.data.Topology((rows.indptr, rows.indices.clone()), rows.edge_ids.clone(), input_layout="CSR")
+    topology = glt.data.Topology((rows.indptr.clone(), rows.indices.clone()), rows.edge_ids.clone(), input_layout="CSR")
     graph = glt.data.Graph(topology, {"cuda": "CUDA", "unified": "ZERO_COPY"}[placement], 0)
     make = functools.partial(glt.sampler.NeighborSampler, graph, list(fanouts), torch.device("cuda:0"), with_edge)
     # It sizes its hash table by its first batch.

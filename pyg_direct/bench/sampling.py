@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from threading import get_ident
+from typing import Any
 
 import torch
 
 from pyg_direct.bench.limits import random_read_rate, random_read_rate_of_cpu, replay_seconds
 from pyg_direct.bench.row import Row
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu, wait_for_gpu
+from pyg_direct.bench.timing import time_on_clock, time_on_gpu, wait_for_gpu, wake_core
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.draw import draw_bits_gpu
 from pyg_direct.kernels.jit import THREADS, set_cpu_threads
@@ -116,7 +117,7 @@ def measure_launch() -> Iterator[Row]:
     """Microseconds of Python for one launch on torch's current stream, with two arrays and two scalars.
 
     Beside it stands the driver's call alone, with all its arguments ready: the most of a launch, and another on each
-    machine.
+    machine. The core is awake, as in training: after a second of sleep a launch takes a third longer for a while.
     """
     items = torch.arange(8, device="cuda")
     args = 7, items, 0, torch.empty_like(items)
@@ -126,6 +127,7 @@ def measure_launch() -> Iterator[Row]:
     handle, _, address = names["bound"][torch.cuda.current_stream().cuda_stream, get_ident()]
     ready = names["function"], 1, 1, 1, THREADS, 1, 1, 0, handle, address, 0
     took: dict[str, list[float]] = {}
+    wake_core()
     for what, launch in (("the driver alone", partial(names["enqueue"], *ready)),
                          ("compiled kernel", partial(bound, 1, THREADS, args)),
                          ("found by dtypes", partial(run_gpu, draw_bits_gpu, 1, *args))):  # fmt: skip
@@ -138,26 +140,30 @@ def measure_launch() -> Iterator[Row]:
 
 def measure_cpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str, all_threads: Sequence[int] = (1, 2)
                          ) -> Iterator[Row]:  # fmt: skip
-    """Edges a second of the CPU plan on each of these numbers of threads."""
+    """Edges a second of the CPU plan on each of these numbers of threads, which take turns batch by batch."""
     placed = CSRTopo(edge_index, num_nodes=num_nodes).place("cpu", "cpu")
     batches = [torch.randint(num_nodes, (1024,)) for _ in range(12)]
     before = set_cpu_threads(1)
     try:
+        plans: dict[int, Any] = {}
         for threads in all_threads:
             set_cpu_threads(threads)
-            plan = open_plan(placed, Recipe(FANOUTS))
-            counts = [plan.sample(seeds, number).edge_counts[-1] for number, seeds in enumerate(batches)]
-            numbers = iter(range(10**6))
-
-            def work(plan=plan, numbers=numbers) -> None:  # type: ignore[no-untyped-def]
-                number = next(numbers) % len(batches)
-                plan.sample(batches[number], number)
-
-            mean = sum(counts) / len(counts)
-            seconds = time_on_clock(work, 36, 0)
-            rates = [mean / s / 1e6 for s in seconds]
+            plans[threads] = open_plan(placed, Recipe(FANOUTS))
+            counts = [plans[threads].sample(seeds, number).edge_counts[-1] for number, seeds in enumerate(batches)]
+        rates: dict[int, list[float]] = {threads: [] for threads in plans}
+        for turn in range(36):
+            number = turn % len(batches)
+            for threads, plan in plans.items():
+                set_cpu_threads(threads)
+                (seconds,) = time_on_clock(partial(plan.sample, batches[number], number), 1, 0)
+                rates[threads].append(counts[number] / seconds / 1e6)
+        case = f"sampling/{name}/cpu/1024"
+        for threads in plans:
             limit = random_read_rate_of_cpu(threads) / 1e6
-            case = f"sampling/{name}/cpu/1024/{threads} threads"
-            yield Row.of(case, "edges", "M/s", rates, limit, "random 4-byte reads a second, one an edge")
+            yield Row.of(f"{case}/{threads} threads", "edges", "M/s", rates[threads], limit,
+                         "random 4-byte reads a second, one an edge")  # fmt: skip
+        for threads in list(plans)[1:]:
+            gains = [several / one for several, one in zip(rates[threads], rates[all_threads[0]], strict=True)]
+            yield Row.of(f"{case}/{threads} threads", "of one batch, over 1 thread", "x", gains)
     finally:
         set_cpu_threads(before)

@@ -91,7 +91,9 @@ class _Program:
         compiler = {} if state == "wheel" else {"PYG_DIRECT_COMPILER": "numba"}
         settings = {"PYG_DIRECT_CACHE": str(cache), "CUDA_CACHE_PATH": str(cache / "driver"), **compiler}
         assert self._process.stdin is not None
-        print(json.dumps(settings), file=self._process.stdin, flush=True)
+        # One that has ended already says why in its log.
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(settings), file=self._process.stdin, flush=True)
         imported, first = json.loads(self._read(state))
         self._process.wait()
         return imported, first

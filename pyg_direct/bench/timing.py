@@ -48,6 +48,13 @@ def time_on_clock(work: Callable[[], object], repeats: int = 20, warm_up: int = 
     return seconds
 
 
+def wake_core(seconds: float = 0.5) -> None:
+    """Keep this core at work for a while, as a training loop does: one that has slept runs slower at first."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
 def wait_for_gpu() -> None:
     """Wait until the GPU, if there is one, has nothing left to do."""
     if torch.cuda.is_available():

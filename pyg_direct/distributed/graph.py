@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
@@ -15,13 +16,18 @@ from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.plan import DistPlan
 from pyg_direct.distributed.replicas import choose_replicas, read_replicas
 from pyg_direct.distributed.rows import TIME, RowExchange, Wanted
+from pyg_direct.distributed.together import find_obstacle
+from pyg_direct.distributed.whole import WholeGraph, WholeRows
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
 from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.size import parse_size
+from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.options import GeneralRecipe
 from pyg_direct.typing import Device
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class DistGraph:
@@ -41,6 +47,10 @@ class DistGraph:
             wrote; or ids of a node type, by type with types.
         share_rows: Let processes of one host, on the CPU, read each other's rows in memory that they share; only rows
             of other hosts are then exchanged. The same in all processes.
+        share_graph: `"auto"`: where all processes are on the CPUs of one host, or there is one alone, the graph lies in
+            one memory that all see, each with an equal share of it, and each samples and reads alone, without an
+            exchange; `obstacle` says why where it does not. True: an error then. False: each keeps its part and they
+            exchange, which is what `replicas` and `share_rows` are for. The same in all processes.
         timeout, silence: Seconds that an exchange waits for the slowest process, and for one that gives no sign of
             life.
 
@@ -49,6 +59,8 @@ class DistGraph:
         communicator: The way to the others.
         rows: Rows by id, own and others'.
         pairs: Which pairs of nodes are edges.
+        whole: The graph in one memory; None where processes exchange.
+        obstacle: Why they exchange; None where they do not.
 
     Raises:
         PartitionError: the partition is missing, damaged or of another version.
@@ -56,37 +68,64 @@ class DistGraph:
         RankError: another process failed.
     """
 
+    whole: WholeGraph | None = None
+    obstacle: str | None = None
+
     def __init__(self, folder: str | PathLike[str], *, device: Device = None, group: Any = None,
                  backend: str | None = None, check: str | None = "size", device_cache_size: int | str = 0,
-                 placement: str = "unified", replicas: Any = None, share_rows: bool = False, timeout: float = 600,
-                 silence: float = 30) -> None:  # fmt: skip
+                 placement: str = "unified", replicas: Any = None, share_rows: bool = False,
+                 share_graph: bool | str = "auto", timeout: float = 600, silence: float = 30) -> None:  # fmt: skip
         self.device = resolve_device(device)
         if share_rows and self.device.type != "cpu":
             raise ArgumentError(f"share_rows needs device='cpu', got {str(self.device)!r}")
         self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout,
                                          silence=silence)  # fmt: skip
+        self.obstacle = self._find_obstacle(share_graph)
         # In turn, so that what is wrong with one part is told to all.
         self.part: GraphPart = self.communicator.run(self._open, folder, check)
+        self.pairs = PairExchange(self.part, self.communicator)
+        if self.obstacle is None:
+            self.whole = WholeGraph(self.part, self.communicator, self.device, device_cache_size, placement)
+            self.rows: RowExchange | WholeRows = self.whole.rows
+            return
+        _LOGGER.info("processes keep their parts and exchange: %s", self.obstacle)
         features = {kind: {name: Feature(device=self.device, device_cache_size=device_cache_size,
                                          placement=placement).from_cpu_tensor(rows)
                            for name, rows in table.rows.items()}
                     for kind, table in self.part.tables.items()}  # fmt: skip
         self.rows = RowExchange(self.part, self.communicator, features)
-        self.pairs = PairExchange(self.part, self.communicator)
         if share_rows:
             self.communicator.run(self.rows.read_peers)
         if replicas is not None:
-            self.communicator.run(self._keep, folder, replicas)
+            self.communicator.run(self._keep, self.rows, folder, replicas)
+
+    def _find_obstacle(self, share_graph: bool | str) -> str | None:
+        """Why the graph is not kept in one memory."""
+        if share_graph not in (True, False, "auto"):
+            raise ArgumentError(f"share_graph must be True, False or 'auto', got {share_graph!r}")
+        obstacle = None
+        if not share_graph:
+            obstacle = "share_graph=False"
+        elif self.device.type == "cuda" and self.communicator.size > 1:
+            obstacle = "processes on GPUs exchange"
+        elif self.communicator.size > 1:
+            obstacle = self.communicator.run(find_obstacle, self.communicator)
+        if share_graph is True and obstacle is not None:
+            raise ArgumentError(f"share_graph=True needs processes that can keep the graph in one memory: {obstacle}")
+        return obstacle
 
     def _open(self, folder: str | PathLike[str], check: str | None) -> GraphPart:
-        part = GraphPart(folder, self.communicator.rank, device=self.device, check=check)
+        # What all share is filled from the files of each.
+        is_filled = self.obstacle is None and self.communicator.size > 1
+        part = GraphPart(folder, self.communicator.rank, device=torch.device("cpu") if is_filled else self.device,
+                         check=check, map_rows=is_filled)  # fmt: skip
         if part.num_parts != self.communicator.size:
             raise ArgumentError(f"folder must hold a part for each of the {self.communicator.size} processes, got "
                                 f"{part.num_parts} parts")  # fmt: skip
         self.communicator.agree(0)
         return part
 
-    def _keep(self, folder: str | PathLike[str], replicas: Any) -> None:
+    def _keep(self, rows: RowExchange, folder: str | PathLike[str], replicas: Any) -> None:
         if isinstance(replicas, str) and replicas == "plan":
             ids = read_replicas(folder, self.part.manifest, self.part.part)
         elif isinstance(replicas, (int, str)) and not isinstance(replicas, bool):
@@ -96,7 +135,7 @@ class DistGraph:
         else:
             given = replicas if isinstance(replicas, Mapping) else {self.node_types[0]: replicas}
             ids = {kind: torch.as_tensor(value) for kind, value in given.items()}
-        self.rows.keep(ids)
+        rows.keep(ids)
 
     @property
     def rank(self) -> int:
@@ -126,7 +165,7 @@ class DistGraph:
 
     def own_nodes(self, kind: str | None = None) -> Tensor:
         """Nodes of this process's part, ascending, int64."""
-        return self.part.tables[self.node_types[0] if kind is None else kind].ids
+        return self.part.tables[self.node_types[0] if kind is None else kind].ids.to(self.device)
 
     def own_rows(self, name: str, kind: str | None = None) -> Tensor:
         """Rows of these nodes, in their order."""
@@ -141,13 +180,21 @@ class DistGraph:
             data[kind].num_nodes = size
         return data
 
-    def make_plan(self, recipe: GeneralRecipe, *, timed: bool, weighted: bool) -> DistPlan:
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the graph that this process has: of its part and of copies, or its share of the one memory."""
+        held = self.part.num_bytes + self.rows.kept_bytes if self.whole is None else self.whole.num_bytes
+        return held
+
+    def make_plan(self, recipe: GeneralRecipe, *, timed: bool, weighted: bool) -> GeneralPlan:
         """A plan for a recipe, equal in all processes.
 
         Args:
             recipe: What is sampled.
             timed, weighted: Whether the times and weights of the partition decide.
         """
+        if self.whole is not None:
+            return GeneralPlan(self.whole.place(timed=timed, weighted=weighted, summed=recipe.replace), recipe)  # type: ignore[arg-type]
         return DistPlan(self.part, recipe, self.communicator, timed=timed, weighted=weighted)
 
     def times_of(self, kind: str, ids: Tensor) -> Tensor:

@@ -38,6 +38,12 @@ class _DistLoader(GeneralLoader):
 
     def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
+        if self.graph.whole is not None:
+            return super()._work_here(epoch, batches, record)
+        return self._work_in_turn(epoch, batches, record)
+
+    def _work_in_turn(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
+                      ) -> Iterator[Any]:  # fmt: skip
         make = partial(make_batch, self._stages(epoch, record))
         steps = Steps(self.graph.communicator, batches, make, self._take_part, self.prefetch)
         try:
@@ -59,10 +65,14 @@ class _DistLoader(GeneralLoader):
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         lines, attributes = super()._list_places()
         rows = self.graph.rows
-        return [*lines, f"rows of other parts: {rows.num_remote:,} fetched, {rows.num_kept:,} found here"], attributes
+        said = (f"rows of other parts: {rows.num_remote:,} fetched, {rows.num_kept:,} found here"
+                if self.graph.whole is None else "one graph in the memory of all processes")  # fmt: skip
+        return [*lines, said], attributes
 
     def __call__(self, index: Any) -> Any:
-        """The batch around the seeds at these positions; every process calls it."""
+        """The batch around the seeds at these positions; every process calls it, unless the graph is in one memory."""
+        if self.graph.whole is not None:
+            return super().__call__(index)
         batch = self.graph.communicator.run(super().__call__, index)
         if self.device.type == "cuda":
             # It was made on the stream of the exchange.
@@ -91,7 +101,8 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
     """Mini-batches around nodes of a graph in parts; PyG's batches, the same ones as `NeighborLoader` on one machine.
 
     Every process makes the loader and iterates over it; neighbors are sampled by the processes that own the nodes, and
-    rows are fetched from them, while the batch before is used. Batches are dealt out in turn, as `NeighborLoader` does
+    rows are fetched from them, while the batch before is used. Where the graph lies in one memory (`share_graph` of
+    `DistGraph`), each process samples and reads for itself. Batches are dealt out in turn, as `NeighborLoader` does
     with `ranks="auto"`, so that all processes together get the batches of one machine.
 
     Args:
@@ -150,7 +161,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
             processes, unless `ranks="own"`.
         edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, strict_negatives, exclude_target_edges: See
-            `LinkNeighborLoader`. Strict negatives take four more exchanges a batch.
+            `LinkNeighborLoader`. Strict negatives take four more exchanges a batch, where there are any.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -180,3 +191,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         super().__init__(graph.skeleton(), sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, input_id=input_id,
                          device=graph.device, prefetch=prefetch, uneven=uneven, **options, **kwargs)  # fmt: skip
+        if graph.whole is not None and strict_negatives and neg_sampling is not None:
+            kind = graph.edge_types[0] if self.input_data.input_type is None else self.input_data.input_type
+            if kind in graph.edge_types:
+                graph.whole.edge_set(kind)

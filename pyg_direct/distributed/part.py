@@ -233,10 +233,11 @@ class GraphPart:
         """The rows for sampling, by times or weights or without them; made once each."""
         key = (timed, weighted)
         if key not in self._placed:
-            self._placed[key] = self._place(PartTopo(self.manifest, *key))
+            self._placed[key] = self.build_rows(PartTopo(self.manifest, *key))
         return self._placed[key]
 
-    def _place(self, topo: PartTopo) -> PlacedPart:
+    def build_rows(self, topo: PartTopo) -> PlacedPart:
+        """The rows for sampling, made anew; `row_starts` and `edge_starts` of `topo` are set to theirs."""
         parts: dict[str, list[Tensor]] = {name: [] for name in ("indptr", "indices", "ids", "time", "weight")}
         id_dtype = torch.int32 if topo.type_starts[-1] < 2**31 else torch.int64
         starts, edge_starts = [0], [0]

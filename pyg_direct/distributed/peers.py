@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.distributed.part import GraphPart, Table
+from pyg_direct.distributed.together import tell
 from pyg_direct.features.feature import Feature
 from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.group import identify_host
@@ -39,11 +39,9 @@ class PeerRows:
             ids, own = share(table.ids.clone()), [feature.share_ipc().host for feature in features[kind].values()]
             given += [ids, *own]
             words.append([len(table.ids), *(memory.descriptor for memory in (ids, *own))])
-        letter = json.dumps([identify_host(), os.getpid(), words]).encode()
-        message = torch.frombuffer(bytearray(letter), dtype=torch.uint8)
+        told = tell(communicator, [identify_host(), os.getpid(), words])
         self._tables: dict[int, dict[Any, Table]] = {}
-        for rank, answer in enumerate(communicator.exchange([message] * communicator.size, "peers")):
-            host, process, theirs = json.loads(bytes(answer.tolist()))
+        for rank, (host, process, theirs) in enumerate(told):
             if rank == communicator.rank or host != identify_host():
                 continue
             # Where the system keeps them apart, rows are exchanged.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling, SamplerOutput
+from torch_geometric.sampler.base import SubgraphType
 
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.pairs import EdgesOfAll
@@ -19,6 +20,8 @@ from pyg_direct.loader.links import NegativeSource
 from pyg_direct.loader.sampler import NeighborSampler, Opened
 from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.sampling.negative import Edges
+from pyg_direct.sampling.open import open_plan
+from pyg_direct.sampling.sample import Recipe
 
 
 @dataclass(eq=False)
@@ -34,13 +37,15 @@ class _DistParts(Parts):
     def edge_set(self, edge_type: EdgeType | None, num_sources: int, num_targets: int, device: torch.device) -> Edges:
         """The edges of a relation, to be avoided."""
         assert self.graph is not None
+        if self.graph.whole is not None:
+            return self.graph.whole.edge_set(self.graph.edge_types[0] if edge_type is None else edge_type)
         return EdgesOfAll(self.graph.pairs, self.graph.edge_types[0] if edge_type is None else edge_type)
 
 
 class DistNeighborSampler(NeighborSampler):
     """Samples around nodes and links of a graph in parts; the same samples as `NeighborSampler` on the whole graph.
 
-    Its calls are collective: every process makes them, with its own seeds.
+    Its calls are collective, unless the graph lies in one memory: every process makes them, with its own seeds.
 
     Args:
         graph: The graph.
@@ -81,6 +86,9 @@ class DistNeighborSampler(NeighborSampler):
         self.time_comparison, self.time_window = time_comparison, time_window
         self.strict_negatives, self.exclude_target_edges = bool(strict_negatives), exclude_target_edges
         self._read_recipe()
+        if graph.whole is not None:
+            # By all processes at once; batches are made by each for itself.
+            graph.whole.place_plain() if self._is_plain() else self._open_topology()
 
     @property
     def node_time(self) -> Any:
@@ -93,12 +101,25 @@ class DistNeighborSampler(NeighborSampler):
     def refresh(self) -> None:
         """A graph in parts does not change."""
 
+    def _is_plain(self) -> bool:
+        is_directional = self._subgraph_type == SubgraphType.directional and self.sample_direction == "forward"
+        return (self.graph.whole is not None and self.graph.is_homogeneous and not self.disjoint and is_directional
+                and self.weight_attr is None)  # fmt: skip
+
     def _make_plan(self, unique_seeds: bool) -> Any:
+        recipe = self._read_recipe()
+        if self._is_plain():
+            assert self.graph.whole is not None
+            own = Recipe(tuple(recipe.fanouts), recipe.replace, unique_seeds=unique_seeds)  # type: ignore[arg-type]
+            return open_plan(self.graph.whole.place_plain(), own)
         has_times, has_weights = self.time_attr is not None, self.weight_attr is not None
-        return self.graph.make_plan(self._read_recipe(), timed=has_times, weighted=has_weights)
+        return self.graph.make_plan(recipe, timed=has_times, weighted=has_weights)
 
     def _open_topology(self) -> Any:
-        return self.graph.part.place(timed=self.time_attr is not None, weighted=self.weight_attr is not None).topo
+        options = {"timed": self.time_attr is not None, "weighted": self.weight_attr is not None}
+        if self.graph.whole is not None:
+            return self.graph.whole.place(**options, summed=self.replace).topo
+        return self.graph.part.place(**options).topo
 
     def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None
                 ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip

@@ -208,7 +208,7 @@ class FramePlan(SnapshotPlan):
             self._slots[key] = None
             if self._fits(num_bytes) and self.real.budget.take(num_bytes):
                 self._slots[key] = slots = Slots(factors, num_nodes, self.window, self.device)
-                self.real.moved_bytes += slots.num_bytes
+                self.real.moved_bytes += slots.sent_bytes
                 slots.move(self.first)
         return self._slots.get(key)
 

@@ -114,6 +114,14 @@ def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split",
     return SnapshotMatrices(pieces, row, column, diagonal, num_nodes, union.num_snapshots, transpose)
 
 
+def tell_weights(matrices: SnapshotMatrices) -> str:
+    """What edges of a group weigh, in words: of those that snapshots share, where any are."""
+    weight = matrices.pieces[0].weight
+    if weight is None:
+        return "weights of one"
+    return "a weight an edge" if weight.shape[1] == 1 else "a weight an edge and snapshot"
+
+
 def _check_mode(values: str, form: str, stacked: Tensor | None, equality: float) -> None:
     if values == "ones" and stacked is not None:
         raise ArgumentError("values must not be 'ones' where edges have weights")

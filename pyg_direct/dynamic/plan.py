@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,30 +16,15 @@ from torch import Tensor
 
 from pyg_direct.dynamic.ahead import Ahead
 from pyg_direct.dynamic.cache import Budget, RowCache
-from pyg_direct.dynamic.group import GROUP_SIZES, build_group
+from pyg_direct.dynamic.edges import Parts, SequenceEdges
+from pyg_direct.dynamic.group import GROUP_SIZES, build_group, tell_weights
 from pyg_direct.dynamic.operator import Factors, Operator
-from pyg_direct.dynamic.snapshot import Snapshot, order_edges
+from pyg_direct.dynamic.speeds import Speeds, find_speeds
 from pyg_direct.dynamic.timeline import Timeline, trace
-from pyg_direct.dynamic.tuner import Option, Speeds, choose_groups, find_speeds, find_stacked
+from pyg_direct.dynamic.tuner import Option, choose_groups, find_stacked
 from pyg_direct.errors import ArgumentError, MemoryLimitError
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots, multiply_snapshots
-
-
-class Parts(NamedTuple):
-    """Tensors of one snapshot, in host memory or on the device.
-
-    Attributes:
-        x: Features `[N, ...]`, or None.
-        edge_index: int64 `[2, E]`.
-        edge_weight: One weight an edge, or None.
-        num_nodes: N.
-    """
-
-    x: Tensor | None
-    edge_index: Tensor
-    edge_weight: Tensor | None
-    num_nodes: int
 
 
 class SnapshotPlan:
@@ -68,8 +53,8 @@ class SnapshotPlan:
         if memory is not None and memory < least:
             raise MemoryLimitError(f"memory must hold the features of one snapshot, {least} bytes, got {memory}")
         self.budget = Budget(memory, device)
-        self._ordered: dict[Hashable, Snapshot] = {}
-        self._factors: dict[Hashable, Factors] = {}
+        self._ahead = Ahead()
+        self.edges = SequenceEdges(self.parts, self.num_nodes, device, self.budget, self._ahead)
         self._matrices: dict[Hashable, SnapshotMatrices] = {}
         # Which of them stay on the device, and what each is sent as: its transpose is made there.
         self._resident: set[Hashable] = set()
@@ -81,7 +66,6 @@ class SnapshotPlan:
         self._visited: range | None = None
         # Matrices that a thread built before they were asked for.
         self._built: dict[Hashable, SnapshotMatrices] = {}
-        self._ahead = Ahead()
         self.timeline: Timeline | None = None
         self._rows, self._given = RowCache(device, self.budget), RowCache(device, self.budget)
         # The groups that were chosen, by operator, weighting and eight of snapshots; and the choices in words.
@@ -94,25 +78,9 @@ class SnapshotPlan:
     def __len__(self) -> int:
         return len(self.parts)
 
-    def order(self, time: int, weighted: bool = True) -> Snapshot:
-        """The edges of a snapshot in order, on the host."""
-        part = self.parts[time]
-        weight = part.edge_weight if weighted else None
-        key = id(part.edge_index), id(weight)
-        with self._ahead.lock:
-            if key not in self._ordered:
-                host = None if weight is None else weight.cpu()
-                self._ordered[key] = order_edges(part.edge_index.cpu(), host, self.num_nodes)
-            return self._ordered[key]
-
     def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:
         """What an operator makes of a snapshot."""
-        snapshot = self.order(time, weighted)
-        key = operator, id(snapshot)
-        with self._ahead.lock:
-            if key not in self._factors:
-                self._factors[key] = operator.factorise(snapshot)
-            return self._factors[key]
+        return self.edges.factorise(operator, time, weighted)
 
     def _find_block(self, time: int) -> tuple[int, int]:
         """The snapshots among which groups are chosen, or the group where its size is given."""
@@ -144,7 +112,7 @@ class SnapshotPlan:
             # What goes in and comes out lies on the device at once.
             row_bytes = 8 * self.num_nodes * max(1, x.shape[1:].numel())
             largest = max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // row_bytes))
-        return find_speeds(self.device), largest
+        return self.edges.tell_speeds(find_speeds(self.device)), largest
 
     def _choose(self, operator: Operator, low: int, high: int, weighted: bool, limit: tuple[Speeds | None, int],
                 build: bool = False) -> tuple[list[Option], dict[Hashable, SnapshotMatrices]]:  # fmt: skip
@@ -167,7 +135,7 @@ class SnapshotPlan:
 
     def _begin_following(self, operator: Operator, time: int, weighted: bool) -> None:
         """Let a thread slice the snapshots from `time` on, if they have not been."""
-        if time >= len(self.parts) or (operator, weighted, time) in self._rows or self.parts[time].edge_index.is_cuda:
+        if time >= len(self.parts) or (operator, weighted, time) in self._rows or self.edges.device.type != "cpu":
             return
         low, high = self._find_block(time)
         key = operator, weighted, low
@@ -188,12 +156,17 @@ class SnapshotPlan:
         if key not in self._matrices:
             made = self._built.pop(key, None) or build_group(factors, self.num_nodes, form)
             self._matrices[key], self._sent_bytes[key] = made, made.num_bytes
-        self.moved_bytes += self._sent_bytes[key]
+            if last - first > 1:
+                told = f"{tell_weights(made)}, {made.num_bytes:,} bytes"
+                self.decisions.append(f"snapshots {first} to {last - 1}: {told}")
+        known = self._matrices[key]
+        is_sent = known.device.type == "cpu"
+        self.moved_bytes += self._sent_bytes[key] if is_sent else 0
         stays = keep and self.budget.take(self._sent_bytes[key])
-        if keep and not stays and self.device.type == "cuda" and not self._matrices[key].is_pinned:
+        if keep and not stays and self.device.type == "cuda" and not known.is_pinned:
             # They are sent in every epoch, which nobody waits for from page-locked memory.
-            self._matrices[key] = self._matrices[key].pin_memory()
-        here = self._matrices[key].to(self.device, non_blocking=True)
+            self._matrices[key] = known.to(torch.device("cpu")).pin_memory()
+        here = (self._matrices[key] if is_sent else known).to(self.device, non_blocking=True)
         if stays:
             self._resident.add(key)
             self._matrices[key] = here
@@ -367,7 +340,7 @@ class SnapshotPlan:
             "aggregated_bytes": self._rows.device_bytes,
             "aggregated_host_bytes": self._rows.host_bytes,
             "feature_bytes": self._given.device_bytes,
-            "moved_bytes": self.moved_bytes + self._rows.moved_bytes + self._given.moved_bytes,
+            "moved_bytes": self.moved_bytes + self.edges.moved_bytes + self._rows.moved_bytes + self._given.moved_bytes,
         }
 
 

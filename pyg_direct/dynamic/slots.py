@@ -22,12 +22,12 @@ _NONE = 255
 def merge_factors(factors: Factors, num_nodes: int) -> SlicedCSR:
     """d + a * W * b as one structure with weights."""
     keys = factors.keys
-    weight = torch.ones(keys.numel()) if factors.weight is None else factors.weight
+    weight = torch.ones(keys.numel(), device=keys.device) if factors.weight is None else factors.weight
     rows = torch.div(keys, max(1, num_nodes), rounding_mode="floor")
     weight = weight if factors.row is None else weight * factors.row[rows]
     weight = weight if factors.column is None else weight * factors.column[keys - rows * num_nodes]
     if factors.diagonal is not None:
-        loops = torch.arange(num_nodes) * (num_nodes + 1)
+        loops = torch.arange(num_nodes, device=keys.device) * (num_nodes + 1)
         keys, order = torch.sort(torch.cat([keys, loops]), stable=True)
         weight = torch.cat([weight, factors.diagonal])[order]
     return slice_keys(keys, num_nodes, weight.unsqueeze(1))
@@ -37,13 +37,14 @@ class Slots:
     """The matrices of T snapshots, and those of `window` consecutive ones beside each other.
 
     Args:
-        factors: Of each snapshot, in order, on the host.
+        factors: Of each snapshot, in order, on the host or the device.
         num_nodes: N.
         window: W, at most `MOST`.
         device: Where they lie.
 
     Attributes:
         num_bytes: Memory of all that lies there.
+        sent_bytes: Copied from the host.
     """
 
     MOST = _NONE
@@ -54,11 +55,11 @@ class Slots:
         # One slice more than any snapshot has: it holds the room that the edges of a snapshot leave.
         self._num_slices = max(m.num_slices for side in both for m in side) + 1
         self._num_edges = max(m.num_edges for m in merged)
-        times = len(merged)
-        rows = torch.zeros(2, times, self._num_slices, dtype=torch.int32)
-        offsets = torch.empty(2, times, self._num_slices, dtype=torch.int32)
+        times, made_at = len(merged), merged[0].cols.device
+        rows = torch.zeros(2, times, self._num_slices, dtype=torch.int32, device=made_at)
+        offsets = torch.empty(2, times, self._num_slices, dtype=torch.int32, device=made_at)
         # Sources of edges, and the bits of their weights.
-        edges = torch.zeros(2, 2, times, self._num_edges, dtype=torch.int32)
+        edges = torch.zeros(2, 2, times, self._num_edges, dtype=torch.int32, device=made_at)
         for side, matrices in enumerate(both):
             for time, matrix in enumerate(matrices):
                 assert matrix.weight is not None, "merged structures have weights"
@@ -77,6 +78,7 @@ class Slots:
         self._snapshot = snapshot.to(device)
         self.num_nodes, self.window = num_nodes, window
         self.num_bytes = sum(a.numel() * a.element_size() for a in (*self._all, *self._here, self._snapshot))
+        self.sent_bytes = self.num_bytes if made_at.type == "cpu" else 0
 
     @staticmethod
     def count_bytes(factors: Sequence[Factors], num_nodes: int, window: int) -> int:

@@ -49,7 +49,7 @@ class Snapshot:
     def add_to(self, nodes: Tensor) -> Tensor:
         """Sum of the weights of the edges of each of `nodes`, which are targets or sources: fp32 `[N]`."""
         weight = torch.ones(nodes.numel(), device=nodes.device) if self.weight is None else self.weight
-        return torch.zeros(self.num_nodes, device=nodes.device).index_add_(0, nodes, weight)
+        return _add_up(nodes, weight, self.num_nodes)
 
     def without_loops(self) -> Snapshot:
         """The same without edges from a node to itself."""
@@ -101,12 +101,16 @@ def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int) 
         weight = None if weight is None else weight[order]
         unique, place, counts = torch.unique_consecutive(keys, return_inverse=True, return_counts=True)
         if unique.numel() < num_edges:
-            if weight is None:
-                weight = counts.float()
-            else:
-                weight = torch.zeros(unique.numel(), device=keys.device).index_add_(0, place, weight)
+            weight = counts.float() if weight is None else _add_up(place, weight, unique.numel())
             keys = unique
     return Snapshot(keys, weight, num_nodes, loop_nodes, loop_weight, num_in)
+
+
+def _add_up(places: Tensor, weight: Tensor, count: int) -> Tensor:
+    """Sum of the weights at each of `count` places; equal calls give equal sums to the last bit."""
+    out = torch.zeros(count, device=weight.device)
+    # Atomics of a GPU would add in any order; this sorts there, and threads of a CPU would do so here.
+    return out.index_put_((places,), weight, accumulate=True) if weight.is_cuda else out.index_add_(0, places, weight)
 
 
 def _last_loops(sources: Tensor, targets: Tensor, weight: Tensor | None,

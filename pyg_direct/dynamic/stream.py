@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
+from pyg_direct.dynamic.edges import Parts
 from pyg_direct.dynamic.lazy import LazyTensor, tag
-from pyg_direct.dynamic.plan import Parts, SnapshotPlan
+from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.dynamic.sequence import read_snapshots
 from pyg_direct.errors import ArgumentError
 from pyg_direct.progress import show_wait

@@ -1,7 +1,7 @@
 """`FrameTrainer`: train over sliding windows of snapshots, each a forward and a backward pass and a step.
 
-The first epoch trains as it prepares: features are aggregated and kept, group by group. From the second on, a frame
-copies one snapshot to the places of the last, and on a GPU its passes, with the step where the optimizer allows that,
+The first epoch trains as it prepares: features are aggregated and kept, group by group. From the second frame on, one
+copies a snapshot to the places of the last, and on a GPU its passes, with the step where the optimizer allows that,
 are one captured graph where the model allows it.
 """
 
@@ -70,7 +70,7 @@ class FrameTrainer:
         target: Whether the loss is that of the "last" snapshot of a frame or the mean over "all".
         step: How the model is called, `step(model, snapshot, state) -> (y_hat, state)`.
         device, memory: As of `stream`.
-        replay: Whether frames are replayed as a CUDA graph from the second epoch on; None does it where it works.
+        replay: Whether frames are replayed as a CUDA graph from the second on; None does it where it works.
 
     Attributes:
         plan: What is known of the snapshots.
@@ -144,6 +144,9 @@ class FrameTrainer:
     def _train_frames(self, meter: FrameMeter | None = None) -> float:
         total, timeline = torch.zeros((), device=self.plan.device), self.plan.timeline
         for first in range(self.num_frames):
+            if first == 1 and not self.history and self._may_replay:
+                # All that the first one made is there.
+                self._record()
             with nullcontext() if meter is None else meter.measure(self._times[first]):
                 with trace(timeline, "move"):
                     self._frame.move(first)
@@ -156,7 +159,8 @@ class FrameTrainer:
         return float(total) / self.num_frames
 
     def _prepare(self) -> float:
-        """Train over all frames while it is measured what they take."""
+        """Train over all frames while it is measured what they take, the first one without a graph."""
+        self._graph = self._captured_step = None
         given = self.plan.timeline
         self.plan.timeline = timeline = given or Timeline(self.plan.device)
         meter = FrameMeter(timeline, self.plan.device, self._count_moved)

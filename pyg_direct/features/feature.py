@@ -20,7 +20,7 @@ from pyg_direct.features.report import ReportedRows
 from pyg_direct.features.store import check_store_dtype, narrow_rows
 from pyg_direct.features.updated import UpdatedRows
 from pyg_direct.kernels.state import NO_POSITION
-from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.check import as_ids, check_ids
 from pyg_direct.ops.gather import Directory, gather_rows
 from pyg_direct.ops.reader import RowReader, select_rows
 from pyg_direct.ops.upload import upload
@@ -93,6 +93,8 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
                  hotness: str | Tensor = "degree", host_cache_size: int | str = 0,
                  device_group_list: Sequence[Any] | None = None, cold_policy: str = "auto") -> None:  # fmt: skip
         self._settle_processes(device_list, cache_policy, cold_policy, device_group_list)
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+            raise ArgumentTypeError(f"rank must be the index of a GPU, got {rank!r}")
         if csr_topo is not None and not hasattr(csr_topo, "node_count"):
             raise ArgumentTypeError(f"csr_topo must be a CSRTopo, got {type(csr_topo).__name__}")
         if placement not in ("unified", "pinned"):
@@ -304,9 +306,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         self._raise_earlier_error()
         if self._block is not None:
             self._block.check_process()
-        ids = node_idx if isinstance(node_idx, Tensor) else torch.as_tensor(node_idx)
-        ids = ids.long() if not isinstance(node_idx, Tensor) and ids.numel() == 0 else ids
-        ids = upload(check_ids("node_idx", ids, shape[0]), self.device)
+        ids = upload(check_ids("node_idx", as_ids("node_idx", node_idx), shape[0]), self.device)
         ids = self._find_rows(ids)
         return self._spilled.read(ids) if self._spilled is not None else self.gather(ids, self._errors)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.ops.check import check_ids
 from pyg_direct.progress import Bar, show_wait
 
 RANKINGS = ("degree", "frequency", "expected")
@@ -102,7 +103,8 @@ def choose_hottest(scores: Tensor | None, num_rows: int, count: int) -> Hottest:
 def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
     """How many rows of the topology list each node, int64 `[num_rows]`: how often sampling may meet it."""
     counts = torch.zeros(num_rows, dtype=torch.int64, device=csr_topo.indices.device)
-    step = 1 << 26
+    # A piece takes memory as its counts do, which a GPU may have little of.
+    step = max(1 << 22, num_rows)
     with Bar(csr_topo.edge_count, "ranking rows by degree", "edges") as bar:
         for begin in range(0, csr_topo.edge_count, step):
             piece = csr_topo.indices[begin : begin + step]
@@ -111,18 +113,30 @@ def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
     return counts
 
 
-def break_ties(counts: Tensor, listings: Tensor) -> Tensor:
-    """Counts of reads, float64 `[N]`, to which less than one is added for how many nodes list a row: a short
-    pre-sampling run reads most rows equally often, many of them never.
+def blend_reads(counts: Tensor, chances: Tensor) -> Tensor:
+    """Reads to be expected of each row, float64 `[N]`: those that its chance tells, and of what a pre-sampling run
+    counted beside them as much as can be trusted.
+
+    The credibility of counts (Buehlmann, 1967): squares of what they miss their expectation m by are phi * m for what
+    chance does in a run, and v * m**2 for rows that are read more or less often than it was computed. Both are found by
+    a line through all rows, and of a row's difference v * m / (phi + v * m) is kept: hardly any of a short run, where
+    most rows are read once or never, and nearly all of many epochs.
 
     Args:
         counts: As of `count_reads`, `[N]`.
-        listings: As of `count_listings`, `[N]`.
+        chances: As of `expected_reads`, `[N]`, on the same device.
     """
-    if counts.numel() == 0:
-        return counts.double()
-    listings = listings.to(counts.device).double()
-    return counts + listings / (listings.max() + 1)
+    counts, chances = counts.double(), chances.double()
+    expected = chances * (counts.sum() / chances.sum().clamp(min=1e-300))
+    misses = counts - expected
+    weights = expected / (1 + 2 * expected)
+    weights = weights / weights.sum().clamp(min=1e-300)
+    squares = misses.square() / expected.clamp(min=1e-300) * (expected > 0)
+    mean, mean_square = (weights * expected).sum(), (weights * squares).sum()
+    spread = weights * (expected - mean)
+    v = ((spread * squares).sum() / (spread * (expected - mean)).sum().clamp(min=1e-300)).clamp(min=0)
+    phi = (mean_square - v * mean).clamp(min=1e-3)
+    return expected + v * expected / (phi + v * expected) * misses
 
 
 def count_reads(batches: Iterable[Tensor], num_rows: int) -> Tensor:
@@ -134,10 +148,13 @@ def count_reads(batches: Iterable[Tensor], num_rows: int) -> Tensor:
         num_rows: N.
 
     Raises:
-        ArgumentError: ids lie outside [0, num_rows); told at the end.
+        ArgumentError, ArgumentTypeError: named argument, rule and value; of ids outside [0, num_rows) at the end.
     """
+    if isinstance(num_rows, bool) or not isinstance(num_rows, int) or not 0 <= num_rows < 2**62:
+        raise ArgumentError(f"num_rows must be an integer in [0, 2**62), got {num_rows!r}")
     counts: Tensor | None = None
     for ids in batches:
+        ids = check_ids("batches", ids)
         if counts is None:
             # One place more, for ids that are none.
             counts = torch.zeros(num_rows + 1, dtype=torch.int32, device=ids.device)

@@ -35,6 +35,8 @@ def join_parts(array: np.ndarray | None, config: DeviceConfig, rank: int) -> tup
     """(rows of this GPU's part and of the host's, how many are the GPU's)."""
     if not isinstance(config, DeviceConfig):
         raise ArgumentTypeError(f"device_config must be a DeviceConfig, got {type(config).__name__}")
+    if not isinstance(config.gpu_parts, (Mapping, Sequence)):
+        raise ArgumentTypeError(f"device_config.gpu_parts must be a dict or a list, got {config.gpu_parts!r}")
     known = config.gpu_parts if isinstance(config.gpu_parts, Mapping) else dict(enumerate(config.gpu_parts))
     if rank not in known:
         raise ArgumentError(f"device_config.gpu_parts must have a part for GPU {rank}, got {sorted(known)}")

@@ -61,8 +61,12 @@ class ProcessRows:
         self.device_list = device_list if isinstance(device_list, str) else check_devices(device_list)
         self.device_group_list = None
         if device_group_list is not None:
-            groups = [g.device_list if isinstance(g, DeviceGroup) else check_devices(g) for g in device_group_list]
-            check_devices([device for group in groups for device in group])
+            name = "device_group_list"
+            if isinstance(device_group_list, (str, bytes)) or not isinstance(device_group_list, Sequence):
+                raise ArgumentTypeError(f"{name} must be a list of groups of GPUs, got {device_group_list!r}")
+            groups = [g.device_list if isinstance(g, DeviceGroup) else check_devices(g, name)
+                      for g in device_group_list]  # fmt: skip
+            check_devices([device for group in groups for device in group], name)
             self.device_group_list = groups
         self.cache_policy, self.cold_policy = cache_policy, cold_policy
         self._handle, self._is_lazy = None, False
@@ -228,6 +232,31 @@ class ProcessRows:
         feature._handle, feature._is_lazy = ipc_handle, True
         feature._shape, feature._dtype = ipc_handle.shape, ipc_handle.dtype
         return feature
+
+    def __copy__(self) -> Feature:
+        """Another feature over the same rows."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.__dict__.update(_reader=None, _following=None, _flag=None, _errors=None)
+        copied = cast("Feature", made)
+        if cast("Feature", self)._errors is not None:
+            # Errors of one are not told by the other, and each gives its word back.
+            copied._watch()
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Feature:
+        """A feature with rows of its own; rows of a file, of several processes or on the host of a GPU are shared, and
+        cannot be updated then."""
+        feature = cast("Feature", self)
+        is_alone = feature._hot is not None and feature._spilled is None and feature._block is None
+        if feature._shape is not None and (self._handle is not None or not is_alone):
+            make, arguments = self.__reduce__()
+            return make(*arguments)  # type: ignore[no-any-return]
+        made = self.__copy__()
+        for name in ("_hot", "_exponents", "_order"):
+            rows = getattr(feature, name)
+            setattr(made, name, None if rows is None else rows.clone())
+        return made
 
     def __reduce__(self) -> Any:
         feature = cast("Feature", self)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, FileError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError
 
 SAFETENSORS = {"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "U16": torch.uint16,
                "I32": torch.int32, "U32": torch.uint32, "I64": torch.int64, "U64": torch.uint64, "F16": torch.float16,
@@ -63,6 +63,8 @@ class RowFile:
 
     def __init__(self, path: str | os.PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None,
                  shape: Sequence[int] | None = None, offset: int = 0, is_bare: bool = False) -> None:  # fmt: skip
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentTypeError(f"path must be the name of a file, got {path!r}")
         self.path, self._is_bare = Path(path), is_bare
         try:
             with self.path.open("rb") as file:

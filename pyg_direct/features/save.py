@@ -41,6 +41,8 @@ def save_rows(path: str | os.PathLike[str], rows: Tensor | np.ndarray) -> Path:
         FileError: there is no room on the disk, or no right to write there.
         ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentTypeError(f"path must be the name of a file, got {path!r}")
     target = Path(path)
     if isinstance(rows, np.ndarray):
         rows = as_tensor(rows)

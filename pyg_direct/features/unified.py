@@ -13,7 +13,7 @@ from pyg_direct.features.link import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.features.placement import run_op
 from pyg_direct.features.tier import TableTier
 from pyg_direct.features.unified_move import run_to
-from pyg_direct.ops.check import INDEX_DTYPES
+from pyg_direct.ops.check import INDEX_DTYPES, check_flag
 from pyg_direct.runtime.advice import advise as advise_driver
 from pyg_direct.runtime.device import bind_thread, resolve_device
 from pyg_direct.runtime.memory import Block, move
@@ -334,6 +334,9 @@ def to_unified(tensor: Tensor, *, propagatedToCUDA: bool = True, advise: MemAdvi
     """
     if not isinstance(tensor, Tensor):
         raise ArgumentTypeError(f"tensor must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise ArgumentTypeError(f"tensor must be dense, got layout {tensor.layout}")
+    propagatedToCUDA = check_flag("propagatedToCUDA", propagatedToCUDA)  # noqa: N806
     if advise is not None:
         _read_advice(advise)
     if isinstance(tensor, UnifiedTensor):

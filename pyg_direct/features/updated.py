@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import narrow_rows
-from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.check import as_ids, check_ids
 from pyg_direct.ops.gather import Directory, gather_rows, unread_errors
 from pyg_direct.ops.locate import locate_ids
 from pyg_direct.ops.scatter import keep_last, scatter_rows
@@ -54,10 +54,7 @@ class UpdatedRows:
             raise ArgumentError("rows that several processes share cannot be updated: they are read-only")
         if not isinstance(rows, Tensor):
             raise ArgumentTypeError(f"rows must be a tensor, got {type(rows).__name__}")
-        if not isinstance(ids, Tensor):
-            # An empty list makes a tensor of floats.
-            ids = torch.as_tensor(ids) if len(ids) else torch.empty(0, dtype=torch.int64)
-        ids = check_ids("ids", ids, shape[0])
+        ids = check_ids("ids", as_ids("ids", ids), shape[0])
         if rows.shape != (ids.numel(), *shape[1:]) or rows.dtype != self._dtype:
             raise ArgumentError(f"rows must be {(ids.numel(), *shape[1:])} of {self._dtype}, got {tuple(rows.shape)} "
                                 f"of {rows.dtype}")  # fmt: skip

@@ -26,8 +26,9 @@ class Rows(NamedTuple):
     edge_ids: Tensor | None
 
 
-def read_edges(graph: Any) -> EdgeList | Rows:
-    """Edges of an `edge_index`, an `EdgeIndex`, a `Data`, a `SparseTensor` or a torch sparse tensor.
+def read_edges(graph: Any, name: str = "edge_index") -> EdgeList | Rows:
+    """Edges of an `edge_index`, an `EdgeIndex`, a `Data`, a `SparseTensor` or a torch sparse tensor; `name` is the
+    argument that messages name.
 
     Rows of compressed containers are the nodes that are sampled from, as in PyG's `adj_t`.
 
@@ -43,7 +44,7 @@ def read_edges(graph: Any) -> EdgeList | Rows:
         return Rows(indptr, indices, None)
     if not isinstance(graph, Tensor):
         raise ArgumentTypeError(
-            "edge_index must be a tensor [2, E], an EdgeIndex, a Data, a SparseTensor or a sparse CSR / CSC tensor, "
+            f"{name} must be a tensor [2, E], an EdgeIndex, a Data, a SparseTensor or a sparse CSR / CSC tensor, "
             f"got {type(graph).__name__}"
         )
     if graph.layout in (torch.sparse_csr, torch.sparse_csc):
@@ -57,9 +58,9 @@ def read_edges(graph: Any) -> EdgeList | Rows:
         num_nodes = max(sizes) if sizes else None
         graph = graph.as_tensor()
     if graph.layout != torch.strided or graph.dim() != 2 or graph.shape[0] != 2:
-        raise ArgumentError(f"edge_index must have shape [2, E], got {tuple(graph.shape)} with layout {graph.layout}")
+        raise ArgumentError(f"{name} must have shape [2, E], got {tuple(graph.shape)} with layout {graph.layout}")
     if graph.dtype not in (torch.int32, torch.int64):
-        raise ArgumentTypeError(f"edge_index must have dtype int64 or int32, got {graph.dtype}")
+        raise ArgumentTypeError(f"{name} must have dtype int64 or int32, got {graph.dtype}")
     return EdgeList(graph, num_nodes)
 
 

@@ -73,6 +73,8 @@ class CSRTopo:
             raise ArgumentError(f"direction must be 'in' or 'out', got {direction!r}")
         if (edge_index is None) == (indptr is None) or (indptr is None) != (indices is None):
             raise ArgumentError("give either edge_index, or indptr and indices together")
+        if eid is not None and indptr is None:
+            raise ArgumentError("eid needs indptr and indices: edges of edge_index have their position for an id")
         self._feature_order: Tensor | None = None
         self._placed: dict[tuple[str, torch.device, int | str | None], PlacedTopology] = {}
         self._lock = threading.Lock()
@@ -102,6 +104,8 @@ class CSRTopo:
             num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
         if isinstance(num_nodes, bool) or not isinstance(num_nodes, int) or num_nodes < 0:
             raise ArgumentError(f"num_nodes must be an integer of at least 0, got {num_nodes!r}")
+        if num_nodes >= 2**62:
+            raise ArgumentError(f"num_nodes must be below 2**62, got {num_nodes}")
         source, target = edge_index[0], edge_index[1]
         rows, columns = (target, source) if direction == "in" else (source, target)
         self._indptr, self._indices, self._eid = compress(rows, columns, num_nodes, name="edge_index")

@@ -28,43 +28,90 @@ def emit_word(word, index, nodes, at):
         word = np.uint32(word & (word - np.uint32(1)))
 
 
+@body
+def mark_items(items, begin, end, bits):
+    """Set the bits of items [begin, end)."""
+    for e in range(begin, end):
+        bits[items[e] >> 5] |= bit_of(items[e])
+
+
+@body
+def mark_own(items, begin, end, bits, low, size):
+    """Set the bits of those items [begin, end) whose words are the `size` from `low` on."""
+    for e in range(begin, end):
+        # Without branches, which half of the items would take by chance: a word of others ors nothing in.
+        at = np.int64(items[e] >> 5) - low
+        is_own = np.int64((at >= 0) & (at < size))
+        bits[low + at * is_own] |= np.uint32(np.uint32(is_own) * bit_of(items[e]))
+
+
 @cpu_kernel
-def mark_fresh_cpu(items, seen, fresh, chunks):
-    """Set in `fresh` the bits of `items` that `seen` does not hold; each chunk owns a range of words."""
-    share = (fresh.shape[0] + chunks - 1) // chunks
-    for c in prange(chunks):
-        low = min(c * share, fresh.shape[0])
-        size = min(share, fresh.shape[0] - low)
-        if size > 0:
-            for e in range(items.shape[0]):
-                # Without branches, which half of the items would take by chance: a word of others ors nothing in.
-                at = np.int64(items[e] >> 5) - low
-                is_own = np.int64((at >= 0) & (at < size))
-                word = low + at * is_own
-                fresh[word] |= np.uint32(np.uint32(is_own) * bit_of(items[e])) & ~seen[word]
+def mark_fresh_cpu(items, fresh, chunks):
+    """Set the bits of `items` in the bitmaps `fresh`, uint32 `[G, W]`; returns how many of them were used.
+
+    Each is marked by chunks of its own, which share its words out: one alone, where there is a bitmap for it. Over few
+    items fewer are used, since whoever reads the bits reads all of these.
+    """
+    words = fresh.shape[1]
+    used = min(fresh.shape[0], chunks, 1 + items.shape[0] // words) if words > 0 else 1
+    ranges = chunks // used
+    share, own = (items.shape[0] + used - 1) // used, (words + ranges - 1) // ranges
+    for c in prange(used * ranges):
+        begin = min((c // ranges) * share, items.shape[0])
+        end, low = min(begin + share, items.shape[0]), (c % ranges) * own
+        # Functions: loops over arrays compile to faster code outside the parallel one.
+        if ranges == 1:
+            mark_items(items, begin, end, fresh[c])
+        elif low < words:
+            mark_own(items, begin, end, fresh[c // ranges], low, min(own, words - low))
+    return used
+
+
+@body
+def fold_words(begin, end, fresh, seen):
+    """Bring words [begin, end) of all bitmaps together in the first, without those of `seen`; returns their bits."""
+    bits = fresh[0]
+    for g in range(1, fresh.shape[0]):
+        more = fresh[g]
+        for w in range(begin, end):
+            bits[w] |= more[w]
+            more[w] = 0
+    count = 0
+    for w in range(begin, end):
+        word = np.uint32(bits[w] & ~seen[w])
+        bits[w] = word
+        if word != 0:
+            count += count_bits(word)
+    return count
+
+
+@body
+def emit_words(begin, end, bits, seen, nodes, at):
+    """Write the ids of words [begin, end) to nodes[at:], and move their bits to `seen`."""
+    for w in range(begin, end):
+        word = bits[w]
+        if word != 0:
+            emit_word(word, w, nodes, at)
+            at += count_bits(word)
+            seen[w] |= word
+            bits[w] = 0
 
 
 @cpu_kernel
 def emit_fresh_cpu(fresh, seen, chunk_sums, nodes, begin):
-    """Append the fresh ids to nodes[begin:], move their bits to `seen`; chunk_sums gets each chunk's number."""
-    chunks = chunk_sums.shape[0]
-    share = (fresh.shape[0] + chunks - 1) // chunks
+    """Append the ids that the bitmaps `fresh`, uint32 `[G, W]`, hold and `seen` does not to nodes[begin:].
+
+    Their bits move to `seen`, and `fresh` is emptied; chunk_sums gets each chunk's number.
+    """
+    chunks, words = chunk_sums.shape[0], seen.shape[0]
+    share = (words + chunks - 1) // chunks
     for c in prange(chunks):
-        count = 0
-        for w in range(c * share, min((c + 1) * share, fresh.shape[0])):
-            if fresh[w] != 0:
-                count += count_bits(fresh[w])
-        chunk_sums[c] = count
+        chunk_sums[c] = fold_words(c * share, min((c + 1) * share, words), fresh, seen)
     for c in prange(chunks):
         at = begin
         for b in range(c):
             at += chunk_sums[b]
-        for w in range(c * share, min((c + 1) * share, fresh.shape[0])):
-            if fresh[w] != 0:
-                emit_word(fresh[w], w, nodes, at)
-                at += count_bits(fresh[w])
-                seen[w] |= fresh[w]
-                fresh[w] = 0
+        emit_words(c * share, min((c + 1) * share, words), fresh[0], seen, nodes, at)
 
 
 @gpu_kernel("I[] u4[]", I=("i4", "i8"))

@@ -23,6 +23,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.kernels import openmp
 from pyg_direct.kernels.cache import COMPILER, cache_folder, hold, read_or_make, source_folder
 from pyg_direct.kernels.declaration import Declaration, GpuCode
+from pyg_direct.kernels.once import compile_steps_once, lower_once, replaced
 from pyg_direct.kernels.shipped import find_shipped
 from pyg_direct.kernels.target import PTX_VERSIONS, nearest_target, stamp_version
 from pyg_direct.progress import show_wait
@@ -32,6 +33,8 @@ SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") == "1"
 THREADS = 8 if SIMULATED else 256
 
 _LOCK = threading.RLock()
+# Of each thread: `is_alone`, whether its loops run on it alone.
+_OWN = threading.local()
 _LOGGER = logging.getLogger(__name__)
 # What takes less was read from the disk.
 _LOGGED_SECONDS = 0.5
@@ -232,7 +235,7 @@ def set_cpu_threads(count: int) -> int:
     """
     import numba
 
-    before = get_cpu_threads()
+    before = _count_threads()
     if not openmp.is_orphaned():
         numba.set_num_threads(max(1, min(count, numba.config.NUMBA_NUM_THREADS)))
     return before
@@ -240,6 +243,20 @@ def set_cpu_threads(count: int) -> int:
 
 def get_cpu_threads() -> int:
     """Number of threads a CPU kernel uses."""
+    return 1 if getattr(_OWN, "is_alone", False) else _count_threads()
+
+
+def run_alone(is_alone: bool) -> bool:
+    """Whether CPU kernels that the calling thread runs keep to it, whatever `set_cpu_threads` says; returns what was.
+
+    Numba's own number is read and set under locks, which takes longer than many a small loop.
+    """
+    before = getattr(_OWN, "is_alone", False)
+    _OWN.is_alone = is_alone
+    return before
+
+
+def _count_threads() -> int:
     import numba
 
     if openmp.is_orphaned():
@@ -278,6 +295,11 @@ class GpuKernel(Declaration):
                 ptx = read_or_make(cache_folder("gpu") / name,
                                    lambda: stamp_version(self.compile_ptx(target, choice), target))  # fmt: skip
         return GpuCode(ptx)
+
+    def compile_all(self, targets: Sequence[tuple[int, int]], choice: dict[str, str]) -> list[GpuCode]:
+        """`compile` for several architectures, for which a kernel is typed and lowered once."""
+        with _LOCK, _lower_once(targets[0]):
+            return [self.compile(target, choice) for target in targets]
 
     def compile_ptx(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> str:
         """PTX as the compiler makes it."""
@@ -322,23 +344,32 @@ def gpu_kernel(signature: str, *, sources: Sequence[str] = (), resident_blocks: 
 @contextlib.contextmanager
 def _pretend_device(compute_capability: tuple[int, int]) -> Iterator[None]:
     """Let the compiler take this capability for that of a device, with or without a driver."""
-    pretended: Any
     if COMPILER == "mlir":
-        from numba_cuda_mlir import tools as asked
+        from numba_cuda_mlir import tools
+        from numba_cuda_mlir.descriptor import MLIRDispatcher
 
-        name, pretended = "_cached_cc", compute_capability
+        compile_once = compile_steps_once(MLIRDispatcher.compile, compute_capability)
+        with replaced(tools, "_cached_cc", compute_capability), replaced(MLIRDispatcher, "compile", compile_once):
+            yield
     else:
         import numba.cuda.dispatcher as asked
 
-        name, pretended = "get_current_device", lambda: SimpleNamespace(compute_capability=compute_capability)
-    real = getattr(asked, name)
-    setattr(asked, name, pretended)
-    try:
-        yield
-    finally:
-        setattr(asked, name, real)
+        device = SimpleNamespace(compute_capability=compute_capability)
+        with replaced(asked, "get_current_device", lambda: device):
+            yield
 
 
+def _lower_once(target: tuple[int, int]) -> contextlib.AbstractContextManager[None]:
+    """Let a kernel that is compiled for several architectures be typed and lowered for this one alone."""
+    if COMPILER == "mlir":
+        return contextlib.nullcontext()
+    import numba.cuda.compiler as asked
+
+    name = "_compile_pyfunc_with_fixup"
+    return replaced(asked, name, lower_once(getattr(asked, name), target))
+
+
+@functools.cache
 def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:
     """LTO-IR of `cuda_src/<name>.cu`, compiled by NVRTC; needs no GPU."""
     from cuda.bindings import nvrtc

@@ -28,13 +28,15 @@ from pyg_direct.kernels.state import (
 
 
 @cpu_kernel
-def locate_nodes_cpu(nodes, num_seeds, bits, ranks, locals_of_rank):
-    """locals_of_rank[rank of a node] = its local id; of a repeated seed, the first."""
+def locate_nodes_cpu(nodes, num_seeds, bits, ranks, locals_of_rank, n_id):
+    """locals_of_rank[rank of a node] = its local id; of a repeated seed, the first. `n_id` gets the nodes, int64."""
     for i in prange(num_seeds, nodes.shape[0]):
         locals_of_rank[rank_of(bits, ranks, nodes[i])] = i
+        n_id[i] = nodes[i]
     for back in range(num_seeds):
         i = num_seeds - 1 - back
         locals_of_rank[rank_of(bits, ranks, nodes[i])] = i
+        n_id[i] = nodes[i]
 
 
 @cpu_kernel

@@ -9,21 +9,24 @@ from itertools import count as count_from
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, LoaderWarning, warn
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn
 from pyg_direct.features.cold import check_cold
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.processes import POLICIES
 from pyg_direct.loader.background import Background
 from pyg_direct.loader.batches import Seeds, can_share, iterate_batches
 from pyg_direct.loader.pipeline import Pipeline, take_memory
+from pyg_direct.loader.placement import PLACES, check_place
 from pyg_direct.loader.ranks import Ranks, Share
 from pyg_direct.loader.record import EpochRecord, Stages, finish_sample
 from pyg_direct.loader.report import ReportedLoader
 from pyg_direct.loader.steps import Steps
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
+from pyg_direct.ops.check import check_flag
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.runtime.size import parse_size
@@ -32,7 +35,6 @@ from pyg_direct.typing import Device
 
 # A batch that shares no rows with others.
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
-PLACEMENTS = ("auto", "cuda", "unified", "pinned", "cpu")
 # What a loader holds of the memory of its process.
 _PLACED = ("_attributes", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_recorder")
 # Only workers need these; None and the defaults of torch are not worth a word.
@@ -72,20 +74,16 @@ class EpochLoader(ReportedLoader):
                 uneven: str = "pad") -> None:  # fmt: skip
         """Check and keep the arguments that PyG's loaders do not have."""
         topology_placement = placement if topology_placement is None else topology_placement
-        places = {"placement": placement, "topology_placement": topology_placement}
-        for name, place in places.items():
-            known = (*PLACEMENTS, "peer") if name == "topology_placement" else PLACEMENTS
-            if place not in known:
-                raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {place!r}")
         for name, count, least in [("prefetch", prefetch, 0), ("super_batch", super_batch, 1)]:
             if isinstance(count, bool) or not isinstance(count, int) or count < least:
                 raise ArgumentError(f"{name} must be an integer of at least {least}, got {count!r}")
+            if count >= 2**31:
+                raise ArgumentError(f"{name} must be below 2**31, got {count}")
         self.device = resolve_device(device)
         # A loader that is sent takes the current GPU of the process it comes to, where nobody chose one.
         self._chooses_device = device is None
-        for name, place in places.items():
-            if (place == "cpu") != (self.device.type == "cpu") and place != "auto":
-                raise ArgumentError(f"{name} must be one that device={self.device} can read, got {place!r}")
+        check_place("placement", placement, self.device)
+        check_place("topology_placement", topology_placement, self.device, PLACES)
         parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
         self.placement, self.topology_placement = placement, topology_placement
         self.feature_cache, self.prefetch, self.super_batch = feature_cache, prefetch, super_batch
@@ -293,6 +291,7 @@ def settle_workers(kwargs: dict[str, Any], device: torch.device, *, may_start: b
         may_start: Whether workers can do what is asked.
         num_seeds: How many seeds there are to shuffle, where that is known.
     """
+    _check_options(kwargs)
     if num_seeds == 0:
         # torch refuses to shuffle nothing.
         kwargs = {k: v for k, v in kwargs.items() if k != "shuffle"}
@@ -314,6 +313,20 @@ def settle_workers(kwargs: dict[str, Any], device: torch.device, *, may_start: b
             LoaderWarning,
         )
     return {k: v for k, v in kwargs.items() if k not in _WORKER_OPTIONS and k != "multiprocessing_context"}
+
+
+def _check_options(kwargs: Mapping[str, Any]) -> None:
+    """Refuse options of DataLoader that torch takes, or refuses without naming them."""
+    check_flag("shuffle", kwargs.get("shuffle"))
+    workers, generator = kwargs.get("num_workers", 0), kwargs.get("generator")
+    if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
+        raise ArgumentError(f"num_workers must be an integer of at least 0, got {workers!r}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ArgumentTypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
+    for name in ("sampler", "batch_sampler"):
+        given = kwargs.get(name)
+        if given is not None and not hasattr(given, "__iter__") and not hasattr(given, "__getitem__"):
+            raise ArgumentTypeError(f"{name} must be iterable or None, got {type(given).__name__}")
 
 
 def settle_sharing(cache_policy: str | None, cold_policy: str) -> dict[str, str]:

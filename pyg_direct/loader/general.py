@@ -18,7 +18,7 @@ from pyg_direct.loader.hetero import HeteroAttributes, TypeRanking
 from pyg_direct.loader.order import note_order
 from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.pipeline import note_memory
-from pyg_direct.loader.pyg import Attributes
+from pyg_direct.loader.pyg import Attributes, without_edge_attributes
 from pyg_direct.loader.stores import StoreAttributes
 from pyg_direct.loader.superbatch import SharedRows, Work
 from pyg_direct.loader.together import Together
@@ -164,10 +164,7 @@ class GeneralLoader(EpochLoader):
         data = self.data
         if out.edge is None:
             # Edges that were merged have no attributes any more.
-            data = data.__copy__()
-            store = data._store
-            for key in [key for key in store if store.is_edge_attr(key) and key not in ("edge_index", "adj_t")]:
-                del store[key]
+            data = without_edge_attributes(data)
         batch = self._general.build(data, sample, none, checked=is_ours)
         for key in ("num_sampled_nodes", "num_sampled_edges", "input_id", "batch_size"):
             del batch._store[key]

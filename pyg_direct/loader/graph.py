@@ -105,15 +105,33 @@ def _note(part: Any, sources: list[Any]) -> Any:
     return id(part), version_of(part)
 
 
+def check_graph(data: Any) -> None:
+    """Refuse what loaders do not know.
+
+    Raises:
+        ArgumentTypeError: another kind of graph.
+    """
+    if isinstance(data, (Data, HeteroData)):
+        return
+    if not isinstance(data, (tuple, list)) or len(data) != 2 or not isinstance(data[1], GraphStore):
+        raise ArgumentTypeError("data must be a Data, a HeteroData or a tuple of FeatureStore and GraphStore, got "
+                                f"{type(data).__name__}")  # fmt: skip
+
+
 def read_parts(data: Any, time_attr: str | None = None, weight_attr: str | None = None) -> Parts:
     """The parts of a graph that sampling needs.
 
     Raises:
         ArgumentError, ArgumentTypeError: another kind of graph, or an attribute that is not there.
     """
+    check_graph(data)
+    for name, attr in (("time_attr", time_attr), ("weight_attr", weight_attr)):
+        if attr is not None and not isinstance(attr, str):
+            raise ArgumentTypeError(f"{name} must be the name of an attribute, got {attr!r}")
     parts = _read_parts(data, time_attr, weight_attr)
     times = f"time_attr={time_attr!r}"
-    parts.names = {"node_time": times, "edge_time": times, "edge_weight": f"weight_attr={weight_attr!r}"}
+    parts.names = {"node_time": times, "edge_time": times, "edge_weight": f"weight_attr={weight_attr!r}",
+                   "edges": "edge_index"}  # fmt: skip
     return parts
 
 
@@ -122,14 +140,10 @@ def _read_parts(data: Any, time_attr: str | None, weight_attr: str | None) -> Pa
         return _read_data(data, time_attr, weight_attr)
     if isinstance(data, HeteroData):
         return _read_hetero(data, time_attr, weight_attr)
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], GraphStore):
-        if weight_attr is not None:
-            raise NotImplementedError(f"weight_attr={weight_attr!r} with (FeatureStore, GraphStore), as in PyG")
-        assert isinstance(data[0], FeatureStore)
-        return Parts(*read_stores(data[0], data[1], time_attr))
-    raise ArgumentTypeError(
-        f"data must be a Data, a HeteroData or a tuple of FeatureStore and GraphStore, got {type(data).__name__}"
-    )
+    if weight_attr is not None:
+        raise NotImplementedError(f"weight_attr={weight_attr!r} with (FeatureStore, GraphStore), as in PyG")
+    assert isinstance(data[0], FeatureStore)
+    return Parts(*read_stores(data[0], data[1], time_attr))
 
 
 def count_nodes(data: Data) -> int:
@@ -218,5 +232,5 @@ def _read_edges(edges: Any, form: str) -> Any:
     if isinstance(edges, Tensor) and edges.layout == torch.strided:
         return edges.as_tensor() if hasattr(edges, "as_tensor") and hasattr(edges, "sparse_size") else edges
     raise ArgumentTypeError(
-        f"edges must be a tensor [2, E], a SparseTensor or a sparse CSR tensor, got {type(edges).__name__}"
+        f"edge_index must be a tensor [2, E], a SparseTensor or a sparse CSR tensor, got {type(edges).__name__}"
     )

@@ -14,6 +14,7 @@ from pyg_direct.loader.graph import read_parts
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.output import to_general_output
 from pyg_direct.loader.own import OwnSampler
+from pyg_direct.ops.check import check_fanouts
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.sampling.hgt import MOST_NEIGHBORS, HgtPlan
 from pyg_direct.sampling.key import resolve_seed
@@ -46,7 +47,7 @@ class HGTSampler(OwnSampler):
         self.data, self.device, self.placement = data, resolve_device(device), placement
         self.seed, self._num_calls = resolve_seed(seed), 0
         by_type = num_samples if isinstance(num_samples, Mapping) else dict.fromkeys(data.node_types, num_samples)
-        self.num_samples = {kind: list(own) for kind, own in by_type.items()}
+        self.num_samples = {kind: check_fanouts(f"num_samples[{kind!r}]", own) for kind, own in by_type.items()}
         self.most_neighbors = most_neighbors
         self.num_hops = max((len(own) for own in self.num_samples.values()), default=0)
         self._topology: HeteroTopo | None = None

@@ -21,6 +21,20 @@ _BATCH_EDGES = {"cuda": 1 << 21, "cpu": 1 << 17}
 _MOST_NODES = 1 << 16
 
 
+class _Bare(Data):  # type: ignore[misc]
+    """Edges, beside which features stand that are no attribute: batches do not have them."""
+
+    @property
+    def x(self) -> Tensor | None:
+        """Features of all nodes."""
+        return self.__dict__.get("_rows")
+
+    def __copy__(self) -> Data:
+        made = Data()
+        made._store._mapping.update(self._store._mapping)
+        return made
+
+
 def inference_loader(data: Data, batch_size: int | None = None, **options: Any) -> NeighborLoader:
     """Batches of all nodes in order, each with all its neighbors, without attributes: `n_id` and edges.
 
@@ -28,7 +42,7 @@ def inference_loader(data: Data, batch_size: int | None = None, **options: Any) 
     `batch.batch_size` nodes; `x_all[batch.n_id]` are the rows that they need.
 
     Args:
-        data: A `Data` with `edge_index` or `adj_t`; of its attributes only `x` stays, and is not part of batches.
+        data: A `Data` with `edge_index` or `adj_t`; of its attributes `loader.data` has only `x`, and batches none.
         batch_size: Nodes a batch; None takes as many as have about two million edges on a GPU.
         **options: Arguments of `NeighborLoader`.
 
@@ -40,7 +54,8 @@ def inference_loader(data: Data, batch_size: int | None = None, **options: Any) 
     for name in ("num_neighbors", "input_nodes", "shuffle"):
         if name in options:
             raise ArgumentError(f"{name} is settled by layer-wise inference, got {options[name]!r}")
-    bare = Data(num_nodes=data.num_nodes)
+    bare = _Bare(num_nodes=data.num_nodes)
+    bare.__dict__["_rows"] = data.x
     key = "edge_index" if "edge_index" in data else "adj_t"
     bare[key] = data[key]
     loader = NeighborLoader(bare, [-1], batch_size=1 if batch_size is None else batch_size, **options)

@@ -14,9 +14,10 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, EpochLoader, make_batch, settle_workers
+from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.record import EpochRecord
 from pyg_direct.loader.superbatch import SharedRows
-from pyg_direct.ops.check import check_fanouts, check_ids
+from pyg_direct.ops.check import check_callables, check_fanouts, check_flag, check_ids
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
 from pyg_direct.sampling.key import batch_key, call_key
 from pyg_direct.typing import Device
@@ -74,12 +75,15 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
-        if placement not in _MODES:
+        if not isinstance(placement, str) or placement not in _MODES:
             raise ArgumentError(f"placement must be one of {', '.join(_MODES)}, got {placement!r}")
         self._settle(device, placement, None, None, 1, seed, prefetch, ranks, uneven)
-        node_idx = None if node_idx is None else torch.as_tensor(node_idx)
+        if node_idx is not None:
+            # PyG's takes ids of any shape.
+            node_idx = read_input_nodes(node_idx.view(-1) if isinstance(node_idx, Tensor) else node_idx, "node_idx")
+        check_callables(transform=transform)
         self.edge_index, self.node_idx, self.num_nodes = edge_index, node_idx, num_nodes
-        self.sizes, self.return_e_id = check_fanouts("sizes", sizes), bool(return_e_id)
+        self.sizes, self.return_e_id = check_fanouts("sizes", sizes), check_flag("return_e_id", return_e_id)
         # `EpochLoader` would call it with one argument.
         self.transform, self._transform = None, transform
         self.is_sparse_tensor = isinstance(edge_index, SparseTensor)

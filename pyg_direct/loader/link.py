@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.drawn import Drawn, Output
 from pyg_direct.loader.epochs import ALONE, settle_workers
 from pyg_direct.loader.general import GeneralLoader
+from pyg_direct.loader.graph import check_graph
 from pyg_direct.loader.links import PendingLinks
 from pyg_direct.loader.node import check_input_id, check_times
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
@@ -26,7 +28,7 @@ from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.loader.together import Together
-from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.check import check_callables, check_ids
 from pyg_direct.sampling.key import batch_key
 from pyg_direct.sampling.negative import check_weight
 from pyg_direct.sampling.plan import GpuPlan
@@ -62,6 +64,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     """
 
     _planned: PlannedLinks | None = None
+    # What the sampler is called that messages name.
+    _sampler_name = "link_sampler"
 
     def __init__(self, data: Any, link_sampler: Any, edge_label_index: Any = None, edge_label: Tensor | None = None,
                  edge_label_time: Tensor | None = None, neg_sampling: Any = None,
@@ -82,7 +86,9 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                     custom_cls: Any, input_id: Any, store_dtype: torch.dtype | None, kwargs: dict[str, Any]
                     ) -> None:  # fmt: skip
         """Check the inputs and hand them to PyG's loader."""
-        check_sampler(link_sampler, "sample_from_edges")
+        check_sampler(self._sampler_name, link_sampler, "sample_from_edges")
+        check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
+        check_graph(data)
         check_store_dtype(store_dtype)
         self.store_dtype, self._sampler = store_dtype, link_sampler
         edge_label_index = _read_links(data, edge_label_index)
@@ -93,8 +99,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         if edge_label is not None and edge_label.numel() == 0 and count != 0:
             raise ArgumentError("edge_label must have a label for each link, got none")
         neg_sampling = _read_negatives(neg_sampling)
-        if neg_sampling_ratio is not None and not neg_sampling_ratio >= 0:
-            raise ArgumentError(f"neg_sampling_ratio must be at least 0, got {neg_sampling_ratio}")
+        if neg_sampling_ratio is not None:
+            _check_ratio(neg_sampling_ratio)
         if neg_sampling is not None and neg_sampling.is_triplet() and edge_label is not None:
             raise ArgumentError("edge_label must be None with triplets, whose index fields say what is negative")
         if edge_label is not None and edge_label.numel() == 0:
@@ -242,6 +248,8 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         NotImplementedError: combinations that PyG refuses so.
     """
 
+    _sampler_name = "neighbor_sampler"
+
     def __init__(self, data: Any, num_neighbors: Any, edge_label_index: Any = None, edge_label: Tensor | None = None,
                  edge_label_time: Tensor | None = None, replace: bool = False, subgraph_type: Any = "directional",
                  disjoint: bool = False, temporal_strategy: str = "uniform", neg_sampling: Any = None,
@@ -281,11 +289,24 @@ def _read_negatives(neg_sampling: Any) -> NegativeSampling | None:
         ArgumentError, ArgumentTypeError: PyG refuses it, for the reason given.
     """
     try:
-        return NegativeSampling.cast(neg_sampling)
+        made = NegativeSampling.cast(neg_sampling)
+        if made is not None and not math.isfinite(made.amount):
+            raise ValueError(f"The attribute 'amount' needs to be finite (got {made.amount})")
+        return made  # type: ignore[no-any-return]
     except (ValueError, TypeError, NotImplementedError) as error:
         kind = ArgumentError if isinstance(error, ValueError) else ArgumentTypeError
         raise kind("neg_sampling must be 'binary', 'triplet', a dict of their options or a NegativeSampling, got "
                    f"{neg_sampling!r}: {error}") from error  # fmt: skip
+
+
+def _check_ratio(ratio: Any) -> None:
+    """Negatives for each link: a number of at least 0."""
+    try:
+        is_ratio = not isinstance(ratio, str) and 0 <= float(ratio) < 2**31
+    except (TypeError, ValueError, RuntimeError):
+        is_ratio = False
+    if not is_ratio:
+        raise ArgumentError(f"neg_sampling_ratio must be at least 0, got {ratio!r}")
 
 
 def _list_links(adj_t: Any) -> Tensor:
@@ -316,6 +337,8 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
             f"edge_label_index must be a relation or (relation, links), got a tuple of {len(edge_label_index)}"
         )
     edge_type, links = (edge_label_index, None) if bare else edge_label_index
+    if not isinstance(edge_type, (str, tuple, list)):
+        raise ArgumentTypeError(f"edge_label_index must name a relation, got {edge_type!r}")
     if isinstance(data, HeteroData):
         edge_type = data._to_canonical(*edge_type)
         for end in (edge_type[0], edge_type[-1]):

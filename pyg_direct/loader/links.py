@@ -85,6 +85,9 @@ class Links:
         self._ends = _read_ends(parts, index.input_type)
         sources = check_ids("edge_label_index", index.row, self._ends.num_sources).long()
         targets = check_ids("edge_label_index", index.col, self._ends.num_targets).long()
+        if sources.numel() != targets.numel():
+            raise ArgumentError("edge_label_index must have as many sources as targets, got "
+                                f"{sources.numel()} and {targets.numel()}")  # fmt: skip
         if device.type == "cuda" and sources.device == targets.device:
             # They travel together.
             self._sources, self._targets = upload(torch.stack([sources, targets]), device).unbind()

@@ -27,12 +27,12 @@ from pyg_direct.loader.own import device_for
 from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.plain import NodeSampler, check_choices, is_plain, read_input_nodes
-from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
+from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise, without_edge_attributes
 from pyg_direct.loader.ranking import check_ranking, rank_rows
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.loader.workers import Positions, WorkerSampler, number_items
-from pyg_direct.ops.check import check_fanouts, check_ids
+from pyg_direct.ops.check import check_callables, check_fanouts, check_flag, check_ids
 from pyg_direct.ops.neighbor import check_sampling
 from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.runtime.size import parse_size
@@ -117,10 +117,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             fewer batches, or leaves an epoch early, takes part in those of the others meanwhile, and ends its process
             group after they are done (`dist.barrier()`).
         hotness: What ranks rows for `feature_cache`: `degree`; `expected`, the chance that a batch meets a node
-            (`expected_reads`); or `frequency`: reads counted while `presample` epochs are sampled, before the first
-            one, with degrees among equals. Only for a `Data` that is sampled uniformly, and for attributes that no
-            other loader has placed yet.
-        presample: Epochs, or a part of one.
+            (`expected_reads`); or `frequency`: that chance, corrected by reads that are counted while `presample`
+            epochs are sampled before the first one, as far as so many tell. Only for a `Data` that is sampled
+            uniformly, and for attributes that no other loader has placed yet.
+        presample: Epochs, or a part of one. Little is needed: the chance decides where counts tell nothing yet.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each seed, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
@@ -150,6 +150,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         ([1, 2, 1], [2, 1])
     """
 
+    _sampler_name = "neighbor_sampler"
+
     def __init__(self, data: Any, num_neighbors: Any, input_nodes: Any = None, input_time: Any = None,
                  replace: bool = False, subgraph_type: Any = "directional", disjoint: bool = False,
                  temporal_strategy: str = "uniform", time_attr: str | None = None, weight_attr: str | None = None,
@@ -162,7 +164,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  super_batch: int = 1, seed: int | None = None, prefetch: int = 1, time_comparison: str = "<=",
                  time_window: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
                  cache_policy: str | None = None, cold_policy: str = "auto",
-                 hotness: str = "degree", presample: float = 1.0, custom_cls: Any = None,
+                 hotness: str = "degree", presample: float = 0.05, custom_cls: Any = None,
                  input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ArgumentError("input_time needs time_attr, the name of the times it is compared with, got None")
@@ -174,16 +176,21 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if topology_cache not in (None, "auto"):
             parse_size(topology_cache, 0, "topology_cache")
         self.topology_cache = topology_cache
-        plain = is_plain(data, num_neighbors, neighbor_sampler, time_attr, weight_attr, disjoint, subgraph_type,
-                         directed)  # fmt: skip
+        layer_dependency = check_flag("layer_dependency", layer_dependency)
+        plain = is_plain(data, num_neighbors, neighbor_sampler, time_attr, weight_attr,
+                         check_flag("disjoint", disjoint), subgraph_type, check_flag("directed", directed))  # fmt: skip
         if plain:
             check_choices(temporal_strategy, time_comparison, time_window)
             fanouts = list(num_neighbors.values) if isinstance(num_neighbors, NumNeighbors) else num_neighbors
             self._open_plain(data, fanouts, input_nodes, replace, transform, transform_sampler_output, input_id,
                              store_dtype, sampling, layer_dependency, kwargs)  # fmt: skip
             return
-        for name, value, default in (("sampling", sampling, "uniform"), ("layer_dependency", layer_dependency, False),
-                                     ("hotness", hotness, "degree")):  # fmt: skip
+        for name, value, default in (
+            ("sampling", sampling, "uniform"),
+            ("layer_dependency", layer_dependency, False),
+            ("hotness", hotness, "degree"),
+            ("topology_cache", None if topology_cache == "auto" else topology_cache, None),
+        ):
             if value != default:
                 raise ArgumentError(f"{name}={value!r} needs a Data that is sampled uniformly, without other options")
         self._recipe: Recipe | None = None
@@ -199,9 +206,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                     transform_sampler_output: Any, input_id: Any, store_dtype: torch.dtype | None, sampling: str,
                     layer_dependency: bool, kwargs: dict[str, Any]) -> None:  # fmt: skip
         """Check what uniform batches of a `Data` are made of."""
-        self.replace = bool(replace)
-        check_sampling(sampling, self.replace, bool(layer_dependency))
-        self._recipe = Recipe((), self.replace, sampling=sampling, layer_dependency=bool(layer_dependency))
+        check_callables(transform=transform, transform_sampler_output=transform_sampler_output)
+        self.replace = check_flag("replace", replace)
+        check_sampling(sampling, self.replace, layer_dependency)
+        self._recipe = Recipe((), self.replace, sampling=sampling, layer_dependency=layer_dependency)
         self._choose_fanouts(num_neighbors)
         check_store_dtype(store_dtype)
         self.store_dtype = store_dtype
@@ -288,7 +296,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         attributes = self._attributes or self._prepare()
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)
-        batch = attributes.build(self.data, from_output(out), out.metadata[0], checked=False)
+        batch = self._build_output(attributes, out)
         return batch if self.transform is None else self.transform(batch)
 
     def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
@@ -312,13 +320,19 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         assert self._attributes is not None
         input_id = positions if self.input_data.input_id is None else self.input_data.input_id[positions]
         if self.transform_sampler_output is not None:
-            out = self.transform_sampler_output(to_output(sample, input_id))
-            sample, input_id = from_output(out), out.metadata[0]
-        checked = self.transform_sampler_output is None
-        batch = self._attributes.build(self.data, sample, input_id, checked=checked, shared=shared, memory=memory)
-        if checked:
-            counts = batch._store._mapping
-            note_hops(batch, counts["num_sampled_nodes"], counts["num_sampled_edges"], self._max_degree)
+            return self._build_output(self._attributes, self.transform_sampler_output(to_output(sample, input_id)))
+        batch = self._attributes.build(self.data, sample, input_id, shared=shared, memory=memory)
+        counts = batch._store._mapping
+        note_hops(batch, counts["num_sampled_nodes"], counts["num_sampled_edges"], self._max_degree)
+        return batch
+
+    def _build_output(self, attributes: Attributes, out: Any) -> Any:
+        """The batch of a sample in PyG's form, as a user's transform may have left it."""
+        sample = from_output(out)
+        data = self.data if out.edge is not None else without_edge_attributes(self.data)
+        batch = attributes.build(data, sample, out.metadata[0], checked=False)
+        if out.edge is None:
+            del batch._store["e_id"]
         return batch
 
     def _is_own(self) -> bool:

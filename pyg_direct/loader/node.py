@@ -16,11 +16,11 @@ from pyg_direct.features.store import check_store_dtype
 from pyg_direct.loader.drawn import Output
 from pyg_direct.loader.epochs import settle_workers
 from pyg_direct.loader.general import GeneralLoader
-from pyg_direct.loader.graph import count_nodes
+from pyg_direct.loader.graph import check_graph, count_nodes
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.sampler import NeighborSampler
-from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.check import check_callables, check_ids
 from pyg_direct.typing import Device
 
 
@@ -44,6 +44,9 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
 
+    # What the arguments are called that messages name.
+    _sampler_name, _seeds_name = "node_sampler", "input_nodes"
+
     def __init__(self, data: Any, node_sampler: Any, input_nodes: Any = None, input_time: Tensor | None = None,
                  transform: Callable[[Any], Any] | None = None,
                  transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None,
@@ -60,10 +63,12 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
                       transform_sampler_output: Any, custom_cls: Any, input_id: Any, store_dtype: torch.dtype | None,
                       kwargs: dict[str, Any]) -> None:  # fmt: skip
         """Check the inputs and hand them to PyG's loader."""
-        check_sampler(node_sampler, "sample_from_nodes")
+        check_sampler(self._sampler_name, node_sampler, "sample_from_nodes")
+        check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
         check_store_dtype(store_dtype)
         self.store_dtype, self._sampler = store_dtype, node_sampler
-        input_nodes, num_seeds = _read_seeds(data, input_nodes)
+        check_graph(data)
+        input_nodes, num_seeds = _read_seeds(data, input_nodes, self._seeds_name)
         check_times("input_time", input_time, num_seeds)
         check_input_id(input_id, num_seeds)
         kwargs = settle_workers(kwargs, self.device, may_start=False, num_seeds=num_seeds)
@@ -73,7 +78,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         if isinstance(node_sampler, OwnSampler):
             sizes = node_sampler.num_nodes
             size = sizes[self.input_data.input_type] if isinstance(sizes, dict) else sizes
-        self.input_data.node = check_ids("input_nodes", self.input_data.node, size).long()
+        self.input_data.node = check_ids(self._seeds_name, self.input_data.node, size).long()
         check_times("input_time", self.input_data.time, self.input_data.node.numel())
 
     def _input(self) -> Tensor:
@@ -137,11 +142,11 @@ def check_input_id(input_id: Any, count: int | None) -> None:
         raise ArgumentError(f"input_id must have an id for each of the {count} seeds, got {tuple(input_id.shape)}")
 
 
-def _read_seeds(data: Any, input_nodes: Any) -> tuple[Any, int | None]:
+def _read_seeds(data: Any, input_nodes: Any, name: str) -> tuple[Any, int | None]:
     """(input nodes as PyG's loader takes them, with tensors; their number, None where a store must tell)."""
     if isinstance(data, Data):
-        nodes = read_input_nodes(input_nodes)
-        return nodes, count_seeds(nodes, count_nodes(data))
+        nodes = read_input_nodes(input_nodes, name)
+        return nodes, count_seeds(nodes, count_nodes(data), name)
     has_type = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)
     kind = input_nodes[0] if has_type else input_nodes
     is_typed = isinstance(data, HeteroData)
@@ -162,12 +167,12 @@ def _read_seeds(data: Any, input_nodes: Any) -> tuple[Any, int | None]:
     return nodes if not isinstance(kind, str) else kind if nodes is None else (kind, nodes), count
 
 
-def count_seeds(nodes: Tensor | None, num_nodes: int | None) -> int | None:
+def count_seeds(nodes: Tensor | None, num_nodes: int | None, name: str = "input_nodes") -> int | None:
     """The number of seeds; a mask must be one of all nodes."""
     if nodes is None:
         return num_nodes
     if nodes.dtype != torch.bool:
         return nodes.numel()
     if num_nodes is not None and nodes.numel() != num_nodes:
-        raise ArgumentError(f"input_nodes must have shape [{num_nodes}] as a mask, got [{nodes.numel()}]")
+        raise ArgumentError(f"{name} must have shape [{num_nodes}] as a mask, got [{nodes.numel()}]")
     return int(nodes.sum())

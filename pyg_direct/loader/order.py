@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput
 
+from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.loader.output import PackedOutput
 from pyg_direct.nn.sorted import find_batch, register_relations, register_sorted
 
@@ -60,7 +61,12 @@ def to_edge_index(batch: Any) -> Any:
 
     Args:
         batch: `Data` or `HeteroData`, changed in place. Edges that are not known to be sorted stay as they are.
+
+    Raises:
+        ArgumentTypeError: `batch` is neither.
     """
+    if not isinstance(batch, (Data, HeteroData)):
+        raise ArgumentTypeError(f"batch must be a Data or a HeteroData, got {type(batch).__name__}")
     sizes = None if isinstance(batch, Data) else {kind: batch[kind].num_nodes for kind in batch.node_types}
     for store in batch.edge_stores:
         edge_index = store._mapping.get("edge_index")

@@ -50,11 +50,10 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
         return call_key(self.seed, self._num_calls - 1)
 
 
-def check_sampler(sampler: Any, method: str) -> None:
-    """Raise unless a sampler can be asked for samples by `method`."""
+def check_sampler(name: str, sampler: Any, method: str) -> None:
+    """Raise unless a sampler, an argument of this name, can be asked for samples by `method`."""
     if not callable(getattr(sampler, method, None)):
-        raise ArgumentTypeError(f"a loader's sampler must have {method}, as PyG's BaseSampler, got "
-                                f"{type(sampler).__name__}")  # fmt: skip
+        raise ArgumentTypeError(f"{name} must have {method}, as PyG's BaseSampler, got {type(sampler).__name__}")
 
 
 def device_for(device: Device, sampler: Any) -> Device:

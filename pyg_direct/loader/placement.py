@@ -6,10 +6,29 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import torch
+
+from pyg_direct.errors import ArgumentError
+
 # Rows of at most so many bytes, such as labels and masks, go to the GPU also where wider ones stay on the host: a
 # read over the link costs the same for one byte as for a line.
 _NARROW_ROW = 16
 _SAID: set[str] = set()
+# Where attributes may live, and topologies.
+PLACEMENTS = ("auto", "cuda", "unified", "pinned", "cpu")
+PLACES = (*PLACEMENTS, "peer")
+
+
+def check_place(name: str, place: str, device: torch.device, known: Sequence[str] = PLACEMENTS) -> None:
+    """Refuse a placement that is none, or that the device cannot read.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    if place not in known:
+        raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {place!r}")
+    if (place == "cpu") != (device.type == "cpu") and place != "auto":
+        raise ArgumentError(f"{name} must be one that device={device} can read, got {place!r}")
 
 
 class Rows(NamedTuple):

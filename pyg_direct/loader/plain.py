@@ -60,14 +60,14 @@ class NodeSampler:
         return to_output(sample, input_id)
 
 
-def read_input_nodes(input_nodes: Any) -> Tensor | None:
+def read_input_nodes(input_nodes: Any, name: str = "input_nodes") -> Tensor | None:
     """Ids or a mask as a tensor; PyG would read a mask in NumPy or a list, or ids that are not whole, as ids."""
     if input_nodes is None:
         return None
     try:
         nodes = input_nodes if isinstance(input_nodes, Tensor) else torch.tensor(input_nodes)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentTypeError(f"input_nodes must be ids or a mask, got {input_nodes!r}") from error
+        raise ArgumentTypeError(f"{name} must be ids or a mask, got {input_nodes!r}") from error
     if nodes.dim() != 1:
-        raise ArgumentError(f"input_nodes must have one dimension, got shape {tuple(nodes.shape)}")
+        raise ArgumentError(f"{name} must have one dimension, got shape {tuple(nodes.shape)}")
     return nodes if nodes.numel() > 0 or isinstance(input_nodes, Tensor) else nodes.long()

@@ -75,8 +75,10 @@ class Producers(ReportedLoader):
             raise ArgumentTypeError(f"loader must be one of pyg_direct's, got {type(loader).__name__}")
         if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
             raise ArgumentError(f"ahead must be an integer of at least 1, got {ahead!r}")
-        if isinstance(devices, (str, torch.device)) or len(devices) == 0:
+        if isinstance(devices, str) or not isinstance(devices, Sequence) or len(devices) == 0:
             raise ArgumentTypeError(f"devices must be a list of devices, at least one, got {devices!r}")
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise ArgumentError(f"threads must be an integer of at least 1 or None, got {threads!r}")
         self.loader, self.ahead = loader, ahead
         self.devices = [resolve_device(d) for d in devices]
         self.device = resolve_device(device)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.rowfile import as_tensor
@@ -41,6 +41,8 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
     edges = data.adj_t if "edge_index" not in data and "adj_t" in data else data.edge_index
     if edges is None:
         return CSRTopo(torch.empty(2, 0, dtype=torch.int64), num_nodes=int(data.num_nodes))
+    if isinstance(edges, np.ndarray):
+        raise ArgumentTypeError("data.edge_index must be a tensor, got ndarray")
     key = (id(edges), version_of(edges), int(data.num_nodes), device)
     known = _TOPOLOGIES.get(key)
     if known is not None and known[0]() is edges and known[1]() is not None:
@@ -316,6 +318,15 @@ class Attributes(PlacedRows):
         return out
 
 
+def without_edge_attributes(data: Data) -> Data:
+    """A copy of a graph whose edges have no attributes: those of a sample may be others."""
+    data = copy.copy(data)
+    store = data._store
+    for key in [key for key in store if store.is_edge_attr(key) and key not in ("edge_index", "adj_t")]:
+        del store[key]
+    return data
+
+
 def copy_store(store: Any, parent: weakref.ref[Any]) -> Any:
     """A copy of a store of a graph, for another."""
     made = store.__class__.__new__(store.__class__)
@@ -349,9 +360,13 @@ def _slice_sampled(kind: str, slicer: Slicer, value: Any, sample: Sample) -> Any
 def _slice_adjacency(adj_t: Any, sample: Sample) -> Any:
     source, target = sample.edge_index
     size = sample.n_id.numel()
+    # Edges without ids, which a user's transform left, have no values.
+    has_ids = sample.e_id.numel() == source.numel()
     if isinstance(adj_t, Tensor):
-        values = adj_t.values().to(source.device)[sample.e_id]
+        values = (
+            adj_t.values().to(source.device)[sample.e_id] if has_ids else torch.ones(source.numel()).to(source.device)
+        )
         return torch.sparse_coo_tensor(torch.stack([target, source]), values, (size, size)).to_sparse_csr()
     value = adj_t.storage.value()
-    value = None if value is None else value.to(source.device)[sample.e_id]
+    value = None if value is None or not has_ids else value.to(source.device)[sample.e_id]
     return type(adj_t)(row=target, col=source, value=value, sparse_sizes=(size, size), is_sorted=False, trust_data=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.expected import expected_reads
-from pyg_direct.features.hotness import RANKINGS, Listing, Ranked, break_ties, count_listings, count_reads
+from pyg_direct.features.hotness import RANKINGS, Listing, Ranked, blend_reads, count_reads
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.loader.pyg import Ranking
 from pyg_direct.progress import Bar
@@ -41,12 +41,11 @@ def rank_rows(loader: Any, placed: PlacedTopology, plan: Any) -> Listing:
         return listing
     nodes = loader.input_data.node
     nodes = torch.arange(placed.num_nodes) if nodes is None else nodes
-    if loader.hotness == "expected":
-        scores = expected_reads(placed.indptr, placed.indices, nodes, loader.num_neighbors, loader.batch_size or 1)
-    else:
+    scores = expected_reads(placed.indptr, placed.indices, nodes, loader.num_neighbors, loader.batch_size or 1)
+    if loader.hotness == "frequency":
         with Bar(_count_batches(loader, nodes), "ranking rows by a run of sampling", "batches") as bar:
             counts = count_reads(_sample(loader, nodes, plan, bar), placed.num_nodes)
-        scores = break_ties(counts, count_listings(listing, placed.num_nodes))
+        scores = blend_reads(counts, scores)
     return Ranked(*listing, scores)
 
 

@@ -36,6 +36,8 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         self._options: dict[str, Any] = {"device": device, "device_cache_size": device_cache_size,
                                          "placement": placement, "csr_topo": csr_topo}  # fmt: skip
         self._store_dtype = store_dtype
+        # What is wrong with them is said here.
+        Feature(**self._options, store_dtype=store_dtype)
         self.__dict__["_features"] = {}
 
     @staticmethod

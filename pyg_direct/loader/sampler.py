@@ -20,17 +20,20 @@ from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 from pyg_direct.errors import ArgumentError, warn
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.state import MAX_HOPS
+from pyg_direct.loader.fanouts import keep_fanouts, read_fanouts
 from pyg_direct.loader.graph import Parts, read_parts
 from pyg_direct.loader.links import Links, NegativeSource, PendingLinks
 from pyg_direct.loader.order import largest_fanout
 from pyg_direct.loader.output import to_general_output, to_output
 from pyg_direct.loader.own import OwnSampler
+from pyg_direct.loader.placement import PLACES, check_place
 from pyg_direct.loader.plain import check_choices
 from pyg_direct.loader.pyg import read_topology
-from pyg_direct.ops.check import check_fanouts, check_ids
+from pyg_direct.ops.check import check_flag, check_ids
 from pyg_direct.ops.upload import upload_parts
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.mode import version_of
+from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.sampling.open import open_plan
@@ -94,28 +97,36 @@ class NeighborSampler(OwnSampler):
                  time_window: int | None = None, strict_negatives: bool = False,
                  exclude_target_edges: bool | str = False, topology_cache: int | str | None = None
                  ) -> None:  # fmt: skip
-        if not directed:
+        if not check_flag("directed", directed):
             subgraph_type = SubgraphType.induced
             warn("directed=False is deprecated in PyG; use subgraph_type='induced'", DeprecationWarning)  # fmt: skip
         if sample_direction not in DIRECTIONS:
             raise ArgumentError(f"sample_direction must be 'forward' or 'backward', got {sample_direction!r}")
         if sample_direction == "backward" and time_attr is not None:
             raise NotImplementedError("time_attr with sample_direction='backward', as in PyG")
-        if exclude_target_edges not in (False, True, "reverse"):
+        if not isinstance(exclude_target_edges, (bool, str)) or exclude_target_edges not in (False, True, "reverse"):
             raise ArgumentError(f"exclude_target_edges must be False, True or 'reverse', got {exclude_target_edges!r}")
         self.data = data
         self.device = resolve_device(device)
         self._chooses_device = device is None
+        check_place("placement", placement, self.device, PLACES)
+        if topology_cache not in (None, "auto"):
+            parse_size(topology_cache, 0, "topology_cache")
         self.placement, self.topology_cache = placement, topology_cache
         self.seed, self._num_calls = resolve_seed(seed), 0
-        self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, bool(is_sorted)
+        self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, check_flag("is_sorted", is_sorted)
         self.sample_direction = sample_direction
         self._opened = Opened(read_parts(data, time_attr, weight_attr))
         self.num_neighbors = num_neighbors
-        self.subgraph_type, self.replace, self.disjoint = subgraph_type, bool(replace), disjoint
+        self.subgraph_type, self.replace, self.disjoint = subgraph_type, check_flag("replace", replace), disjoint
         self.temporal_strategy = temporal_strategy
         self.time_comparison, self.time_window = time_comparison, time_window
-        self.strict_negatives, self.exclude_target_edges = bool(strict_negatives), exclude_target_edges
+        self.strict_negatives = check_flag("strict_negatives", strict_negatives)
+        self.exclude_target_edges = exclude_target_edges
+        if topology_cache not in (None, "auto") and not self._is_plain():
+            raise ArgumentError(
+                f"topology_cache={topology_cache!r} needs a Data that is sampled uniformly, without other options"
+            )
         # Times and weights are read now, so that what is wrong with them is said here.
         self._read_recipe()
         if not self.is_temporal:
@@ -130,14 +141,7 @@ class NeighborSampler(OwnSampler):
 
     @num_neighbors.setter
     def num_neighbors(self, num_neighbors: Any) -> None:
-        if isinstance(num_neighbors, NumNeighbors):
-            # PyG's class remembers what it answered for the first graph.
-            num_neighbors = NumNeighbors(num_neighbors.values, num_neighbors.default)
-        elif not isinstance(num_neighbors, Mapping):
-            num_neighbors = NumNeighbors(check_fanouts("num_neighbors", num_neighbors))
-        else:
-            num_neighbors = NumNeighbors(dict(num_neighbors))
-        self._num_neighbors = num_neighbors
+        self._num_neighbors = keep_fanouts(num_neighbors)
 
     @property
     def subgraph_type(self) -> SubgraphType:
@@ -158,7 +162,7 @@ class NeighborSampler(OwnSampler):
 
     @disjoint.setter
     def disjoint(self, disjoint: bool) -> None:
-        self._disjoint = bool(disjoint)
+        self._disjoint = check_flag("disjoint", disjoint)
 
     @property
     def is_hetero(self) -> bool:
@@ -206,7 +210,7 @@ class NeighborSampler(OwnSampler):
             index: PyG's input: ids, their times, their type.
             key: Draw under this key instead of the sampler's own count of calls.
         """
-        out = self._sample(*_by_type(index), key=key)
+        out = self._sample(*_by_type(index, self.is_hetero), key=key)
         out.metadata = (index.input_id, None if index.time is None else index.time.to(self.device))
         return out
 
@@ -221,7 +225,10 @@ class NeighborSampler(OwnSampler):
         plan = self._open_plan()
         if not isinstance(plan, GeneralPlan):
             return [self.sample_from_nodes(index, key=key) for index, key in zip(inputs, keys, strict=True)]
-        requests = [(seed, time if self.is_temporal else None) for seed, time in map(_by_type, inputs)]
+        requests = [
+            (seed, time if self.is_temporal else None)
+            for seed, time in (_by_type(index, self.is_hetero) for index in inputs)
+        ]
         outs = [to_general_output(sample, self.is_hetero) for sample in plan.sample_together(requests, keys)]
         times = upload_parts([index.time for index in inputs], self.device)
         for out, index, time in zip(outs, inputs, times, strict=True):
@@ -308,24 +315,14 @@ class NeighborSampler(OwnSampler):
 
     def _fanouts(self) -> Any:
         """Fanouts per hop, or per relation in the order of the graph."""
-        try:
-            if isinstance(self._num_neighbors.values, (list, tuple)):
-                return check_fanouts("num_neighbors", self._num_neighbors.values)
-            if not self.is_hetero:
-                raise ArgumentError("num_neighbors must be a list for a graph without types, got one for each relation")
-            values = NumNeighbors(self._num_neighbors.values, self._num_neighbors.default)
-            return values.get_values(list(self._opened.parts.edges))
-        except ArgumentError:
-            raise
-        except ValueError as error:
-            raise ArgumentError(f"num_neighbors: {error}") from error
+        return read_fanouts(self._num_neighbors, list(self._opened.parts.edges) if self.is_hetero else None)
 
     def _read_recipe(self) -> GeneralRecipe:
         fanouts = self._fanouts()
         check_hops(
             fanouts if isinstance(fanouts, list) else next(iter(fanouts.values()), []), MAX_HOPS, "num_neighbors"
         )
-        return GeneralRecipe(fanouts, replace=self.replace, disjoint=self._disjoint,
+        return GeneralRecipe(fanouts, replace=check_flag("replace", self.replace), disjoint=self._disjoint,
                              subgraph_type=self._subgraph_type.value, temporal_strategy=self.temporal_strategy,
                              time_comparison=self.time_comparison, time_window=self.time_window)  # fmt: skip
 
@@ -392,8 +389,10 @@ class NeighborSampler(OwnSampler):
         return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, device={self.device})"
 
 
-def _by_type(index: NodeSamplerInput) -> tuple[Any, Any]:
+def _by_type(index: NodeSamplerInput, is_hetero: bool) -> tuple[Any, Any]:
     """Seeds and their times, by type where there are types."""
     if index.input_type is None:
         return index.node, index.time
+    if not is_hetero:
+        raise ArgumentError(f"input_type must be None for a graph without types, got {index.input_type!r}")
     return {index.input_type: index.node}, None if index.time is None else {index.input_type: index.time}

@@ -10,9 +10,11 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.drawn import Output
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.sampler import NeighborSampler
+from pyg_direct.ops.check import check_flag
 from pyg_direct.typing import Device
 
 
@@ -37,6 +39,8 @@ class ShaDowKHopSampler(NodeLoader):
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
 
+    _seeds_name = "node_idx"
+
     def __init__(self, data: Data, depth: int, num_neighbors: int, node_idx: Tensor | None = None,
                  replace: bool = False, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
@@ -44,14 +48,19 @@ class ShaDowKHopSampler(NodeLoader):
                  **kwargs: Any) -> None:  # fmt: skip
         if not isinstance(data, Data):
             raise ArgumentTypeError(f"data must be a Data, got {type(data).__name__}")
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
-            raise ArgumentError(f"depth must be an integer of at least 0, got {depth!r}")
+        if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= MAX_HOPS:
+            raise ArgumentError(f"depth must be an integer in [0, {MAX_HOPS}], got {depth!r}")
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
-        self.depth, self.num_neighbors, self.replace = depth, num_neighbors, bool(replace)
+        self.depth, self.num_neighbors, self.replace = depth, num_neighbors, check_flag("replace", replace)
         sampler = NeighborSampler(data, [num_neighbors] * depth, "induced", self.replace, disjoint=True,
                                   device=self.device, placement=self.topology_placement, seed=self.seed)  # fmt: skip
         self._open_general(data, sampler, node_idx, None, None, None, None, None, store_dtype, kwargs)
         self.node_idx = self.input_data.node
+
+    def collate_fn(self, index: Any) -> Any:
+        """The sample around the seeds at these positions, or its batch with `filter_per_worker` (PyG's hook)."""
+        out = self._ask(torch.as_tensor(index), None)
+        return self.filter_fn(out) if self.filter_per_worker else out
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
         out = super()._ask(positions, key)

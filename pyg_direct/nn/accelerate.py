@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch_geometric.nn import conv
 
+from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.nn import attention, gcn, relational, root, transformer
 from pyg_direct.nn.joined import forget_relations, watch_relations
 from pyg_direct.nn.propagate import MESSAGES, propagate
@@ -88,6 +89,8 @@ def accelerate(model: torch.nn.Module) -> Acceleration:
         Acceleration(convs.0: SAGEConv, convs.1: SAGEConv)
         >>> accelerated.undo()
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     found = {name: module for name, module in model.named_modules() if accelerate_one(module)}
     for module in model.modules():
         watch_trimming(module)

@@ -31,11 +31,12 @@ def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | No
     ):
         out: Tensor = _Products.apply(rows, weight, bias, own, own_weight)
         return out
-    return _multiply(rows, weight, bias, own, own_weight)
+    return multiply_plainly(rows, weight, bias, own, own_weight)
 
 
-def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None,
-              own_weight: Tensor | None) -> Tensor:  # fmt: skip
+def multiply_plainly(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None,
+                     own_weight: Tensor | None) -> Tensor:  # fmt: skip
+    """The same, with gradients as torch has them."""
     out = F.linear(rows, weight, bias)
     return out if own is None or own_weight is None else out.addmm_(own, own_weight.t())
 
@@ -45,7 +46,7 @@ class _Products(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, own: Tensor | None,
                 own_weight: Tensor | None) -> Tensor:  # fmt: skip
         ctx.save_for_backward(rows, weight, own, own_weight)
-        return _multiply(rows, weight, bias, own, own_weight)
+        return multiply_plainly(rows, weight, bias, own, own_weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -9,36 +9,77 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import conv
 
+from pyg_direct.nn.layer import convolve
 from pyg_direct.nn.product import multiply
-from pyg_direct.nn.propagate import is_plain
-from pyg_direct.nn.sorted import find_batch
-from pyg_direct.nn.trimmed import is_linear
+from pyg_direct.nn.propagate import find_reduce, is_plain, wins_on_cpu
+from pyg_direct.nn.sorted import SortedBatch, find_batch
+from pyg_direct.nn.trimmed import is_accelerated, is_linear
+from pyg_direct.ops.launch import runs_on_gpu
+
+_DTYPES = (torch.float32, torch.float64)
 
 
 def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
     """What replaces `forward` of an accelerated SAGEConv or GraphConv."""
     out = None
-    if not torch.compiler.is_compiling() and is_plain(self, edge_index) and find_batch(edge_index) is not None:
-        pair = x if isinstance(x, (tuple, list)) else (x, x)
+    if not torch.compiler.is_compiling() and is_plain(self, edge_index):
+        batch, pair = find_batch(edge_index), x if isinstance(x, (tuple, list)) else (x, x)
         combine = _combine_sage if isinstance(self, conv.SAGEConv) else _combine_graph
-        if all(isinstance(part, Tensor) and part.dim() == 2 for part in pair):
-            out = combine(self, pair, edge_index, *args, **kwargs)
+        if batch is not None and all(isinstance(part, Tensor) and part.dim() == 2 for part in pair):
+            out = combine(self, batch, pair, edge_index, *args, **kwargs)
     return type(self).forward(self, x, edge_index, *args, **kwargs) if out is None else out
 
 
-def _combine_sage(self: Any, x: Any, edge_index: Tensor, size: Any = None) -> Tensor | None:
-    if not self.root_weight or not _are_matrices(self.lin_l, self.lin_r, x):
+def _combine_sage(self: Any, batch: SortedBatch, x: Any, edge_index: Tensor, size: Any = None) -> Tensor | None:
+    if not self.root_weight:
+        return None
+    first, second = self.lin_l, self.lin_r
+    if not _are_matrices(first, second, x):
         return None
     rows = self.lin(x[0]).relu() if self.project and hasattr(self, "lin") else x[0]
-    out = _add_product(self.propagate(edge_index, x=(rows, x[1]), size=size), self.lin_l, x[1], self.lin_r)
+    out = _convolve_at_once(self, batch, rows, x[1], edge_index, first, second, size)
+    if out is None:
+        out = _add_product(self.propagate(edge_index, x=(rows, x[1]), size=size), first, x[1], second)
     return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
 
-def _combine_graph(self: Any, x: Any, edge_index: Tensor, edge_weight: Any = None, size: Any = None) -> Tensor | None:
-    if not _are_matrices(self.lin_rel, self.lin_root, x):
+def _combine_graph(self: Any, batch: SortedBatch, x: Any, edge_index: Tensor, edge_weight: Any = None,
+                   size: Any = None) -> Tensor | None:  # fmt: skip
+    first, second = self.lin_rel, self.lin_root
+    if not _are_matrices(first, second, x):
         return None
-    out = self.propagate(edge_index, x=(x[0], x[1]), edge_weight=edge_weight, size=size)
-    return _add_product(out, self.lin_rel, x[1], self.lin_root)
+    out = None
+    if edge_weight is None:
+        out = _convolve_at_once(self, batch, x[0], x[1], edge_index, first, second, size)
+    if out is None:
+        out = self.propagate(edge_index, x=(x[0], x[1]), edge_weight=edge_weight, size=size)
+        out = _add_product(out, first, x[1], second)
+    return out
+
+
+def _convolve_at_once(self: Any, batch: SortedBatch, rows: Tensor, own: Tensor, edge_index: Tensor, first: Any,
+                      second: Any, size: Any) -> Tensor | None:  # fmt: skip
+    """Sum and products in one step of autograd, on a CPU; None where they take several."""
+    reduce, (num_sources, width), num_targets = find_reduce(self), rows.shape, own.shape[0]
+    tracked = torch.is_grad_enabled() and rows.requires_grad
+    if (
+        runs_on_gpu(rows)
+        or reduce not in ("sum", "mean")
+        or rows.dtype not in _DTYPES
+        or not is_accelerated(self)
+        or not rows.device == own.device == edge_index.device
+        or (size is not None and tuple(size) != (num_sources, num_targets))
+        # What does not fit is refused in torch's words.
+        or width != first.weight.shape[1]
+        or own.shape[1] != second.weight.shape[1]
+        or not batch.fits(edge_index, num_sources, num_targets)
+        or not wins_on_cpu(rows, reduce, tracked)
+    ):
+        return None
+    edges = batch.view(edge_index)
+    batch.check(edges, num_sources, num_targets)
+    transposed = batch.transpose(edges, num_sources) if tracked else None
+    return convolve(rows, own, first.weight, first.bias, second.weight, edges, reduce=reduce, transposed=transposed)
 
 
 def _are_matrices(first: Any, second: Any, x: Any) -> bool:

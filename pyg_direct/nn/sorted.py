@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.aggregate import Transposed
+from pyg_direct.ops.aggregate import Transposed, check_edges
 from pyg_direct.ops.loops import Looped, add_loops
 from pyg_direct.ops.offsets import compress
 
@@ -102,6 +102,17 @@ class SortedBatch:
         if not _is_capturing(made):
             self._made[key] = made
         return made
+
+    def check(self, edges: SortedEdges, num_sources: int, num_targets: int) -> None:
+        """Read on the CPU, once for all layers, that edges lead from so many sources to so many targets.
+
+        Raises:
+            IdError, ArgumentError: they do not.
+        """
+        key = "checked", edges.row.numel(), num_sources, num_targets
+        if key not in self._made:
+            check_edges(edges.indptr, edges.row, num_sources, num_targets)
+            self._made[key] = None
 
     def transpose(self, edges: SortedEdges, num_rows: int) -> Transposed:
         """The same edges by source; they are those of a view of this batch, or made of these and remembered."""

@@ -10,13 +10,14 @@ from typing import Any
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.loader.epochs import PLACEMENTS
-from pyg_direct.loader.placement import announce
+from pyg_direct.loader.placement import PLACEMENTS, announce
 from pyg_direct.noedit.inference import make_inference
 from pyg_direct.noedit.models import accelerate_what_is_made, leave_what_is_made
 from pyg_direct.noedit.standin import make_stand_in
 from pyg_direct.noedit.table import LEFT, REPLACEMENTS, Replacement
 from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.size import parse_size
+from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.typing import Device
 
 # Names that were bound anew: (module, name, what it was bound to before).
@@ -44,11 +45,14 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         verbose: Whether every kind of loader made is told.
 
     Raises:
-        ArgumentError: `placement` is not one of those that a loader takes.
+        ArgumentError, ArgumentTypeError: `placement`, `feature_cache` or `seed` is none that a loader takes.
         DeviceError: `device` is a GPU that is not there.
     """
     if placement not in PLACEMENTS:
         raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
+    parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
+    if seed is not None:
+        resolve_seed(seed)
     place = device if device is None or device == "data" else resolve_device(device)
     uninstall()
     options = {"device": place, "placement": placement, "feature_cache": feature_cache, "seed": seed}

@@ -130,6 +130,36 @@ def _check(x: Tensor, indptr: Tensor, row: Tensor | None, reduce: str, weight: T
     return row
 
 
+def check_edges(indptr: Tensor, row: Tensor, num_sources: int, num_targets: int) -> None:
+    """What `aggregate` asks of edges on a CPU."""
+    if row.numel() > int(indptr[num_targets]):
+        raise ArgumentError(f"indptr must give every one of the {row.numel()} edges a target below {num_targets=}")
+    check_ids("row", row, num_sources)
+
+
+def sum_known(x: Tensor, indptr: Tensor, row: Tensor, num_targets: int, mean: bool, max_degree: int | None) -> Tensor:
+    """`aggregate` of rows `[N, F]` over edges that are known to fit; without a gradient."""
+    # Past torch's dispatcher, which takes longer than the launch, where nothing listens to it.
+    work = _kernels if torch._C._len_torch_dispatch_stack() else aggregate_kernels
+    made: Tensor = work.sum_rows(x, indptr, row, None, num_targets, mean, -1 if max_degree is None else max_degree)
+    return made
+
+
+def spread_known(grad: Tensor, indptr: Tensor, num_edges: int, num_rows: int, mean: bool, transposed: Transposed,
+                 onto: Tensor | None) -> Tensor:  # fmt: skip
+    """The gradient of `sum_known` in its rows, `[N, F]`, added to `onto`.
+
+    Args:
+        grad: Gradients of the sums, `[T, F]`; overwritten.
+        onto: `[N, F]`; overwritten. None for zeros.
+    """
+    if mean:
+        # A target's share before its edges multiply it.
+        grad = grad.div_(indptr[: grad.shape[0] + 1].clamp(max=num_edges).diff().clamp_(min=1).unsqueeze(1))
+    made = sum_known(grad, transposed.indptr, transposed.target, num_rows, False, None)
+    return made if onto is None else onto.add_(made)
+
+
 class _Sum(torch.autograd.Function):
     """Sum or mean, linear in `x` and in `weight`."""
 

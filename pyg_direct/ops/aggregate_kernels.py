@@ -11,7 +11,7 @@ from torch import Tensor
 from pyg_direct.kernels import aggregate as kernels, by_source, extreme
 from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.span import LONG_ROW, SLICE, find_slices_gpu
-from pyg_direct.ops.launch import full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.launch import full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
 
 # As `cuda_src/aggregate.cu` numbers them.
 _WIDE_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -23,6 +23,8 @@ _MOST = 2**31 - 8
 _RESIDENT_BLOCKS = 4
 _FULL = 3
 _LONGEST_RUN = 8
+# Numbers that a CPU adds up in the time of an item that others are woken for.
+_LIGHT = 16
 # Bytes that a gradient adds to its rows from which on they are rather summed by source: atomics read and write memory
 # for each, and 16-bit rows would be rounded afterwards. On an H200 38 MB take 14 us longer so, 154 MB 35 us less, and
 # 835 MB 0.76 ms instead of 1.2, the sum before it included.
@@ -166,8 +168,9 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
     if not runs_on_gpu(x):
         out = torch.empty(num_targets, heads, width // heads, dtype=work)
         shares = _plain(weight, x, work).view(-1, heads)
-        run_cpu(kernels.sum_rows_cpu, _plain(x, x, work).view(-1, heads, width // heads), indptr, row, shares,
-                num_edges, int(mean), out)  # fmt: skip
+        with threads_for(num_edges * width // _LIGHT):
+            run_cpu(kernels.sum_rows_cpu, _plain(x, x, work).view(-1, heads, width // heads), indptr, row, shares,
+                    num_edges, int(mean), out)  # fmt: skip
         return out.view(num_targets, width).to(x.dtype)
     indptr, x = indptr.contiguous(), x.detach().contiguous()
     slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
@@ -253,7 +256,8 @@ def dot_rows(grad: Tensor, x: Tensor, indptr: Tensor, row: Tensor | None, target
     row, target = _plain(row, indptr, indptr.dtype), _plain(target, indptr, indptr.dtype)
     if not runs_on_gpu(x):
         by_head = [_plain(t, x, work).view(-1, heads, width // heads) for t in (grad, x)]
-        run_cpu(kernels.dot_rows_cpu, *by_head, indptr, row, target, num_edges, int(mean), out)
+        with threads_for(num_edges * width // _LIGHT):
+            run_cpu(kernels.dot_rows_cpu, *by_head, indptr, row, target, num_edges, int(mean), out)
         return out
     indptr, grad, x = indptr.contiguous(), grad.detach().contiguous(), x.detach().contiguous()
     if grad.dtype == x.dtype and all(_is_wide(t, width // heads, max(t.shape[0], num_edges)) for t in (grad, x)):
@@ -279,7 +283,8 @@ def extreme_rows(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int
     row = _plain(row, indptr, indptr.dtype)
     if not runs_on_gpu(x):
         out = torch.empty(num_targets, width, dtype=work)
-        run_cpu(extreme.extreme_rows_cpu, _plain(x, x, work), indptr, row, num_edges, width, sign, out.view(-1))
+        with threads_for(num_edges * width // _LIGHT):
+            run_cpu(extreme.extreme_rows_cpu, _plain(x, x, work), indptr, row, num_edges, width, sign, out.view(-1))
         return out.to(x.dtype)
     indptr, x = indptr.contiguous(), x.detach().contiguous()
     slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
@@ -315,8 +320,9 @@ def spread_extremes(grad: Tensor, x: Tensor, best: Tensor, indptr: Tensor, row: 
         return out.to(x.dtype)
     row = _plain(row, indptr, indptr.dtype)
     if not runs_on_gpu(x):
-        run_cpu(extreme.spread_extremes_cpu, *(_plain(t, x, work) for t in (grad, x, best)), indptr, row, num_edges,
-                width, out.view(-1))  # fmt: skip
+        with threads_for(num_edges * width // _LIGHT):
+            run_cpu(extreme.spread_extremes_cpu, *(_plain(t, x, work) for t in (grad, x, best)), indptr, row,
+                    num_edges, width, out.view(-1))  # fmt: skip
         return out.to(x.dtype)
     indptr, grad, x, best = indptr.contiguous(), *(t.detach().contiguous() for t in (grad, x, best))
     slices = LongRows.of(indptr, num_edges, num_targets, max_degree)

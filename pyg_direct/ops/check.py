@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,23 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 MAX_KEY = 2**64 - 1
+_MAX_FANOUT = 2**62
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """A switch: a bool of Python or NumPy, 0 or 1; None is False."""
+    if value is None:
+        return False
+    if not isinstance(value, (bool, np.bool_)) and not (isinstance(value, (int, np.integer)) and value in (0, 1)):
+        raise ArgumentTypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def check_callables(**functions: Any) -> None:
+    """Functions of the user's, by argument; None where there is none."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ArgumentTypeError(f"{name} must be callable or None, got {function!r}")
 
 
 def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
@@ -32,6 +50,18 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
     return ids.contiguous()
 
 
+def as_ids(name: str, ids: Any) -> Tensor:
+    """Ids as a tensor, from a list or an array too."""
+    if isinstance(ids, Tensor):
+        return ids
+    try:
+        made = torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(f"{name} must be ids, got {ids!r}") from error
+    # An empty list makes a tensor of floats.
+    return made if made.numel() else made.long()
+
+
 def check_fanouts(name: str, fanouts: Sequence[int]) -> list[int]:
     """Fanouts per hop: integers of Python or NumPy, each at least -1 (which takes all neighbors)."""
     if isinstance(fanouts, np.ndarray) and fanouts.ndim == 1:
@@ -44,6 +74,8 @@ def check_fanouts(name: str, fanouts: Sequence[int]) -> list[int]:
             raise ArgumentTypeError(f"{name} must hold integers, got {fanout!r}")
         if fanout < -1:
             raise ArgumentError(f"{name} must hold values of at least -1, got {fanout}")
+        if fanout > _MAX_FANOUT:
+            raise ArgumentError(f"{name} must hold values of at most 2**62, got {fanout}")
         checked.append(int(fanout))
     return checked
 

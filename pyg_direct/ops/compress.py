@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.kernels import compress as kernels
 from pyg_direct.ops.check import INDEX_DTYPES
-from pyg_direct.ops.launch import cpu_chunks, run_cpu
+from pyg_direct.ops.launch import cpu_chunks, run_cpu, threads_for
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.pages import use_large_pages
 
@@ -55,7 +55,7 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None 
     edge_dtype = torch.int32 if rows.numel() < 2**31 else torch.int64
     if rows.is_cuda:
         return _compress_on_gpu(rows, columns, num_nodes, node_dtype, edge_dtype)
-    with show_wait("sorting edges by row", items=rows.numel()):
+    with show_wait("sorting edges by row", items=rows.numel()), threads_for(rows.numel()):
         return _compress_on_cpu(rows.contiguous(), columns.contiguous(), num_nodes, node_dtype, edge_dtype)
 
 
@@ -79,10 +79,10 @@ def order_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
         rows: int32 or int64 `[E]`, values in [0, num_rows).
         num_rows: R.
     """
-    chunks = 2 * cpu_chunks()
     indptr = torch.zeros(num_rows + 1, dtype=torch.int64)
     order = use_large_pages(torch.empty(rows.numel(), dtype=torch.int32 if rows.numel() < 2**31 else torch.int64))
-    with show_wait("sorting edges by row", items=rows.numel()):
+    with show_wait("sorting edges by row", items=rows.numel()), threads_for(rows.numel()):
+        chunks = 2 * cpu_chunks()
         run_cpu(kernels.count_rows_cpu, rows, chunks, indptr[1:])
         torch.cumsum(indptr[1:], 0, out=indptr[1:])
         run_cpu(kernels.order_edges_cpu, rows, chunks, indptr[:-1].clone(), order)

@@ -12,7 +12,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.kernels.draw import draw_bits_cpu, draw_bits_gpu, draw_bounded_cpu, draw_bounded_gpu
 from pyg_direct.kernels.state import SHUFFLE_DRAW
 from pyg_direct.ops.check import check_ids, check_key
-from pyg_direct.ops.launch import grid_for, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.launch import grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.typing import Device
 
 _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
@@ -50,7 +50,8 @@ def draw_bits(items: Tensor, *, key: int, slot: int = 0) -> Tensor:
     if runs_on_gpu(items):
         run_gpu(draw_bits_gpu, grid_for(items.numel(), items), key, items, slot, out)
     else:
-        run_cpu(draw_bits_cpu, np.uint64(key), items, slot, out)
+        with threads_for(items.numel()):
+            run_cpu(draw_bits_cpu, np.uint64(key), items, slot, out)
     return out
 
 
@@ -73,7 +74,8 @@ def draw_below(items: Tensor, bound: int, *, key: int, slot: int = 0) -> Tensor:
     if runs_on_gpu(items):
         run_gpu(draw_bounded_gpu, grid_for(items.numel(), items), key, items, slot, bound, out)
     else:
-        run_cpu(draw_bounded_cpu, np.uint64(key), items, slot, bound, out)
+        with threads_for(items.numel()):
+            run_cpu(draw_bounded_cpu, np.uint64(key), items, slot, bound, out)
     return out
 
 

@@ -16,7 +16,7 @@ from pyg_direct.kernels.bitmap import WORD, rank_words_cpu, rank_words_gpu, sum_
 from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
-from pyg_direct.ops.launch import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.launch import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.runtime.pages import use_large_pages
 from pyg_direct.runtime.raw import as_bytes
 
@@ -29,6 +29,8 @@ _SHORTEST_ROW = {kernels.ALIGNED: 16, kernels.WORDS: 16, kernels.BYTES: 8}
 _SHORTEST_WIDE_ROW = 12
 # On a CPU torch copies this much faster than Numba's threads are woken; of more it would wake its own.
 FEW_BYTES = 1 << 16
+# Bytes that a CPU gathers in the time of an item that other threads are woken for.
+_LIGHT = 32
 
 
 Gather = Callable[[Tensor, Tensor], None]
@@ -134,8 +136,9 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
         if is_single and out.numel() * out.element_size() <= FEW_BYTES:
             torch.index_select(rows_in_units(hot, unit), 0, ids, out=rows_in_units(out, unit))
             return out
-        run_cpu(kernels.gather_rows_cpu, *(rows_in_units(t, unit) for t in (hot, cold)), *directory, ids,
-                rows_in_units(out, unit))  # fmt: skip
+        with threads_for(out.numel() * out.element_size() // _LIGHT):
+            run_cpu(kernels.gather_rows_cpu, *(rows_in_units(t, unit) for t in (hot, cold)), *directory, ids,
+                    rows_in_units(out, unit))  # fmt: skip
     return out
 
 

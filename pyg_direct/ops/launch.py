@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels.jit import SIMULATED, THREADS, CpuKernel, GpuKernel, get_cpu_threads, set_cpu_threads
+from pyg_direct.kernels.jit import SIMULATED, THREADS, CpuKernel, GpuKernel, get_cpu_threads, run_alone
 from pyg_direct.runtime.device import abilities
 from pyg_direct.runtime.launch import Launcher
 
@@ -50,11 +50,11 @@ def threads_for(items: int) -> Iterator[None]:
     if items > FEW_ITEMS:
         yield
         return
-    before = set_cpu_threads(1)
+    before = run_alone(True)
     try:
         yield
     finally:
-        set_cpu_threads(before)
+        run_alone(before)
 
 
 def run_cpu(kernel: CpuKernel, *args: Any) -> Any:

@@ -14,6 +14,9 @@ from pyg_direct.kernels.state import BAD_SEED, FAR, NO_POSITION, NODES, NUM_SEED
 from pyg_direct.ops.check import check_ids, check_same_device
 from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
 
+# More threads than this share each bitmap.
+_BITMAPS = 4
+
 
 class Relabelled(NamedTuple):
     """Local numbering of a hop.
@@ -34,8 +37,8 @@ def relabel(seeds: Tensor, neighbors: Tensor, num_nodes: int, *, method: str = "
         seeds: int32 or int64 `[B]`; repeats keep their places.
         neighbors: int32 or int64 `[E']`.
         num_nodes: N; all ids lie in [0, N).
-        method: `bitmap` (N / 4 bytes of scratch), `sort` (scratch by the batch), or `auto`, which takes the bitmap
-            unless scanning it would cost more than sorting the batch. Both give the same result.
+        method: `bitmap` (N / 4 bytes of scratch, on a CPU up to 5 N / 8), `sort` (scratch by the batch), or `auto`,
+            which takes the bitmap unless scanning it would cost more than sorting the batch. Both give the same result.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -83,22 +86,28 @@ def num_words(num_nodes: int) -> int:
     return -(-num_nodes // bitmap.WORD)
 
 
+def cpu_bitmaps(num_nodes: int) -> np.ndarray:
+    """Empty bitmaps for the threads that mark ids on a CPU side by side, uint32 `[G, W]`: memory when first marked."""
+    return np.zeros((min(cpu_chunks(), _BITMAPS), num_words(num_nodes)), np.uint32)
+
+
 def _by_bitmap_on_cpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relabelled:
     chunks = cpu_chunks()
     seen = torch.zeros(num_words(num_nodes), dtype=torch.uint32)
-    fresh, ranks = torch.zeros_like(seen), torch.empty(seen.numel(), dtype=torch.int32)
+    fresh, ranks = cpu_bitmaps(num_nodes), torch.empty(seen.numel(), dtype=torch.int32)
     sums = np.zeros(chunks, np.int64)
-    run_cpu(fresh_nodes.mark_fresh_cpu, seeds, fresh, seen, chunks)
-    run_cpu(fresh_nodes.mark_fresh_cpu, neighbors, seen, fresh, chunks)
+    run_cpu(fresh_nodes.mark_fresh_cpu, seeds, seen[None], chunks)
+    used = run_cpu(fresh_nodes.mark_fresh_cpu, neighbors, fresh, chunks)
     nodes = torch.cat([seeds, seeds.new_empty(neighbors.numel())])
-    run_cpu(fresh_nodes.emit_fresh_cpu, fresh, seen, sums, nodes, seeds.numel())
+    run_cpu(fresh_nodes.emit_fresh_cpu, fresh[:used], seen, sums, nodes, seeds.numel())
     nodes = nodes[: seeds.numel() + int(sums.sum())]
     run_cpu(bitmap.rank_words_cpu, seen, ranks, sums)
     locals_of_rank = torch.empty(nodes.numel(), dtype=torch.int32)
-    run_cpu(kernels.locate_nodes_cpu, nodes, seeds.numel(), seen, ranks, locals_of_rank)
+    n_id = torch.empty(nodes.numel(), dtype=torch.int64)
+    run_cpu(kernels.locate_nodes_cpu, nodes, seeds.numel(), seen, ranks, locals_of_rank, n_id)
     local = torch.empty(neighbors.numel(), dtype=torch.int64)
     run_cpu(kernels.look_up_cpu, neighbors, seen, ranks, locals_of_rank, local)
-    return Relabelled(nodes.long(), local)
+    return Relabelled(n_id, local)
 
 
 def _by_bitmap_on_gpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relabelled:

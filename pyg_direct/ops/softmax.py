@@ -17,7 +17,7 @@ from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.ops.aggregate import Transposed, aggregate
 from pyg_direct.ops.aggregate_kernels import operators
 from pyg_direct.ops.check import INDEX_DTYPES, check_ids, check_same_device
-from pyg_direct.ops.launch import run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.launch import run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.ops.offsets import expand
 
 _DTYPES = (torch.float32, torch.float64)
@@ -175,8 +175,9 @@ def softmax_edges(source: Tensor | None, target: Tensor | None, edge: Tensor | N
         run_gpu(kernels.softmax_edges_gpu, _grid(num_targets * heads, lane_bits), *scores, indptr.contiguous(), row,
                 num_edges, num_targets, heads, lane_bits, int(loops), slope, alpha.view(-1))  # fmt: skip
     else:
-        run_cpu(kernels.softmax_edges_cpu, *scores, indptr, row, num_edges, num_targets, heads, int(loops),
-                _scalar(slope, alpha), alpha.view(-1))  # fmt: skip
+        with threads_for(alpha.numel()):
+            run_cpu(kernels.softmax_edges_cpu, *scores, indptr, row, num_edges, num_targets, heads, int(loops),
+                    _scalar(slope, alpha), alpha.view(-1))  # fmt: skip
     return alpha
 
 
@@ -201,8 +202,9 @@ def pull_softmax(grad: Tensor, alpha: Tensor, source: Tensor | None, target: Ten
                 num_edges, num_targets, heads, lane_bits, slope, to_edges.view(-1), to_targets.view(-1),
                 to_sources.view(-1))  # fmt: skip
     else:
-        run_cpu(kernels.pull_softmax_cpu, *given, indptr, row, num_edges, num_targets, heads, _scalar(slope, alpha),
-                to_edges.view(-1), to_targets.view(-1))  # fmt: skip
+        with threads_for(alpha.numel()):
+            run_cpu(kernels.pull_softmax_cpu, *given, indptr, row, num_edges, num_targets, heads,
+                    _scalar(slope, alpha), to_edges.view(-1), to_targets.view(-1))  # fmt: skip
     return to_edges, to_targets, to_sources
 
 

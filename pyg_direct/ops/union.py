@@ -12,7 +12,7 @@ from pyg_direct.kernels import bitmap, fresh as fresh_nodes, union as kernels
 from pyg_direct.kernels.state import NODES, STATE
 from pyg_direct.ops.gather import Directory
 from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
-from pyg_direct.ops.relabel import choose_method, num_words
+from pyg_direct.ops.relabel import choose_method, cpu_bitmaps, num_words
 
 
 class Union:
@@ -56,13 +56,12 @@ def unite(lists: Sequence[Tensor], num_nodes: int, *, method: str = "auto") -> U
 
 
 def _unite_on_cpu(lists: Sequence[Tensor], num_nodes: int) -> Union:
-    seen = torch.zeros(num_words(num_nodes), dtype=torch.uint32)
-    fresh, ranks = torch.zeros_like(seen), torch.empty(seen.numel(), dtype=torch.int32)
-    for ids in lists:
-        run_cpu(fresh_nodes.mark_fresh_cpu, ids, seen, fresh, cpu_chunks())
+    seen, fresh = torch.zeros(num_words(num_nodes), dtype=torch.uint32), cpu_bitmaps(num_nodes)
+    ranks = torch.empty(seen.numel(), dtype=torch.int32)
+    used = max(run_cpu(fresh_nodes.mark_fresh_cpu, ids, fresh, cpu_chunks()) for ids in lists)
     nodes = lists[0].new_empty(min(num_nodes, sum(ids.numel() for ids in lists)))
     sums = np.zeros(cpu_chunks(), np.int64)
-    run_cpu(fresh_nodes.emit_fresh_cpu, fresh, seen, sums, nodes, 0)
+    run_cpu(fresh_nodes.emit_fresh_cpu, fresh[:used], seen, sums, nodes, 0)
     count = int(sums.sum())
     run_cpu(bitmap.rank_words_cpu, seen, ranks, sums)
     return Union(nodes[:count], Directory(seen, ranks))

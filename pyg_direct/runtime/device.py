@@ -90,9 +90,13 @@ def bind_thread(index: int) -> bool:
 
 
 def free_bytes(index: int) -> int:
-    """Bytes of GPU memory that a new tensor could get: free in the driver plus cached by torch."""
-    free, _ = torch.cuda.mem_get_info(index)
-    return free + torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
+    """Bytes of GPU memory that a new tensor could get: free in the driver plus cached by torch, or what is left of the
+    share that the process may use (`torch.cuda.set_per_process_memory_fraction`), whichever is less.
+    """
+    free, total = torch.cuda.mem_get_info(index)
+    allocated = torch.cuda.memory_allocated(index)
+    allowed = int(torch.cuda.get_per_process_memory_fraction(index) * total)
+    return max(0, min(free + torch.cuda.memory_reserved(index), allowed) - allocated)
 
 
 def budget_of(free: int) -> int:

@@ -13,7 +13,6 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from pyg_direct.errors import PygDirectError
@@ -54,7 +53,8 @@ def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
         about: What this process says of itself.
 
     Raises:
-        PygDirectError: `make` failed in the first process; there, its own error.
+        PygDirectError: `make` failed in the first process of a host, or another could not open what it returned; there,
+            its own error.
     """
     hosts = gather((identify_host(), about))
     here = [rank for rank, (host, _) in enumerate(hosts) if host == hosts[dist.get_rank()][0]]
@@ -70,25 +70,25 @@ def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
         except Exception as caught:
             error = caught
     said = gather((letters, bytes(process.current_process().authkey), None if error is None else repr(error)))
+    failures = [failure for *_, failure in said]
+    if not any(failures):
+        letters, word, _ = said[here[0]]
+        try:
+            if not leads:
+                with _know(word):
+                    made = pickle.load(io.BytesIO(letters[dist.get_rank()]))
+        except Exception as caught:
+            error = caught
+        # The first one hands descriptors out until all have theirs.
+        failures = gather(None if error is None else repr(error))
     if error is not None:
         raise error
-    letters, word, failure = said[here[0]]
-    if failure is not None:
-        raise PygDirectError(f"process {here[0]} failed, so that process {dist.get_rank()} gets nothing: {failure}")
-    if not leads:
-        with _know(word):
-            made = pickle.load(io.BytesIO(letters[dist.get_rank()]))
-    # The first one hands descriptors out until all have theirs.
-    wait()
+    failed = next((rank for rank, failure in enumerate(failures) if failure is not None), None)
+    if failed is not None:
+        raise PygDirectError(
+            f"process {failed} failed, so that process {dist.get_rank()} gets nothing: {failures[failed]}"
+        )
     return made  # type: ignore[no-any-return]
-
-
-def wait() -> None:
-    """Until all processes of the group are here."""
-    if dist.get_backend() == "nccl":
-        dist.barrier(device_ids=[torch.cuda.current_device()])
-    else:
-        dist.barrier()
 
 
 @contextlib.contextmanager

@@ -85,17 +85,17 @@ class p2pCliqueTopo:  # noqa: N801 (Quiver's name)
         return f"p2pCliqueTopo({list(self.p2p_clique.values())})"
 
 
-def check_devices(device_list: Sequence[int]) -> list[int]:
-    """A list of different GPU indices, as it was given.
+def check_devices(device_list: Sequence[int], name: str = "device_list") -> list[int]:
+    """A list of different GPU indices, as it was given, an argument of this name.
 
     Raises:
         ArgumentError, ArgumentTypeError: it is none.
     """
-    devices = list(device_list)
+    devices = list(device_list) if isinstance(device_list, (Sequence, set, frozenset)) else []
     if not devices or any(isinstance(d, bool) or not isinstance(d, int) or d < 0 for d in devices):
-        raise ArgumentTypeError(f"device_list must hold GPU indices, at least one, got {device_list!r}")
+        raise ArgumentTypeError(f"{name} must hold GPU indices, at least one, got {device_list!r}")
     if len(set(devices)) < len(devices):
-        raise ArgumentError(f"device_list must hold every GPU once, got {devices}")
+        raise ArgumentError(f"{name} must hold every GPU once, got {devices}")
     return devices
 
 

@@ -7,7 +7,6 @@ their number.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -93,8 +92,8 @@ class GeneralPlan:
         self._edges_per_seed = _expect_edges(topo, self._fanouts)
         # Of a row of each relation; found when it is first needed.
         self._most_neighbors: np.ndarray | None = None
-        # The largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
-        self._most_seeds = 0
+        # Of the largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
+        self._most_seeds = self._most_edges = 0
 
     @ordinary_tensors()
     def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int, *,
@@ -129,10 +128,17 @@ class GeneralPlan:
             check_key("key", key)
         self.topology.check_process()
         start = read_group(self.topology, requests, self.disjoint)
-        self._most_seeds = max(self._most_seeds, start.rows.numel())
-        is_on_gpu = self.topology.device.type == "cuda"
-        with nullcontext() if is_on_gpu else threads_for(self._most_seeds * self._edges_per_seed):
+        if self.topology.device.type == "cuda":
             return self._sample_in(start, np.array(keys, np.uint64))
+        num_seeds, most_edges = start.rows.numel(), self._most_edges
+        if num_seeds > self._most_seeds:
+            # Until it is known, as many as there could be.
+            self._most_seeds, most_edges = num_seeds, num_seeds * self._edges_per_seed
+        with threads_for(most_edges):
+            samples = self._sample_in(start, np.array(keys, np.uint64))
+        num_edges = sum(pair.shape[1] for sample in samples for pair in sample.edge_index.values())
+        self._most_edges = max(self._most_edges, num_edges)
+        return samples
 
     def _sample_in(self, start: Seeds, keys: np.ndarray) -> list[GeneralSample]:
         """Travel at once: the bases of the identities, the places of the seeds and the first work list."""

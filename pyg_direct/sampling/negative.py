@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -123,18 +124,27 @@ class Edges(Protocol):
 
 
 class EdgeSet:
-    """The edges of a relation, to ask for a pair: int64 keys `[E]`, sorted.
+    """The edges of a relation, to ask for a pair.
 
     Args:
         sources, targets: Ids of the ends, `[E]`.
         num_sources, num_targets: Nodes at either end.
+
+    Attributes:
+        parts: Their keys (`join`), each tensor sorted for itself.
     """
 
     def __init__(self, sources: Tensor, targets: Tensor, num_sources: int, num_targets: int) -> None:
         if num_sources * num_targets >= 2**63:
             raise ArgumentError(f"strict negatives need less than 2**63 pairs, got {num_sources} x {num_targets} nodes")
         self._num_targets = num_targets
-        self._keys = self.join(sources.long(), targets.long()).sort().values
+        self.parts = [self.join(sources.long(), targets.long()).sort().values]
+
+    def with_parts(self, parts: Sequence[Tensor]) -> EdgeSet:
+        """The edges of the same relation that have these keys."""
+        other = copy.copy(self)
+        other.parts = list(parts)
+        return other
 
     def join(self, sources: Tensor, targets: Tensor) -> Tensor:
         """Pairs as one number each, int64 `[n]`."""
@@ -146,10 +156,11 @@ class EdgeSet:
 
     def holds(self, keys: Tensor) -> Tensor:
         """Whether each pair, as one number, is an edge, bool `[n]`."""
-        if self._keys.numel() == 0:
-            return torch.zeros_like(keys, dtype=torch.bool)
-        places = torch.searchsorted(self._keys, keys).clamp(max=self._keys.numel() - 1)
-        return self._keys[places] == keys
+        found = torch.zeros_like(keys, dtype=torch.bool)
+        for part in self.parts:
+            if part.numel():
+                found |= part[torch.searchsorted(part, keys).clamp(max=part.numel() - 1)] == keys
+        return found
 
     def avoid(self, draw: Draw, pairs: Pairs, tries: int) -> int:
         """See `Edges`."""

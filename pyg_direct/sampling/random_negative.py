@@ -12,7 +12,7 @@ from pyg_direct.graph.pyg import EdgeList, read_edges
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.sampling.key import call_key, resolve_seed
-from pyg_direct.sampling.negative import EdgeSet, Nodes, draw_negatives
+from pyg_direct.sampling.negative import MAX_NODES, EdgeSet, Nodes, draw_negatives
 from pyg_direct.typing import Device
 
 _MODES = ("CPU", "ZERO_COPY", "CUDA")
@@ -51,6 +51,9 @@ class RandomNegativeSampler:
         if num_nodes is None:
             num_nodes = 1 + max((int(ends.max()) for ends in (sources, targets) if ends.numel()), default=-1)
         sizes = num_nodes if isinstance(num_nodes, tuple) else (num_nodes, num_nodes)
+        are_sizes = all(isinstance(size, int) and not isinstance(size, bool) and 0 < size < MAX_NODES for size in sizes)
+        if len(sizes) != 2 or not are_sizes:
+            raise ArgumentError(f"num_nodes must be an integer in [1, 2**31), or one for either end, got {num_nodes!r}")
         for ends, size in ((sources, sizes[0]), (targets, sizes[1])):
             if ends.numel() and int(ends.max()) >= size:
                 raise ArgumentError(f"num_nodes must be above all ids, got {num_nodes} and id {int(ends.max())}")
@@ -82,7 +85,7 @@ class RandomNegativeSampler:
 def _read_pairs(graph: Any, edge_dir: str) -> tuple[Tensor, Tensor, int | None]:
     """(sources, targets, number of nodes where it is known)."""
     if not isinstance(graph, CSRTopo):
-        edges = read_edges(graph)
+        edges = read_edges(graph, "graph")
         if isinstance(edges, EdgeList):
             return edges.edge_index[0], edges.edge_index[1], edges.num_nodes
         # Rows of sparse containers are targets, as in `adj_t`.

@@ -59,7 +59,7 @@ class TableNumbering(Numbering):
                 end = seeds.new_full((1,), seeds.numel())
                 run_gpu(kernels.mark_identities_gpu, grid_for(seeds.numel(), seeds), end, seeds, self._scratch.seen)
         else:
-            run_cpu(fresh.mark_fresh_cpu, seeds, self._scratch.fresh, self._scratch.seen, cpu_chunks())
+            run_cpu(fresh.mark_fresh_cpu, seeds, self._scratch.seen[None], cpu_chunks())
         self._start(seeds, seeds, counts)
 
     def enter(self, sources: Tensor, ends: Tensor) -> Tensor:
@@ -69,9 +69,9 @@ class TableNumbering(Numbering):
         most = min(sources.numel(), scratch.local_of_id.numel())
         if not runs_on_gpu(sources):
             sums = np.zeros(cpu_chunks(), np.int64)
-            run_cpu(fresh.mark_fresh_cpu, sources, scratch.seen, scratch.fresh, len(sums))
+            run_cpu(fresh.mark_fresh_cpu, sources, scratch.fresh[None], len(sums))
             new = np.empty(most, np.int64)
-            run_cpu(fresh.emit_fresh_cpu, scratch.fresh, scratch.seen, sums, new, 0)
+            run_cpu(fresh.emit_fresh_cpu, scratch.fresh[None], scratch.seen, sums, new, 0)
             found = new[: sums.sum()]
             self._new = self._new_slots = torch.from_numpy(found)
             bounds = np.searchsorted(found, bases.numpy())

@@ -101,7 +101,7 @@ def test_caps_bound_what_is_kept_and_share_structures(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_geometric_temporal", SimpleNamespace())
     signal = synthetic_dtdg(40, 200, 6, 0.2)
     made = []
-    monkeypatch.setattr("pyg_direct.dynamic.plan.order_edges", lambda *args: made.append(args) or order_edges(*args))
+    monkeypatch.setattr("pyg_direct.dynamic.edges.order_edges", lambda *args: made.append(args) or order_edges(*args))
 
     rows = list(dynamic_memory.measure_dynamic_memory({"tiny": signal}, ["T-GCN", "MPNN-LSTM"], window=3, hidden=4,
                                                       epochs=1, device="cpu"))  # fmt: skip

@@ -46,7 +46,9 @@ def test_a_program_sees_its_own_arguments_and_makes_our_loaders(program):
     done = run("run", "--device", "cpu", program, "--device", "3", "-v", "x")
 
     assert done.stdout == "pyg_direct.loader.neighbor 3 beside ['--device', '3', '-v', 'x']\n", done.stderr
-    assert done.stderr.count("pyg_direct: ") == 1
+    # A machine that is busy tells of compiling, too.
+    (said,) = (line for line in done.stderr.splitlines() if line.startswith("pyg_direct: ") and "so far" not in line)
+    assert said.startswith("pyg_direct: replaced loader.NeighborLoader, ")
     assert done.returncode == 3
 
 

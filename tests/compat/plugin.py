@@ -3,6 +3,13 @@
 Loaded by `-p tests.compat.plugin` before the tests import anything.
 """
 
+import sys
+from importlib.util import find_spec
+
+if find_spec("pytorch_lightning") is not None:
+    # PyG prefers the data modules of `lightning`, which the trainers of its tests do not know.
+    sys.modules["lightning"] = None  # type: ignore[assignment]
+
 import torch_geometric.testing.decorators as decorators
 import torch_geometric.typing as settings
 

@@ -1,13 +1,14 @@
 """PyG's own tests pass with our loaders in the place of PyG's, but for those listed."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from torch_geometric.datasets import Planetoid
 
 from tests.compat import datasets
-from tests.compat.suite import EXPECTED, Result, find_unexpected, run, tabulate
+from tests.compat.suite import EXPECTED, Result, describe_machine, find_unexpected, run, tabulate
 
 RESULTS = [
     Result("test/loader/test_a.py::test_one[1]", "passed", ""),
@@ -24,7 +25,7 @@ def test_pygs_own_tests_pass_but_for_those_listed():
 
     results = run(Path(os.environ["PYG_TESTS"]).resolve())
 
-    assert find_unexpected(results, EXPECTED.read_text())[0] == []
+    assert find_unexpected(results, EXPECTED.read_text(), given=describe_machine())[0] == []
     assert sum(result.outcome == "passed" for result in results) >= 130
 
 
@@ -33,6 +34,15 @@ def test_what_is_not_listed_is_found():
 
     assert unexpected == [RESULTS[2]]
     assert unused == ["failed | */test_b* | no"]
+
+
+def test_a_line_counts_only_where_what_it_asks_for_is_given():
+    expected = "[GPU] failed | */test_a.py::* | known\nskipped | */test_b* | no GPU\n"
+
+    assert find_unexpected(RESULTS, expected) == ([RESULTS[1]], [])
+    assert find_unexpected(RESULTS, expected, given=("GPU",)) == ([], [])
+    assert find_unexpected(RESULTS[:1], expected, given=("GPU",))[1] == [
+        "failed | */test_a.py::* | known", "skipped | */test_b* | no GPU"]  # fmt: skip
 
 
 def test_counts_are_by_file_and_reasons_by_test():
@@ -44,7 +54,8 @@ def test_counts_are_by_file_and_reasons_by_test():
 
 
 def test_every_expected_line_has_a_reason():
-    lines = [line.split("|") for line in EXPECTED.read_text().splitlines() if line and not line.startswith("#")]
+    lines = [re.sub(r"^\[[\w -]+\] ", "", line).split("|") for line in EXPECTED.read_text().splitlines()
+             if line and not line.startswith("#")]  # fmt: skip
 
     assert {line[0].strip() for line in lines} == {"failed", "skipped"}
     assert all(len(line) == 3 and line[2].strip() for line in lines)

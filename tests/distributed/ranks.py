@@ -32,7 +32,7 @@ def write_data(folder, data, num_parts, *, times=False, weights=False, method="h
 
 
 def open_graph(folder, **options):
-    return DistGraph(folder, device=CPU, **{"check": "full", **options})
+    return DistGraph(folder, **{"device": CPU, "check": "full", "share_graph": False, **options})
 
 
 def as_dict(batch):

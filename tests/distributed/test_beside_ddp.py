@@ -31,21 +31,25 @@ def make_loader(kind, graph=None, data=None, **options):
         return DistNeighborLoader(graph, *args, **common, **options)
     if options:
         options |= {"ranks": "auto", "cache_policy": "device_replicate", "cold_policy": "shard"}
-    return NeighborLoader(data, *args, **common, device="cpu", **options)
+    return NeighborLoader(data, *args, **common, **{"device": "cpu", **options})
 
 
-def train(rank, folder):
+def train(rank, folder, place):
     """Parameters and the nodes of all batches; each rank pauses where it likes, and asks for batches when it likes."""
     # Instead of waiting for ever.
-    faulthandler.dump_traceback_later(100, exit=True)
-    own, found = random.Random(rank), []
+    faulthandler.dump_traceback_later(240, exit=True)
+    own, found, device, group = random.Random(rank), [], torch.device("cpu"), None
+    if place == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(rank)
+        group = dist.new_group(backend="nccl")
 
     def pause(out=None):
         time.sleep(own.choice([0, 0, 0.003, 0.01]))
         return out
 
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(5, 1))
+    model = DistributedDataParallel(torch.nn.Linear(5, 1).to(device), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step(batch, is_even):
@@ -55,12 +59,13 @@ def train(rank, folder):
         pause()
         optimizer.step()
         if is_even:
-            dist.all_reduce(torch.ones(1))
+            dist.all_reduce(torch.ones(1, device=device), group=group)
 
-    with open_graph(folder, timeout=60) as graph:
+    with open_graph(folder, timeout=60, device=device) as graph:
         for kind, prefetch, uneven in EPOCHS:
+            options = {"device": device} if kind == "shared out" else {}
             loader = make_loader(kind, graph, make_data(), prefetch=prefetch, uneven=uneven,
-                                 transform_sampler_output=pause)  # fmt: skip
+                                 transform_sampler_output=pause, **options)  # fmt: skip
             # One leaves after a batch, and trains while the other is still here.
             for number, _ in enumerate(loader):
                 if number == 2 * rank:
@@ -79,15 +84,16 @@ def train(rank, folder):
             found.append(nodes)
         dist.barrier()
     faulthandler.cancel_dump_traceback_later()
-    return [p.detach().clone() for p in model.parameters()], found
+    return [p.detach().cpu() for p in model.parameters()], found
 
 
 @pytest.mark.slow
-def test_batches_made_ahead_and_ddp_in_any_order(tmp_path):
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.gpus])])
+def test_batches_made_ahead_and_ddp_in_any_order(tmp_path, place):
     data = make_data()
     write_data(tmp_path / "p", data, 2)
 
-    (first, batches), (second, others) = run_ranks(train, 2, tmp_path / "p")
+    (first, batches), (second, others) = run_ranks(train, 2, tmp_path / "p", place)
 
     assert all(map(torch.equal, first, second))
     for number, (kind, _, uneven) in enumerate(EPOCHS):

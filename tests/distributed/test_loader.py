@@ -57,19 +57,27 @@ def run_cases(rank, folders, cases, options):
     return found
 
 
-@pytest.mark.parametrize(("count", "options", "only"), [
-    (2, {}, None), (3, {"replicas": "30%"}, ["plain", "times", "binary"])
-])  # fmt: skip
-def test_batches_are_those_of_one_machine(tmp_path, count, options, only):
-    data = make_data()
-    write_data(tmp_path / "p", data, count)
-    write_data(tmp_path / "timed", data, count, times=True, weights=True)
-    is_timed = {name: "time" in name or "weight" in name for name in only or {**NODE_CASES, **LINK_CASES}}
-    cases = [[name for name, timed in is_timed.items() if not timed], [n for n, timed in is_timed.items() if timed]]
+def run_all(rank, folder, count):
+    """Batches of cases, of three processes those of some and what they do that have different numbers of them."""
+    names = [*NODE_CASES, *LINK_CASES] if count == 2 else ["plain", "times", "binary"]
+    is_timed = {name: "time" in name or "weight" in name for name in names}
+    cases = [[name for name in names if is_timed[name] == timed] for timed in (False, True)]
+    found = run_cases(rank, [folder / "p", folder / "timed"], cases, {} if count == 2 else {"replicas": "30%"})
+    return found, [] if count == 2 else run_uneven(rank, folder / "p")
 
-    ranks = run_ranks(run_cases, count, [tmp_path / "p", tmp_path / "timed"], cases, options)
 
-    for name in is_timed:
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request, tmp_path_factory):
+    folder, data = tmp_path_factory.mktemp("parts"), make_data()
+    write_data(folder / "p", data, request.param)
+    write_data(folder / "timed", data, request.param, times=True, weights=True)
+    return run_ranks(run_all, request.param, folder, request.param)
+
+
+def test_batches_are_those_of_one_machine(ranks):
+    data, count, ranks = make_data(), len(ranks), [found for found, _ in ranks]
+
+    for name in ranks[0]:
         alone = make_loader(name, data, NeighborLoader, LinkNeighborLoader)
         for epoch in range(2):
             expected = [as_dict(batch) for batch in alone]
@@ -79,41 +87,55 @@ def test_batches_are_those_of_one_machine(tmp_path, count, options, only):
                 assert_equal(own[number % count][number // count], batch)
 
 
+def make_typed_loaders(source, make_nodes, make_links):
+    """Around nodes of a graph with types, and around links."""
+    fanouts = {kind: [3, 2] for kind in source.edge_types}
+    ends = ("author", "writes", "paper"), torch.arange(20).repeat(2, 1)
+    return (make_nodes(source, fanouts, ("paper", torch.arange(40)), batch_size=7, seed=1),
+            make_links(source, fanouts, ends, neg_sampling="triplet", strict_negatives=True,
+                       exclude_target_edges="reverse", batch_size=6, seed=1))  # fmt: skip
+
+
+def write_types(folder, num_parts):
+    """Partition a graph with types, which is returned."""
+    data = make_hetero(make_parts())
+    rows = {kind: {"x": data[kind].x} for kind in data.node_types if "x" in data[kind]}
+    partition_graph(folder, {kind: data[kind].edge_index for kind in data.edge_types}, num_parts,
+                    num_nodes={kind: data[kind].num_nodes for kind in data.node_types}, node_rows=rows,
+                    edge_rows={kind: {"edge_attr": data[kind].edge_attr} for kind in data.edge_types})  # fmt: skip
+    return data
+
+
+def assert_typed(data, ranks):
+    """That ranks have the batches that one machine makes of a graph with types."""
+    for place, loader in enumerate(make_typed_loaders(data, NeighborLoader, LinkNeighborLoader)):
+        for number, batch in enumerate(loader):
+            expected = {k: v for k, v in to_cpu(as_dict(batch)).items() if k[1] != "num_nodes"}
+            unknown = [k for k in as_dict(batch) if k[1] == "num_nodes"]
+            assert_equal(ranks[number % len(ranks)][place][number // len(ranks)], expected,
+                         drop=unknown + [(kind, "num_nodes") for kind in data.node_types])  # fmt: skip
+
+
+def to_cpu(batch):
+    return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+
+
 def run_hetero(rank, folder):
     found = []
-    for share_rows in (False, True):
-        with open_graph(folder, share_rows=share_rows) as graph:
-            fanouts = {kind: [3, 2] for kind in graph.edge_types}
-            nodes = DistNeighborLoader(graph, fanouts, ("paper", torch.arange(40)), batch_size=7, seed=1)
-            ends = ("author", "writes", "paper"), torch.arange(20).repeat(2, 1)
-            links = DistLinkNeighborLoader(graph, fanouts, ends, neg_sampling="triplet", strict_negatives=True,
-                                           exclude_target_edges="reverse", batch_size=6, seed=1)  # fmt: skip
-            found.append([[as_dict(batch) for batch in loader] for loader in (nodes, links)])
+    for options in ({}, {"share_rows": True}, {"share_graph": True}):
+        with open_graph(folder, **options) as graph:
+            loaders = make_typed_loaders(graph, DistNeighborLoader, DistLinkNeighborLoader)
+            found.append([[as_dict(batch) for batch in loader] for loader in loaders])
     return found
 
 
 def test_batches_of_graphs_with_types(tmp_path):
-    data = make_hetero(make_parts())
-    edges = {kind: data[kind].edge_index for kind in data.edge_types}
-    rows = {kind: {"x": data[kind].x} for kind in data.node_types if "x" in data[kind]}
-    attr = {kind: {"edge_attr": data[kind].edge_attr} for kind in data.edge_types}
-    partition_graph(tmp_path / "p", edges, 2, num_nodes={kind: data[kind].num_nodes for kind in data.node_types},
-                    node_rows=rows, edge_rows=attr)  # fmt: skip
+    data = write_types(tmp_path / "p", 2)
 
     ranks = run_ranks(run_hetero, 2, tmp_path / "p")
 
-    fanouts = {kind: [3, 2] for kind in data.edge_types}
-    nodes = NeighborLoader(data, fanouts, ("paper", torch.arange(40)), batch_size=7, seed=1)
-    links = LinkNeighborLoader(data, fanouts, (("author", "writes", "paper"), torch.arange(20).repeat(2, 1)),
-                               neg_sampling="triplet", strict_negatives=True, exclude_target_edges="reverse",
-                               batch_size=6, seed=1)  # fmt: skip
-    for place, loader in enumerate((nodes, links)):
-        for number, batch in enumerate(loader):
-            expected = {k: v for k, v in as_dict(batch).items() if k[1] != "num_nodes"}
-            unknown = [k for k in as_dict(batch) if k[1] == "num_nodes"]
-            for found in ranks[number % 2]:
-                assert_equal(found[place][number // 2], expected,
-                             drop=unknown + [(kind, "num_nodes") for kind in data.node_types])  # fmt: skip
+    for found in zip(*ranks, strict=True):
+        assert_typed(data, found)
 
 
 def run_uneven(rank, folder):
@@ -134,10 +156,9 @@ def run_uneven(rank, folder):
     return counts
 
 
-def test_uneven_ranks_never_wait_for_each_other(tmp_path):
-    write_data(tmp_path / "p", make_data(), 3)
-
-    ranks = run_ranks(run_uneven, 3, tmp_path / "p")
+@pytest.mark.parametrize("ranks", [3], indirect=True)
+def test_uneven_ranks_never_wait_for_each_other(ranks):
+    ranks = [counts for _, counts in ranks]
 
     assert [found[:2] for found in ranks] == [[0, 0], [3, 3], [6, 6]]
     assert [found[2] for found in ranks] == [9, 2, 9]

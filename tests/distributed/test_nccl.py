@@ -19,7 +19,8 @@ COMMON = {"batch_size": 16, "shuffle": True, "seed": 3}
 
 def load(rank, folder, backend):
     torch.cuda.set_device(rank)
-    with DistGraph(folder, device=f"cuda:{rank}", backend=backend, device_cache_size="50%", replicas="10%") as graph:
+    with DistGraph(folder, device=f"cuda:{rank}", backend=backend, device_cache_size="50%", replicas="10%",
+                   share_graph=False) as graph:  # fmt: skip
         assert dist.get_world_size() == 2
         found = []
         for options in ({}, {"disjoint": True}, {"replace": True}):
@@ -30,7 +31,7 @@ def load(rank, folder, backend):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.gpus
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_batches_are_those_of_one_gpu(tmp_path, backend):
     data = make_data()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.dynamic.group import FORMS, build_group, choose_values
+from pyg_direct.dynamic.group import FORMS, build_group, choose_values, tell_weights
 from pyg_direct.dynamic.operator import Factors, Sum
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.snapshots import aggregate_snapshots
@@ -39,6 +39,18 @@ def test_equal_weights_are_held_once(weighted):
     assert overlap.snapshot is None
     # Parallel edges without weights add up to some.
     assert overlap.weight.shape[1] == 1
+
+
+@pytest.mark.parametrize(("factor", "values", "expected"), [
+    (None, None, "weights of one"), (1, None, "a weight an edge"), (2, "stacked", "a weight an edge and snapshot"),
+])  # fmt: skip
+def test_weights_are_told_in_words(factor, values, expected):
+    keys, weight = torch.arange(10), torch.rand(10)
+    weights = [None, None] if factor is None else [weight, factor * weight]
+
+    group = build_group([Factors(keys, weight, None, None, None) for weight in weights], 10, "split", values)
+
+    assert tell_weights(group) == expected
 
 
 def test_snapshots_without_weights_hold_none():

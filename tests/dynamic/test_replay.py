@@ -28,7 +28,7 @@ def test_frames_are_replayed_where_the_model_allows_it(name, replayed):
 
     assert trainer.fit(3) == pytest.approx(plain.fit(3), rel=1e-3)
 
-    assert [epoch["replayed"] for epoch in trainer.history] == [False, replayed, replayed]
+    assert [epoch["replayed"] for epoch in trainer.history] == [replayed] * 3
     assert "replayed" in trainer.summary()
 
 
@@ -115,6 +115,36 @@ def test_steps_are_captured_with_their_frames(monkeypatch):
 
     assert len(steps) == trainer.num_frames + 1
     assert trainer.decisions == ["frames and steps are replayed as one CUDA graph"]
+
+
+def test_frames_are_replayed_from_the_second_on(monkeypatch):
+    trainer = make_trainer("TGCN", make_signal())
+    steps = make_steps_capturable(monkeypatch, trainer)
+    pretend_to_record(monkeypatch)
+    trainer._may_replay = True
+
+    trainer.fit(2)
+
+    # One that is a step, and one that is captured.
+    assert len(steps) == 2
+    assert [epoch["replayed"] for epoch in trainer.history] == [True, True]
+    assert [cost.first for cost in trainer.costs] == list(range(trainer.num_frames))
+
+
+def test_preparing_begins_anew_without_a_graph(monkeypatch):
+    trainer = make_trainer("TGCN", make_signal())
+    steps = make_steps_capturable(monkeypatch, trainer)
+    pretend_to_record(monkeypatch)
+    trainer._may_replay = True
+    real, left = trainer._frame.move, iter([0, 0, 0, None])
+    monkeypatch.setattr(trainer._frame, "move", lambda first: real(first) if next(left, 0) == 0 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(1)
+
+    trainer.fit(1)
+
+    assert len(steps) == 4
+    assert len(trainer.costs) == trainer.num_frames
 
 
 @pytest.mark.parametrize("change", ["option", "rate", "state"])
@@ -208,5 +238,5 @@ def test_each_replay_drops_numbers_anew():
 
     losses = trainer.fit(4)
 
-    assert [epoch["replayed"] for epoch in trainer.history] == [False, True, True, True]
+    assert [epoch["replayed"] for epoch in trainer.history] == [True] * 4
     assert len(set(losses)) == 4

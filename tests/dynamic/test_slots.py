@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from pyg_direct.dynamic.edges import Parts
 from pyg_direct.dynamic.operator import GCN, Mean, Sum
-from pyg_direct.dynamic.plan import Parts, SnapshotPlan
+from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.dynamic.slots import Slots
 from tests.snapshots import make_snapshots
 

@@ -144,7 +144,7 @@ def test_static_graphs_are_held_once():
     for snapshot in given:
         TGCN(2, 2)(snapshot.x, snapshot.edge_index)
 
-    assert len(given.plan._ordered) == 1
+    assert len(given.plan.edges) == 1
 
 
 def test_node_counts_may_differ():

@@ -9,8 +9,8 @@ from pyg_direct.dynamic.timeline import LANES, Timeline, trace
 
 
 def test_spans_are_in_order(device):
-    timeline = Timeline(device)
     begin = time.perf_counter()
+    timeline = Timeline(device)
 
     for lane in ("move", "passes", "step"):
         with trace(timeline, lane):

@@ -10,7 +10,8 @@ from hypothesis import given, strategies as st
 from pyg_direct.dynamic import stream
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.dynamic.operator import Factors
-from pyg_direct.dynamic.tuner import Speeds, choose_groups, expect_options, find_speeds, find_stacked, level
+from pyg_direct.dynamic.speeds import Speeds, find_speeds, level
+from pyg_direct.dynamic.tuner import choose_groups, expect_options, find_stacked
 from pyg_direct.ops.overlap import unite
 from tests.dynamic.test_stream import make_list
 
@@ -74,6 +75,8 @@ def test_choice_is_the_best_of_all_nested_ones(count, change, channels):
 @pytest.mark.slow
 def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
+    for sizes in ("_NODES", "_EDGES", "_PRODUCTS", "_MANY"):
+        monkeypatch.setattr(f"pyg_direct.dynamic.speeds.{sizes}", {device.type: 10_000})
 
     speeds = find_speeds(device)
 
@@ -169,4 +172,38 @@ def test_choices_are_told(monkeypatch):
 
     summary = given.plan.summary()
     assert "snapshots 0 to 7" in summary
+    assert "a weight an edge" in summary
     assert "overlap" in summary
+
+
+def test_what_is_done_whatever_the_edges_counts():
+    speeds = replace(SPEEDS, seconds_of_number=(1e-9, 1e-9, 4e-9), bytes_per_second=0.0)
+    union = unite(make_keys(1, 0.0))
+
+    # 64 kB of rows, and 64 MB.
+    for num_nodes, seconds in ((1000, 1e-9), (10**6, 4e-9)):
+        (with_rows,), (free,) = (
+            expect_options(union, 100_000, 16, 0, known, num_nodes=num_nodes)
+            for known in (speeds, replace(speeds, seconds_of_number=(0.0,) * 3))
+        )
+        assert with_rows.seconds - free.seconds == pytest.approx(num_nodes * 16 * seconds)
+    assert speeds.per_number(2**22) == pytest.approx(2e-9)
+
+
+def test_what_is_made_on_the_device_is_not_sent():
+    union = unite(make_keys(1, 0.0))
+
+    (sent,), (there,) = (
+        expect_options(union, 100_000, 16, 0, replace(SPEEDS, send_seconds=1e-3, bytes_per_second=rate))
+        for rate in (5e10, 0.0)
+    )
+
+    assert sent.seconds - there.seconds == pytest.approx(1e-3 + 5e5 / 5e10)
+
+
+def test_threads_begin_once_for_each_structure():
+    speeds = replace(SPEEDS, threads_seconds=1e-3)
+
+    # As in one thread, but for the beginning.
+    assert speeds.add_up(20_000, 16, 0) - SPEEDS.add_up(20_000, 16, 0) == pytest.approx(1e-3)
+    assert speeds.add_up(10_000, 16, 0) == SPEEDS.add_up(10_000, 16, 0)

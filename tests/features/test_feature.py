@@ -1,5 +1,7 @@
 """A feature gives the rows of its table bit for bit, wherever they lie."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -325,3 +327,42 @@ def test_a_bad_id_of_a_sampler_is_named_on_the_cpu(count):
 
     with pytest.raises(IdError, match=r"node_idx must lie in \[0, 300\), got 300"):
         feature.read(torch.arange(301 - count, 301).clamp(min=0))
+
+
+@pytest.mark.parametrize("ids", [slice(2, 5), None, ..., "first", [[1], [2, 3]]])
+def test_what_holds_no_ids_is_named(ids):
+    with pytest.raises(ArgumentTypeError, match="node_idx must be ids, got"):
+        Feature(device="cpu").from_cpu_tensor(make_table())[ids]
+
+
+@pytest.mark.parametrize("store_dtype", [None, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_deep_copy_has_rows_of_its_own(device, store_dtype):
+    table = torch.rand(40, 3)
+    feature = Feature(device=device, device_cache_size="100%", store_dtype=store_dtype).from_cpu_tensor(table)
+    before = feature[torch.arange(40)]
+
+    other = copy.deepcopy(feature)
+
+    other.update_(torch.tensor([3]), torch.zeros(1, 3))
+    assert torch.equal(feature[torch.arange(40)], before)
+    assert torch.equal(other[torch.tensor([4, 3])], torch.stack([before[4], torch.zeros_like(before[3])]))
+    feature.update_(torch.tensor([4]), torch.zeros(1, 3))
+    assert torch.equal(other[torch.tensor([4])], before[4:5])
+
+
+def test_a_copy_has_the_same_rows(device):
+    feature = Feature(device=device, device_cache_size="100%").from_cpu_tensor(torch.rand(40, 3))
+
+    other = copy.copy(feature)
+
+    other.update_(torch.tensor([3]), torch.zeros(1, 3))
+    assert feature[torch.tensor([3])].eq(0).all()
+
+
+def test_a_copy_of_a_feature_without_rows_takes_others(device):
+    feature = Feature(device=device)
+
+    for other in (copy.copy(feature), copy.deepcopy(feature)):
+        assert other.from_cpu_tensor(torch.rand(4, 3)).shape == (4, 3)
+    with pytest.raises(ArgumentError):
+        feature.size()

@@ -5,7 +5,7 @@ import torch
 
 from pyg_direct import Feature, count_reads
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.features.hotness import break_ties, choose_hottest, score_rows
+from pyg_direct.features.hotness import blend_reads, choose_hottest, score_rows
 
 
 def test_reads_are_counted(device):
@@ -62,14 +62,32 @@ def test_scores_of_other_rows_are_refused(hotness, words):
         score_rows(hotness, None, 4)
 
 
-def test_rows_read_equally_often_go_by_who_lists_them(device):
-    counts = torch.tensor([1, 0, 1, 0], dtype=torch.int32, device=device)
+def test_a_short_run_leaves_rows_to_their_chances(device):
+    draws = torch.Generator().manual_seed(0)
+    chances = torch.rand(20_000, generator=draws) * 0.05
+    counts = torch.poisson(20 * chances, generator=draws).int()
 
-    scores = break_ties(counts, torch.tensor([3, 9, 8, 4]))
+    scores = blend_reads(counts.to(device), chances.to(device)).cpu()
 
-    assert scores.argsort(descending=True).tolist() == [2, 0, 1, 3]
-    assert scores.floor().tolist() == counts.tolist()
+    assert choose_hottest(scores, 20_000, 2000).ids.tolist() == choose_hottest(chances, 20_000, 2000).ids.tolist()
 
 
-def test_no_rows_have_no_ties():
-    assert break_ties(torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)).tolist() == []
+@pytest.mark.parametrize("batches", [10, 40, 4000])
+def test_counts_are_trusted_as_far_as_chances_are_off(batches):
+    draws = torch.Generator().manual_seed(0)
+    computed = torch.rand(50_000, generator=draws) * 0.05
+    true = computed * torch.rand(50_000, generator=draws) * 2
+    counts = torch.poisson(batches * true, generator=draws).int()
+
+    scores = blend_reads(counts, computed)
+
+    def reads(ranking):
+        return float(true[choose_hottest(ranking, 50_000, 5000).ids].sum())
+
+    assert reads(scores) > 1.001 * max(reads(computed), reads(counts) if batches < 4000 else 0)
+    assert reads(scores) >= 0.999 * reads(counts)
+
+
+def test_a_run_that_read_nothing_tells_nothing():
+    assert blend_reads(torch.zeros(3, dtype=torch.int32), torch.zeros(3)).tolist() == [0, 0, 0]
+    assert blend_reads(torch.zeros(0, dtype=torch.int32), torch.zeros(0)).tolist() == []

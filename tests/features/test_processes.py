@@ -117,7 +117,7 @@ def test_ids_are_checked_in_every_process():
     (lambda: Feature(cache_policy="p2p"), ArgumentError, "cache_policy must be one of"),
     (lambda: Feature(device_list="all"), ArgumentError, "device_list must hold GPU indices or be 'group', got 'all'"),
     (lambda: Feature(device_list=[0, 0]), ArgumentError, "device_list must hold every GPU once"),
-    (lambda: Feature(device_group_list=[[0, 1], [1]]), ArgumentError, "device_list must hold every GPU once"),
+    (lambda: Feature(device_group_list=[[0, 1], [1]]), ArgumentError, "device_group_list must hold every GPU once"),
 ])  # fmt: skip
 def test_bad_arguments_are_named(make, error, message):
     with pytest.raises(error, match=message):

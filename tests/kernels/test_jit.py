@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pyg_direct.kernels import jit
-from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
+from pyg_direct.kernels.jit import get_cpu_threads, run_alone, set_cpu_threads
 from tests.interpreter import PACKAGE, run_python
 
 COMPILERS = {"numba", "llvmlite", "numba_cuda", "numba_cuda_mlir", "nvrtc"}
@@ -121,6 +121,22 @@ def test_threads_are_set_and_told(threads_before):
 
     assert (first, one, second) == (threads_before, 1, 1)
     assert get_cpu_threads() == threads_before
+
+
+def test_a_thread_runs_its_loops_alone_while_others_do_not(threads_before):
+    from concurrent.futures import ThreadPoolExecutor
+
+    set_cpu_threads(2)
+    both = get_cpu_threads()
+    with ThreadPoolExecutor(1, initializer=set_cpu_threads, initargs=(2,)) as other:
+        before = run_alone(True)
+        seen = get_cpu_threads(), other.submit(get_cpu_threads).result()
+        # The number that was set stays what it is, and can be set meanwhile.
+        was, still_alone = set_cpu_threads(1), get_cpu_threads()
+        set_cpu_threads(2)
+        assert run_alone(before)
+
+    assert (seen, was, still_alone, get_cpu_threads()) == ((1, both), both, 1, both)
 
 
 @pytest.mark.parametrize("count", [0, -3, 10**6])

@@ -20,13 +20,15 @@ SOURCES = sorted(path.stem for path in source_folder().glob("*.cu"))
 
 # numba-cuda-mlir 0.6 takes a shared array that a function is given for one in GPU memory when it counts in it.
 NOT_WITH_MLIR = {"pick_labor_gpu"}
-kernels = pytest.mark.parametrize(
-    "kernel",
-    [
-        pytest.param(k, id=k.name, marks=[pytest.mark.xfail] if COMPILER == "mlir" and k.name in NOT_WITH_MLIR else [])
-        for k in KERNELS
-    ],
-)
+
+
+def marks_of(kernel):
+    # Kernels of a file call the same bodies, which a process compiles once; CI keeps them together.
+    marks = [pytest.mark.xdist_group(kernel.fn.__module__.rpartition(".")[2])]
+    return [*marks, pytest.mark.xfail] if COMPILER == "mlir" and kernel.name in NOT_WITH_MLIR else marks
+
+
+kernels = pytest.mark.parametrize("kernel", [pytest.param(k, id=k.name, marks=marks_of(k)) for k in KERNELS])
 architectures = pytest.mark.parametrize("target", PTX_VERSIONS, ids=lambda target: "sm_{}{}".format(*target))
 
 
@@ -34,6 +36,14 @@ def test_no_two_kernels_share_a_name():
     names = [kernel.name for kernel in KERNELS]
 
     assert len(names) == len(set(names)), "compiled code is kept by name"
+
+
+def compile_kernel(kernel, target):
+    """(choice of dtypes, code) of every specialisation for an architecture."""
+    # The other architectures are tested too, and take less time together.
+    targets = [target] if COMPILER == "mlir" else list(PTX_VERSIONS)
+    place = targets.index(target)
+    return [(choice, kernel.compile_all(targets, choice)[place]) for choice in kernel.specialisations()]
 
 
 def find_functions(ptx):
@@ -58,12 +68,10 @@ def assemble(ptx, target):
         nvjitlink.destroy(handle)
 
 
-@kernels
 @architectures
+@kernels
 def test_compiles_to_one_entry_without_loose_ends(kernel, target):
-    for choice in kernel.specialisations():
-        code = kernel.compile(target, choice)
-
+    for choice, code in compile_kernel(kernel, target):
         entries, defined, declared, called = find_functions(code.ptx)
         assert entries == [code.entry], choice
         # With a suffix, such as sm_90a, it would run on this architecture alone.
@@ -72,12 +80,10 @@ def test_compiles_to_one_entry_without_loose_ends(kernel, target):
         assert not declared, f"{choice}: nobody defines {declared}"
 
 
-@kernels
 @architectures
+@kernels
 def test_assembles_at_the_ptx_version_of_the_oldest_driver(kernel, target):
-    for choice in kernel.specialisations():
-        code = kernel.compile(target, choice)
-
+    for choice, code in compile_kernel(kernel, target):
         assert f"\n.version {PTX_VERSIONS[target]}\n" in code.ptx, choice
         assert assemble(code.ptx, target) > 0, choice
 

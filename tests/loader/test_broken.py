@@ -160,7 +160,7 @@ def test_a_thread_that_is_ended_from_outside_is_told(ahead, error):
 
     background = Background(((n, n) for n in range(6)), make, ahead)
     got = [next(background)[0]]
-    assert started.wait(20)
+    assert started.wait(60)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(makers[0]), ctypes.py_object(error))
 
     with pytest.raises(error):

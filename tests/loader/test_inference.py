@@ -1,7 +1,10 @@
+import pickle
+
 import pytest
 import torch
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
+from torch_geometric.utils import coalesce
 
 from pyg_direct import NeighborLoader, infer, inference_loader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
@@ -41,6 +44,28 @@ def test_equals_pygs_own_inference_over_the_same_loader(device, cls):
 
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(infer(model, loader, x=data.x.to(device)), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["edge_index", "adj_t"])
+def test_a_loader_made_for_it_serves_both(device, form):
+    data = make_data()
+    data.edge_index = coalesce(data.edge_index)
+    model = make_model(data, device)
+    expected = infer(model, data, batch_size=32, device=device)
+    if form == "adj_t":
+        order = (data.edge_index[1] * data.num_nodes + data.edge_index[0]).sort().indices
+        row, col = data.edge_index[:, order].flip(0)
+        indptr = torch.cat([row.new_zeros(1), torch.bincount(row, minlength=data.num_nodes).cumsum(0)])
+        data.adj_t = torch.sparse_csr_tensor(indptr, col, torch.ones(len(col)), (data.num_nodes, data.num_nodes))
+        del data.edge_index
+    loader = inference_loader(data, 32, device=device)
+
+    got = model.inference(loader, device=device, embedding_device=device)
+
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(infer(model, loader), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(infer(model, pickle.loads(pickle.dumps(loader))), expected, rtol=1e-5, atol=1e-5)
+    assert loader.data.x is data.x
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
+from torch_geometric.loader.utils import filter_data
 from torch_geometric.nn import GCNConv, GraphSAGE, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import trim_to_layer
@@ -153,6 +154,39 @@ def test_transform_of_the_sampler_output_comes_before_features(real_device):
 
     check_contract(data, batch, [5, 9], [3])
     assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+
+
+def forget_ids(out):
+    out.edge = None
+    return out
+
+
+def test_edges_whose_ids_a_transform_forgets_have_no_attributes(real_device):
+    data = make_data()
+    data.edge_attr = torch.rand(data.num_edges, 2)
+
+    got = load_one(data, [-1], [5, 9], transform_sampler_output=forget_ids, device=real_device)
+
+    expected = filter_data(data, got.n_id.cpu(), *got.edge_index.cpu(), None)
+    assert "edge_attr" not in got
+    assert "edge_attr" not in expected
+    assert set(expected.keys()) <= set(got.keys())
+    assert "e_id" not in got
+    assert got.num_edges == expected.num_edges
+
+
+def test_an_adjacency_whose_ids_a_transform_forgets_has_no_values(real_device):
+    data = make_data()
+    order = (data.edge_index[1] * data.num_nodes + data.edge_index[0]).sort().indices
+    row, col = data.edge_index[:, order].flip(0)
+    indptr = torch.cat([row.new_zeros(1), torch.bincount(row, minlength=data.num_nodes).cumsum(0)])
+    data.adj_t = torch.sparse_csr_tensor(indptr, col, torch.rand(len(col)), (data.num_nodes, data.num_nodes))
+    del data.edge_index
+
+    batch = load_one(data, [-1], [5, 9], transform_sampler_output=forget_ids, device=real_device)
+
+    assert batch.adj_t.values().numel() > 0
+    assert bool((batch.adj_t.values() >= 1).all())
 
 
 def test_a_transform_of_the_sampler_output_that_returns_none_is_named():

@@ -107,7 +107,8 @@ def test_models_are_accelerated_without_a_word_of_the_user(real_device):
         got = model(batch.x, batch.edge_index)
 
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-    assert any(event.key == "pyg_direct::sum_rows" for event in profile.key_averages())
+    # Sums on a GPU, whole layers on a CPU.
+    assert any(event.key in ("pyg_direct::sum_rows", "_Layer") for event in profile.key_averages())
 
 
 class Layers(torch.nn.Module):

@@ -129,7 +129,7 @@ class LoaderMachine(RuleBasedStateMachine):
             self.loader = None
             if self.prefetch:
                 gc.collect()
-            end = time.monotonic() + 20
+            end = time.monotonic() + 60
             while any(t.name.startswith("pyg_direct_batch") for t in threading.enumerate()):
                 assert time.monotonic() < end, "threads of iterators that were dropped live on"
                 time.sleep(0.002)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyg_direct.nn import attention, gcn, propagate
+from pyg_direct.nn import attention, gcn, propagate, root
 
 
 @pytest.fixture
@@ -17,4 +17,11 @@ def calls(monkeypatch):
     aggregate = propagate.aggregate
     for module in (propagate, gcn, attention):
         monkeypatch.setattr(module, "aggregate", count)
+
+    def count_layer(*args, **kwargs):
+        made.append(kwargs["reduce"])
+        return convolve(*args, **kwargs)
+
+    convolve = root.convolve
+    monkeypatch.setattr(root, "convolve", count_layer)
     return made

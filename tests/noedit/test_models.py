@@ -24,7 +24,7 @@ model = GraphSAGE(16, 16, 2, 4)
 with torch.profiler.profile() as profile:
     for batch in NeighborLoader(data, [4, 3], batch_size=10):
         model(batch.x, batch.edge_index)
-print(sum(event.count for event in profile.key_averages() if event.key == "pyg_direct::sum_rows"))
+print(sum(event.count for event in profile.key_averages() if event.key in ("pyg_direct::sum_rows", "_Layer")))
 """
 
 
@@ -62,7 +62,8 @@ def test_results_are_those_of_pyg():
     plain = GraphSAGE(16, 16, 2, 4)
     plain.load_state_dict(model.state_dict())
     torch.testing.assert_close(got, plain(batch.x, batch.edge_index, **trims), rtol=1e-4, atol=1e-5)
-    assert any(event.key == "pyg_direct::sum_rows" for event in profile.key_averages())
+    # Sums on a GPU, whole layers on a CPU.
+    assert any(event.key in ("pyg_direct::sum_rows", "_Layer") for event in profile.key_averages())
     assert not any(is_accelerated(conv) for conv in plain.convs)
 
 

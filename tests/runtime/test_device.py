@@ -129,6 +129,16 @@ def test_a_gpu_tells_its_abilities():
     assert got.driver_version >= 12000
 
 
+@pytest.mark.parametrize(("fraction", "expected"), [(1.0, 700 + 200 - 150), (0.5, 500 - 150), (0.1, 0)])
+def test_a_share_of_gpu_memory_bounds_what_is_free(monkeypatch, fraction, expected):
+    said = {"mem_get_info": (700, 1000), "memory_reserved": 200, "memory_allocated": 150,
+            "get_per_process_memory_fraction": fraction}  # fmt: skip
+    for name, value in said.items():
+        monkeypatch.setattr(torch.cuda, name, lambda index, value=value: value)
+
+    assert free_bytes(0) == expected
+
+
 @pytest.mark.gpu
 def test_memory_cached_by_torch_counts_as_free():
     torch.cuda.empty_cache()

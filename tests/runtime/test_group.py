@@ -1,9 +1,13 @@
 """What one process of a host gives the others of its group."""
 
+from functools import partial
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from pyg_direct.errors import ArgumentError, PygDirectError
+from pyg_direct.runtime import group
 from pyg_direct.runtime.group import give_to_host, has_group, identify_host
 from pyg_direct.runtime.shared import share
 from tests.processes import run_ranks
@@ -14,24 +18,43 @@ def give(rank):
     about, memory = made
 
     def fail(_):
-        raise ArgumentError(f"ids must be known to process {rank}")
+        if rank == 0:
+            raise ArgumentError(f"ids must be known to process {rank}")
 
-    try:
-        give_to_host(fail, None)
-    except PygDirectError as error:
-        return about, memory.view(torch.int64, (5,)).tolist(), type(error).__name__, str(error)
+    errors = []
+    for make in (fail, lambda _: Sealed()):
+        # The second time, rank 0 is alone on its host.
+        for hosts in ("aaa", "abb"):
+            group.identify_host = partial(hosts.__getitem__, rank)
+            try:
+                give_to_host(make, None)
+            except (PygDirectError, OSError) as error:
+                errors.append((type(error).__name__, str(error)))
+    return about, memory.view(torch.int64, (5,)).tolist(), errors
+
+
+class Sealed:
+    """What the last process cannot open."""
+
+    def __reduce__(self):
+        return unseal, ()
+
+
+def unseal():
+    if dist.get_rank() == 2:
+        raise OSError("it is sealed")
 
 
 @pytest.mark.slow
-def test_the_first_process_makes_it_and_its_errors_reach_all():
+def test_the_first_process_makes_it_and_errors_reach_all():
     results = run_ranks(give, 3)
 
     assert [result[:2] for result in results] == [(["process 0", "process 1", "process 2"], [0, 1, 2, 3, 4])] * 3
-    assert results[0][2:] == ("ArgumentError", "ids must be known to process 0")
-    for kind, words in (result[2:] for result in results[1:]):
-        assert kind == "PygDirectError"
-        assert "process 0 failed" in words
-        assert "ids must be known to process 0" in words
+    words = [(0, "ArgumentError", "ids must be known to process 0")] * 2 + [(2, "OSError", "it is sealed")] * 2
+    for rank, (*_, errors) in enumerate(results):
+        assert errors == [(kind, text) if rank == failed else (
+            "PygDirectError", f"process {failed} failed, so that process {rank} gets nothing: {kind}('{text}')")
+            for failed, kind, text in words]  # fmt: skip
 
 
 def test_a_process_alone_has_no_group():

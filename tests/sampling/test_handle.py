@@ -34,7 +34,7 @@ def test_handle_travels_to_another_process():
     child.start()
 
     got = queue.get(timeout=120)
-    child.join(30)
+    child.join(120)
 
     n_id, _, adjs = sampler.sample(SEEDS, key=3)
     assert child.exitcode == 0

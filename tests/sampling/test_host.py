@@ -51,13 +51,18 @@ def test_one_thread_samples_small_batches_until_a_large_one_comes(monkeypatch):
     monkeypatch.setattr(launch, "FEW_ITEMS", 9 * (4 + 4 * 3 + 4 * 3 * 2))
     plan, others = make_plan(), get_cpu_threads()
 
-    used = []
-    for num_seeds in (9, 2, 10, 2):
+    def find_threads(num_seeds):
         threads.clear()
-        plan.sample(torch.arange(num_seeds), 1)
-        used.append(set(threads))
+        return plan.sample(torch.arange(num_seeds), 1).edge_counts[-1], set(threads)
 
-    assert used == [{1}, {1}, {others}, {others}]
+    assert [find_threads(num_seeds)[1] for num_seeds in (9, 2)] == [{1}, {1}]
+    # Of more seeds than before there could be as many edges as that.
+    num_edges, used = find_threads(10)
+    assert used == {others}
+    # What comes after goes by how many there were.
+    for few, expected in ((num_edges, {1}), (num_edges - 1, {others})):
+        monkeypatch.setattr(launch, "FEW_ITEMS", few)
+        assert find_threads(2)[1] == expected
     assert get_cpu_threads() == others
 
 

@@ -21,8 +21,9 @@ from pyg_direct.dynamic.plan import SnapshotPlan
 
 _BACK = torch.ops.aten
 _OPERATOR = GCN()
-# Numbers of a recurrent layer that a CPU works on at once, so that what lies between products stays in its cache.
-_CACHED = 2**15
+# Numbers of a recurrent layer that each thread of a CPU works on at once, so that what lies between products stays in
+# its cache, and threads seldom wait for each other.
+_CACHED = 2**17
 
 
 class Frame(NamedTuple):
@@ -111,7 +112,7 @@ class RunTogether(torch.autograd.Function):
         second = _convolve(given, parameters[4:8], frame.eps[1], frame.dropout)
         out = torch.empty(window, num_nodes, 2 * first.out.shape[2] + frame.x.shape[2], dtype=given.dtype,
                           device=given.device)  # fmt: skip
-        step = num_nodes if given.is_cuda else max(1, _CACHED // (window * first.out.shape[2]))
+        step = num_nodes if given.is_cuda else _count_nodes(window * first.out.shape[2])
         for begin in range(0, num_nodes, step):
             part = slice(begin, begin + step)
             rows = torch.cat([first.out[part], second.out[part]], 2).flatten(0, 1)
@@ -152,6 +153,11 @@ class RunTogether(torch.autograd.Function):
         left = left + frame.plan.multiply_window(_OPERATOR, back, frame.weighted, seen.start, transposed=True)
         _, of_conv_1 = _convolve_backward(first, left, seen, parameters[2], eps[0], dropout)
         return None, *of_conv_1, *of_conv_2, *of_first, *of_second
+
+
+def _count_nodes(width: int) -> int:
+    """Nodes of `width` numbers that a CPU works on at once."""
+    return max(1, torch.get_num_threads() * _CACHED // width)
 
 
 def _to_variance(inverse: Tensor, eps: float, count: int) -> Tensor:

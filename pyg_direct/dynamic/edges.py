@@ -1,0 +1,114 @@
+"""Edges of a sequence of snapshots in order, and what operators make of them: on the host, or sooner on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.dynamic.ahead import Ahead
+from pyg_direct.dynamic.cache import Budget
+from pyg_direct.dynamic.operator import Factors, Operator
+from pyg_direct.dynamic.snapshot import Snapshot, order_edges
+from pyg_direct.dynamic.speeds import Speeds
+
+# Of the free memory of a GPU, what edges that lie there in order may take: what is kept of an edge, and what putting it
+# in order and finding it in a group of eight takes for a moment.
+_SHARE, _EDGE_BYTES = 0.2, 128
+# How often structures are sent that do not stay, at least: as many epochs are few.
+_SENDINGS = 8
+# So few edges in all are put in order by the host before a GPU has begun with all the operations.
+FEW = 2**15
+
+
+class Parts(NamedTuple):
+    """Tensors of one snapshot, in host memory or on the device.
+
+    Attributes:
+        x: Features `[N, ...]`, or None.
+        edge_index: int64 `[2, E]`.
+        edge_weight: One weight an edge, or None.
+        num_nodes: N.
+    """
+
+    x: Tensor | None
+    edge_index: Tensor
+    edge_weight: Tensor | None
+    num_nodes: int
+
+
+class SequenceEdges:
+    """What is known of the edges of each snapshot, made when first asked for.
+
+    Args:
+        parts: The snapshots, in order. Tensors that are the same object are the same in several snapshots.
+        num_nodes: N of all of them.
+        device: Where layers compute.
+        budget: Of what is kept there.
+        ahead: Whose thread may ask too.
+
+    Attributes:
+        moved_bytes: Edges and weights copied to the device so far.
+    """
+
+    def __init__(self, parts: Sequence[Parts], num_nodes: int, device: torch.device, budget: Budget,
+                 ahead: Ahead) -> None:  # fmt: skip
+        self._parts, self._num_nodes, self._target, self._budget = parts, num_nodes, device, budget
+        self._ahead = ahead
+        self._ordered: dict[Hashable, Snapshot] = {}
+        self._factors: dict[Hashable, Factors] = {}
+        self.moved_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where edges are put in order: on a GPU that has room for all of them, if they are many or there already, and
+        nobody limits what is kept there; else on the host.
+        """
+        given = {id(part.edge_index): part.edge_index for part in self._parts}.values()
+        num_edges = sum(edges.shape[1] for edges in given)
+        is_there = any(edges.is_cuda for edges in given)
+        if (self._target.type == "cuda" and self._budget.limit is None and (is_there or num_edges >= FEW)
+                and self._budget.has_room(_EDGE_BYTES * num_edges, _SHARE)):  # fmt: skip
+            return self._target
+        return torch.device("cpu")
+
+    def tell_speeds(self, speeds: Speeds) -> Speeds:
+        """Those of the device for structures of these edges: they need not be sent where they are made, and are sent in
+        every epoch, though rows are aggregated once, where memory is limited.
+        """
+        if self.device.type != "cpu":
+            return replace(speeds, bytes_per_second=0.0)
+        sendings = 1 if self._budget.limit is None else _SENDINGS
+        return replace(speeds, bytes_per_second=speeds.bytes_per_second / sendings)
+
+    def order(self, time: int, weighted: bool = True) -> Snapshot:
+        """The edges of a snapshot in order."""
+        part = self._parts[time]
+        weight = part.edge_weight if weighted else None
+        key = id(part.edge_index), id(weight)
+        with self._ahead.lock:
+            if key not in self._ordered:
+                moved = None if weight is None else self._move(weight)
+                self._ordered[key] = order_edges(self._move(part.edge_index), moved, self._num_nodes)
+            return self._ordered[key]
+
+    def _move(self, given: Tensor) -> Tensor:
+        if self.device.type == "cuda" and not given.is_cuda:
+            self.moved_bytes += given.numel() * given.element_size()
+        return given.to(self.device)
+
+    def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:
+        """What an operator makes of a snapshot."""
+        snapshot = self.order(time, weighted)
+        key = operator, id(snapshot)
+        with self._ahead.lock:
+            if key not in self._factors:
+                self._factors[key] = operator.factorise(snapshot)
+            return self._factors[key]
