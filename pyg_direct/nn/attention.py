@@ -13,6 +13,7 @@ from pyg_direct.nn.product import multiply
 from pyg_direct.nn.propagate import DTYPES, is_plain
 from pyg_direct.nn.sorted import SortedEdges, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
+from pyg_direct.nn.whole import find_whole
 from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.ops.softmax import softmax
 
@@ -33,10 +34,14 @@ def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: An
 
 def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
     rows, targets = x if isinstance(x, (tuple, list)) else (x, x)
+    if not all(isinstance(part, Tensor) and part.dim() == 2 and part.dtype in DTYPES for part in (rows, targets)):
+        return None
     batch = find_batch(edge_index)
+    if batch is None:
+        # Scores and their gradients take the larger part of the time, with both ways.
+        batch = find_whole(edge_index, targets.shape[0], self.heads * self.out_channels // 4)
     if (
         batch is None
-        or not all(isinstance(part, Tensor) and part.dim() == 2 and part.dtype in DTYPES for part in (rows, targets))
         or not batch.fits(edge_index, rows.shape[0], targets.shape[0])
         # PyG gives loops to the nodes that are sources and targets, which must then be all targets.
         or (self.add_self_loops and targets.shape[0] > rows.shape[0])

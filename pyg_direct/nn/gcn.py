@@ -13,6 +13,7 @@ from pyg_direct.nn.product import multiply
 from pyg_direct.nn.propagate import DTYPES, is_plain, wins_on_cpu
 from pyg_direct.nn.sorted import SortedBatch, SortedEdges, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
+from pyg_direct.nn.whole import find_whole
 from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.ops.launch import runs_on_gpu
 
@@ -37,6 +38,8 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
               num_targets: int | None) -> Tensor | None:  # fmt: skip
     batch, num_sources = find_batch(edge_index), x.shape[0]
     num_targets = num_sources if num_targets is None else num_targets
+    if batch is None and edge_weight is None:
+        batch = find_whole(edge_index, num_targets, min(x.shape[1], self.out_channels))
     if batch is None or x.dtype not in DTYPES or not batch.fits(edge_index, num_sources, num_targets):
         return None
     if not runs_on_gpu(x) and not wins_on_cpu(x.new_empty(0, self.out_channels), "sum", True):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.sorted import SortedEdges, find_batch
+from pyg_direct.nn.whole import find_whole
 from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.ops.launch import runs_on_gpu
 
@@ -66,13 +67,17 @@ def is_plain(self: Any, edge_index: Any) -> bool:
 
 def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Any:
     """The result of `propagate`; None where PyG's own code must find it, or must refuse."""
-    batch = find_batch(edge_index)
     x = kwargs["x"]
     source, destination = x if isinstance(x, (tuple, list)) else (x, x)
-    if batch is None or not isinstance(source, Tensor) or source.dtype not in DTYPES:
+    if not isinstance(source, Tensor) or source.dtype not in DTYPES:
         return None
     num_sources = source.shape[0]
     num_targets = num_sources if destination is None else destination.shape[0]
+    batch = find_batch(edge_index)
+    if batch is None and (make is _copy_rows or (make is _weigh_rows and kwargs.get("edge_weight") is None)):
+        batch = find_whole(edge_index, num_targets, source.shape[-1])
+    if batch is None:
+        return None
     edges = batch.view(edge_index)
     if (
         source.device != edge_index.device

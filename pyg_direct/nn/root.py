@@ -14,6 +14,7 @@ from pyg_direct.nn.product import multiply
 from pyg_direct.nn.propagate import find_reduce, is_plain, wins_on_cpu
 from pyg_direct.nn.sorted import SortedBatch, find_batch
 from pyg_direct.nn.trimmed import is_accelerated, is_linear
+from pyg_direct.nn.whole import find_whole
 from pyg_direct.ops.launch import runs_on_gpu
 
 _DTYPES = (torch.float32, torch.float64)
@@ -23,10 +24,14 @@ def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Te
     """What replaces `forward` of an accelerated SAGEConv or GraphConv."""
     out = None
     if not torch.compiler.is_compiling() and is_plain(self, edge_index):
-        batch, pair = find_batch(edge_index), x if isinstance(x, (tuple, list)) else (x, x)
+        pair = x if isinstance(x, (tuple, list)) else (x, x)
         combine = _combine_sage if isinstance(self, conv.SAGEConv) else _combine_graph
-        if batch is not None and all(isinstance(part, Tensor) and part.dim() == 2 for part in pair):
-            out = combine(self, batch, pair, edge_index, *args, **kwargs)
+        if all(isinstance(part, Tensor) and part.dim() == 2 for part in pair):
+            batch = find_batch(edge_index)
+            if batch is None and not (args or kwargs):
+                batch = find_whole(edge_index, pair[1].shape[0], pair[0].shape[1])
+            if batch is not None:
+                out = combine(self, batch, pair, edge_index, *args, **kwargs)
     return type(self).forward(self, x, edge_index, *args, **kwargs) if out is None else out
 
 

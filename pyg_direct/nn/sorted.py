@@ -179,11 +179,11 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
 
 
 def _keep(place: tuple[int, int], batch: SortedBatch) -> None:
-    _forget(_BATCHES)
+    forget_dead(_BATCHES)
     _BATCHES[place] = batch
 
 
-def _forget(known: dict[Any, Any]) -> None:
+def forget_dead(known: dict[Any, Any]) -> None:
     """Drop those whose edges are gone, where so many more came since the last look that it costs each the same."""
     if len(known) >= _look_at.get(id(known), 1):
         for key in [key for key, batch in list(known.items()) if batch.storage.expired()]:
@@ -238,7 +238,7 @@ def register_relations(pairs: Mapping[Any, Tensor], num_sampled_nodes: Mapping[A
     if not pairs or next(iter(pairs.values())).is_inference():
         return
     relations = _Relations(pairs, num_sampled_nodes, num_sampled_edges, max_degree)
-    _forget(_RELATIONS)
+    forget_dead(_RELATIONS)
     known = _RELATIONS.get(relations.address)
     if known is not None:
         relations.beside = [other for other in (known, *known.beside) if other.begin != relations.begin]

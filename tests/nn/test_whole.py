@@ -1,0 +1,193 @@
+"""Whole graphs in any order of edges: PyG's results, through our operator once they have come back often."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch_geometric.nn import GAT, GCN, GIN, GATv2Conv, GCNConv, GINConv, GraphConv, GraphSAGE, SAGEConv
+
+from pyg_direct import accelerate
+from pyg_direct.nn import whole
+from pyg_direct.nn.whole import find_whole
+from tests.nn.convolutions import OUT, WIDTH, assert_near, mlp, run
+
+NUM_NODES, NUM_EDGES = 40, 300
+OFTEN = whole._OFTEN
+CONVOLUTIONS = {
+    "sage": lambda: SAGEConv(WIDTH, OUT),
+    "sage max": lambda: SAGEConv(WIDTH, OUT, aggr="max"),
+    "sage without root": lambda: SAGEConv(WIDTH, OUT, root_weight=False),
+    "graph": lambda: GraphConv(WIDTH, OUT),
+    "gcn": lambda: GCNConv(WIDTH, OUT),
+    "gcn not normalised": lambda: GCNConv(WIDTH, OUT, normalize=False),
+    "gin": lambda: GINConv(mlp(), train_eps=True),
+    "gat": lambda: GAT(WIDTH, OUT, 1, heads=2).convs[0],
+    "gatv2": lambda: GATv2Conv(WIDTH, OUT, heads=2, add_self_loops=False),
+}
+MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
+
+
+def make_edges():
+    """Loops, parallel edges, a hub with half of the edges, and nodes without any."""
+    source, target = torch.randint(NUM_NODES - 3, (2, NUM_EDGES))
+    target[::2] = 5
+    source[:4] = target[:4]
+    source[4:9], target[4:9] = 1, 2
+    return torch.stack([source, target])
+
+
+@pytest.fixture(autouse=True)
+def _small_graphs(monkeypatch):
+    monkeypatch.setattr(whole, "_WORTH", 0)
+
+
+def meet(edge_index, times=OFTEN, num_targets=NUM_NODES):
+    return [find_whole(edge_index, num_targets, WIDTH) for _ in range(times)]
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_equals_pyg_once_edges_came_back(name, calls):
+    edge_index, conv = make_edges(), CONVOLUTIONS[name]()
+    x = torch.randn(NUM_NODES, WIDTH)
+    grad = torch.rand_like(conv(x, edge_index))
+    expected = run(conv, x, edge_index, grad=grad)
+    accelerate(conv)
+
+    for _ in range(OFTEN + 1):
+        assert_near(run(conv, x, edge_index, grad=grad), expected)
+
+    assert len(calls) > 0
+    with torch.inference_mode():
+        assert_near([conv(x, edge_index)], expected[:1])
+
+
+@pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
+@pytest.mark.parametrize("name", MODELS)
+def test_models_train_as_with_pyg(name, calls):
+    edge_index, x = make_edges(), torch.randn(NUM_NODES, WIDTH)
+    plain = MODELS[name](WIDTH, 16, 2, OUT)
+    losses = []
+    for model in (plain, copy.deepcopy(plain)):
+        if model is not plain:
+            accelerate(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        losses.append([])
+        for _ in range(OFTEN + 4):
+            optimizer.zero_grad()
+            loss = model(x, edge_index).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(float(loss.detach()))
+
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert len(calls) > 0
+
+
+def test_first_kept_under_inference_mode_serves_training():
+    edge_index, conv = make_edges(), SAGEConv(WIDTH, OUT)
+    x = torch.randn(NUM_NODES, WIDTH)
+    expected = run(conv, x, edge_index)
+    accelerate(conv)
+    with torch.inference_mode():
+        for _ in range(OFTEN + 1):
+            conv(x, edge_index)
+
+    assert_near(run(conv, x, edge_index), expected)
+
+
+def test_edges_of_few_layers_are_not_sorted():
+    edge_index = make_edges()
+
+    assert set(meet(edge_index)) == {None}
+    assert find_whole(edge_index, NUM_NODES, WIDTH) is not None
+
+
+def test_narrow_rows_of_few_edges_are_left_to_pyg(monkeypatch):
+    edge_index = make_edges()
+    monkeypatch.setattr(whole, "_WORTH", NUM_EDGES * WIDTH)
+    meet(edge_index)
+
+    assert find_whole(edge_index, NUM_NODES, WIDTH - 1) is None
+    assert find_whole(edge_index, NUM_NODES, WIDTH) is not None
+
+
+@pytest.mark.parametrize("write", [
+    lambda e: e.add_(0), lambda e: e[0].fill_(3), lambda e: e.numpy().fill(2), lambda e: e.data.fill_(2),
+], ids=["written", "part written", "numpy", "data"])  # fmt: skip
+def test_edges_that_were_written_to_are_met_anew(write):
+    edge_index, conv = make_edges(), SAGEConv(WIDTH, OUT)
+    x = torch.randn(NUM_NODES, WIDTH)
+    meet(edge_index)
+    assert find_whole(edge_index, NUM_NODES, WIDTH) is not None
+
+    write(edge_index)
+
+    expected = conv(x, edge_index)
+    accelerate(conv)
+    for _ in range(OFTEN + 2):
+        assert_near([conv(x, edge_index)], [expected])
+
+
+@pytest.mark.parametrize("change", [
+    lambda e: e[:, : NUM_EDGES // 2], lambda e: e[:, 1:], lambda e: e.t(), lambda e: e.flip(0), lambda e: e.clone(),
+    lambda e: torch.nn.Parameter(e, requires_grad=False), lambda e: e.double(), lambda e: e[:1],
+    lambda e: e.to_sparse(), lambda e: e[:, :0],
+], ids=["first", "last", "turned", "flip", "copy", "subclass", "floats", "one row", "sparse", "empty"])  # fmt: skip
+def test_other_tensors_are_other_graphs(change):
+    edge_index = make_edges()
+    meet(edge_index)
+
+    assert find_whole(change(edge_index), NUM_NODES, WIDTH) is None
+
+
+def test_weights_of_edges_take_the_code_of_pyg(calls):
+    edge_index, x = make_edges(), torch.randn(NUM_NODES, WIDTH)
+    weight = torch.rand(NUM_EDGES)
+    meet(edge_index)
+    for conv in (GraphConv(WIDTH, OUT), GCNConv(WIDTH, OUT), GCNConv(WIDTH, OUT, normalize=False)):
+        expected = conv(x, edge_index, weight)
+        accelerate(conv)
+
+        assert torch.equal(conv(x, edge_index, weight), expected)
+    assert calls == []
+
+
+@pytest.mark.parametrize("bad", [-1, NUM_NODES])
+def test_edges_that_do_not_fit_are_refused_by_pyg(bad):
+    edge_index, conv = make_edges(), SAGEConv(WIDTH, OUT)
+    edge_index[1, 7] = bad
+    accelerate(conv)
+
+    for _ in range(OFTEN + 2):
+        with pytest.raises((RuntimeError, ValueError), match=r"out of bounds|invalid .dim_size."):
+            conv(torch.randn(NUM_NODES, WIDTH), edge_index)
+
+
+def test_fewer_and_more_nodes_are_told_apart():
+    edge_index = make_edges()
+    meet(edge_index)
+    found = find_whole(edge_index, NUM_NODES, WIDTH)
+
+    assert found.fits(edge_index, NUM_NODES, NUM_NODES)
+    assert not found.fits(edge_index, NUM_NODES - 4, NUM_NODES)
+    assert not found.fits(edge_index, NUM_NODES, NUM_NODES + 1)
+    assert find_whole(edge_index, NUM_NODES, WIDTH) is found
+    more = find_whole(edge_index, 2 * NUM_NODES, WIDTH)
+    assert more.view(edge_index).indptr.numel() == 2 * NUM_NODES + 1
+    assert find_whole(edge_index, NUM_NODES, WIDTH) is more
+    assert find_whole(edge_index, 2, WIDTH) is None
+
+
+def test_graphs_are_forgotten_with_their_edges():
+    gc.collect()
+    edge_index = make_edges()
+    meet(edge_index, OFTEN + 1)
+    del edge_index
+
+    for _ in range(100):
+        meet(make_edges(), 1)
+
+    alive = sum(not met.storage.expired() for met in whole._MET.values())
+    assert len(whole._MET) <= 2 * alive + 2
+    assert not any(met.graph is not None and met.storage.expired() for met in whole._MET.values())
