@@ -273,12 +273,21 @@ def die(rank, note):
         if rank == 1 and number == 1:
             note.write_text(str(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)
-        dist.barrier()
+        wait_for_others()
 
 
 def fail(rank):
     for _ in make_loader(ranks="auto", transform=refuse if rank == 1 else None):
+        wait_for_others()
+
+
+def wait_for_others():
+    """An error of another one is told in words of its own first, however busy the machine: it ends this one then."""
+    try:
         dist.barrier()
+    except RuntimeError:
+        time.sleep(60)
+        raise
 
 
 def refuse(batch):
