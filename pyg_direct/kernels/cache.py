@@ -11,6 +11,8 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 from pyg_direct.disk import cache_root, write_whole
 
@@ -54,6 +56,27 @@ def cache_folder(kind: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="pyg_direct"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def place_source(fn: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    """A function of the kernels as if it came from a copy of its file in the folder of what is compiled.
+
+    Numba tells functions apart by the path of their file: each environment with the same sources would compile them.
+    """
+    source = Path(fn.__code__.co_filename)
+    if source.parent != Path(__file__).parent:
+        # No part of the digest.
+        return fn
+    copy = folder / "sources" / source.name
+    try:
+        if not copy.exists():
+            copy.parent.mkdir(exist_ok=True)
+            write_whole(copy, source.read_text())
+    except OSError:
+        # Without room on the disk, nothing is kept.
+        return fn
+    code = fn.__code__.replace(co_filename=str(copy))
+    return FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
 
 
 def read_or_make(path: Path, make: Callable[[], str]) -> str:

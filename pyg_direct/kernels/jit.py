@@ -21,7 +21,7 @@ import numpy as np
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.kernels import openmp
-from pyg_direct.kernels.cache import COMPILER, cache_folder, hold, read_or_make, source_folder
+from pyg_direct.kernels.cache import COMPILER, cache_folder, hold, place_source, read_or_make, source_folder
 from pyg_direct.kernels.declaration import Declaration, GpuCode
 from pyg_direct.kernels.once import compile_steps_once, lower_once, replaced
 from pyg_direct.kernels.shipped import find_shipped
@@ -195,7 +195,8 @@ class CpuKernel:
         _bind(on_gpu=False)
         previous, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
         try:
-            return numba.njit(self._fn, parallel=parallel, nogil=True, cache=True, error_model="numpy")
+            fn = place_source(self._fn, folder)
+            return numba.njit(fn, parallel=parallel, nogil=True, cache=True, error_model="numpy")
         finally:
             numba.config.CACHE_DIR = previous
 

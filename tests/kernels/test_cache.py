@@ -10,7 +10,7 @@ import pytest
 
 from pyg_direct.kernels import cache
 from pyg_direct.kernels.cache import cache_folder, hold, read_or_make, source_folder
-from tests.interpreter import run_python, run_together
+from tests.interpreter import PACKAGE, run_python, run_together
 
 # The one cached folder of this process stays as it is.
 find_folder = cache_folder.__wrapped__
@@ -172,6 +172,18 @@ def test_compiled_code_that_does_not_fit_the_disk_is_used_all_the_same(tmp_path)
 
     assert (grid, loop) == ("name", "[0, 3] 0 1")
     assert [path for path in tmp_path.rglob("gpu/*") if path.suffix != ".lock"] == []
+
+
+def test_environments_with_the_same_sources_share_compiled_loops(tmp_path):
+    (tmp_path / "other").mkdir()
+    for name in ("pyg_direct", "cuda_src"):
+        shutil.copytree(PACKAGE.parent / name, tmp_path / "other" / name)
+    moved = f"package.__path__ = [{str(tmp_path / 'other' / 'pyg_direct')!r}]\n"
+    cache = str(tmp_path / "cache")
+
+    outputs = [run_python(moved + RANK_WORDS, PYG_DIRECT_CACHE=cache), run_python(RANK_WORDS, PYG_DIRECT_CACHE=cache)]
+
+    assert outputs == ["[0, 3] 0 1", "[0, 3] 1 0"]
 
 
 def test_compiled_loops_are_read_back_from_disk(tmp_path):
