@@ -41,6 +41,7 @@ from pyg_direct.bench.hetero import (
 )
 from pyg_direct.bench.hotness import make_skewed_graph, measure_drift, measure_hit_rates
 from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
+from pyg_direct.bench.launch import measure_launch
 from pyg_direct.bench.loader import measure_loader, measure_python_time
 from pyg_direct.bench.memory import measure_host_memory
 from pyg_direct.bench.models import (
@@ -82,6 +83,12 @@ def sampling(scale: float) -> Iterator[Row]:
     graph = synthetic_graph("products", scale=scale, topology_only=True, device=device)
     measure = measure_gpu_sampling if device == "cuda" else measure_cpu_sampling
     yield from measure(graph.edge_index, graph.num_nodes, _name(scale))
+
+
+def launch(scale: float) -> Iterator[Row]:
+    """Host time of a launch from Python, which `sampling` measures too; takes a few seconds."""
+    resolve_device("cuda")
+    yield from measure_launch()
 
 
 def gather(scale: float) -> Iterator[Row]:
@@ -291,6 +298,7 @@ def partition(scale: float) -> Iterator[Row]:
 SHORT_CASES: dict[str, Case] = {
     "memory": memory,
     "sampling": sampling,
+    "launch": launch,
     "gather": gather,
     "loader": loader,
     "aggregate": aggregate,

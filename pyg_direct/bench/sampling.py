@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 import torch
 
+from pyg_direct.bench.launch import measure_launch
 from pyg_direct.bench.limits import random_read_rate, random_read_rate_of_cpu, replay_seconds
 from pyg_direct.bench.row import Row
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu, wait_for_gpu, wake_core
+from pyg_direct.bench.timing import time_on_clock, time_on_gpu, wait_for_gpu
 from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.kernels.draw import draw_bits_gpu
-from pyg_direct.kernels.jit import THREADS, set_cpu_threads
-from pyg_direct.ops.launch import _DISPATCHES, run_gpu
+from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.sampling.graphsage import GraphSageSampler
 from pyg_direct.sampling.open import open_plan
@@ -111,31 +109,6 @@ def sample_ahead(plan: GpuPlan, batches: list[torch.Tensor]) -> None:
         before = pending
     if before is not None:
         before.finish()
-
-
-def measure_launch() -> Iterator[Row]:
-    """Microseconds of Python for one launch on torch's current stream, with two arrays and two scalars.
-
-    Beside it stands the driver's call alone, with all its arguments ready: the most of a launch, and another on each
-    machine. The core is awake, as in training: after a second of sleep a launch takes a third longer for a while.
-    """
-    items = torch.arange(8, device="cuda")
-    args = 7, items, 0, torch.empty_like(items)
-    run_gpu(draw_bits_gpu, 1, *args)
-    bound = _DISPATCHES[draw_bits_gpu].launchers[items.device.index]
-    names = bound.__globals__
-    handle, _, address = names["bound"][torch.cuda.current_stream().cuda_stream, get_ident()]
-    ready = names["function"], 1, 1, 1, THREADS, 1, 1, 0, handle, address, 0
-    took: dict[str, list[float]] = {}
-    wake_core()
-    for what, launch in (("the driver alone", partial(names["enqueue"], *ready)),
-                         ("compiled kernel", partial(bound, 1, THREADS, args)),
-                         ("found by dtypes", partial(run_gpu, draw_bits_gpu, 1, *args))):  # fmt: skip
-        times = time_on_clock(lambda launch=launch: [launch() for _ in range(200)], 30)  # type: ignore[misc]
-        took[what] = [t / 200 * 1e6 for t in times]
-    least = sorted(took.pop("the driver alone"))[15]
-    for what, micros in took.items():
-        yield Row.of(f"launch/{what}", "time", "us", micros, least, "the driver's own call, through cuda.bindings")
 
 
 def measure_cpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str, all_threads: Sequence[int] = (1, 2)

@@ -1,0 +1,110 @@
+"""What a launch costs on the host: ours, found by dtypes or not, beside the driver's own call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from threading import get_ident
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.timing import wait_for_gpu, wake_core
+from pyg_direct.kernels.draw import draw_bits_gpu
+from pyg_direct.kernels.jit import THREADS
+from pyg_direct.ops.launch import _DISPATCHES, run_gpu
+
+# Fewer launches than the GPU queues, after which one waits for the GPU.
+_COUNT = 200
+_REPEATS = 100
+_DRIVER = "the driver alone"
+_NOTE = ("p20, p50, p80 of {repeats} times {count} launches on a core kept awake before each, as in training; in turns "
+         "with the limit's")  # fmt: skip
+
+
+def time_in_turns(ways: Mapping[str, Callable[[], object]], count: int = _COUNT, repeats: int = _REPEATS
+                  ) -> dict[str, list[float]]:  # fmt: skip
+    """Microseconds of a call of each way in each repeat, the mean of `count` calls in a row.
+
+    The ways take turns, each time from another one on, so that what the host does meanwhile meets all alike. The core
+    works for a while before the first repeat and for a moment before each way: one that has slept runs a third slower.
+    """
+    for call in ways.values():
+        call()
+    names, took = list(ways), {name: [0.0] * repeats for name in ways}
+    wake_core()
+    for repeat in range(repeats):
+        for turn in range(len(names)):
+            name = names[(turn + repeat) % len(names)]
+            call = ways[name]
+            wait_for_gpu()
+            wake_core(2e-3)
+            begin = perf_counter()
+            for _ in range(count):
+                call()
+            took[name][repeat] = (perf_counter() - begin) / count * 1e6
+    wait_for_gpu()
+    return took
+
+
+def measure_launch() -> Iterator[Row]:
+    """Microseconds of Python for one launch on torch's current stream, with two arrays and two scalars.
+
+    Beside it stands the driver's call alone, with all its arguments ready: the most of a launch, and another on each
+    machine. What a launch adds to it is a row of its own, and so is torch's own launcher of compiled kernels.
+    """
+    items = torch.arange(8, device="cuda")
+    args = 7, items, 0, torch.empty_like(items)
+    run_gpu(draw_bits_gpu, 1, *args)
+    bound = _DISPATCHES[draw_bits_gpu].launchers[items.device.index]
+    names = bound.__globals__
+    handle, _, address = names["bound"][torch.cuda.current_stream().cuda_stream, get_ident()]
+    ways: dict[str, Callable[[], object]] = {
+        _DRIVER: partial(names["enqueue"], names["function"], 1, 1, 1, THREADS, 1, 1, 0, handle, address, 0),
+        "compiled kernel": partial(bound, 1, THREADS, args),
+        "found by dtypes": partial(run_gpu, draw_bits_gpu, 1, *args)}  # fmt: skip
+    by_torch = launch_by_torch(int(names["function"]), args)
+    if by_torch is not None:
+        ways["through torch's launcher"] = by_torch
+    yield from make_rows(time_in_turns(ways))
+
+
+def make_rows(took: dict[str, list[float]], count: int = _COUNT) -> Iterator[Row]:
+    """Rows of each way, and of what each adds to the driver's call in the same repeat."""
+    driver = took[_DRIVER]
+    least, note = sorted(driver)[len(driver) // 2], _NOTE.format(count=count, repeats=len(driver))
+    for what, micros in took.items():
+        if what != _DRIVER:
+            limit_name = "the driver's own call, through cuda.bindings"
+            yield Row.of(f"launch/{what}", "time", "us", micros, least, limit_name, note)
+            added = [ours - theirs for ours, theirs in zip(micros, driver, strict=True)]
+            yield Row.of(f"launch/{what}", "time beside the driver's own call", "us", added, note=note)
+
+
+def launch_by_torch(function: int, args: tuple[Any, ...]) -> Callable[[], object] | None:
+    """The same launch through what torch launches its own compiled kernels with; None where torch has no such thing.
+
+    Args:
+        function: The driver's handle of `draw_bits_gpu`, as numba-cuda compiles it.
+        args: Of the kernel.
+    """
+    launcher = getattr(torch._C, "_StaticCudaLauncher", None)
+    if launcher is None:
+        return None
+    launch, stream = launcher._launch_kernel, torch._C._cuda_getCurrentRawStream
+    key, items, slot, out = args
+    index = items.device.index
+
+    def call() -> None:
+        size, length, at, target = 8, items.numel(), items.data_ptr(), out.data_ptr()
+        values = (key, 0, 0, length, size, at, length, size, slot, 0, 0, length, size, target, length, size)
+        launch(function, 1, 1, 1, THREADS // 32, 0, "KKKllKlllKKllKll", values, stream(index))
+
+    out.fill_(-1)
+    call()
+    got = out.clone()
+    run_gpu(draw_bits_gpu, 1, *args)
+    assert torch.equal(got, out), "torch's launcher passed other arguments"
+    return call
