@@ -159,19 +159,6 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-@pytest.fixture
-def little_memory():
-    """Leaves torch so many bytes more than it holds now."""
-
-    def leave(num_bytes):
-        torch.cuda.empty_cache()
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + num_bytes) / total)
-
-    yield leave
-    torch.cuda.set_per_process_memory_fraction(1.0)
-
-
 @pytest.mark.gpu
 class TestOutOfGpuMemory:
     """Memory that is really gone."""
