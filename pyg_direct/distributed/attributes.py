@@ -47,20 +47,25 @@ class DistAttributes:
               memory: list[Any] | None = None, read: None = None) -> Any:  # fmt: skip
         """The batch of a sample: a `Data` for a `Sample`, a `HeteroData` for PyG's output.
 
-        `memory` stays as it is, and nothing is read before: a batch is an exchange of its own.
+        `memory` gets what the memory of a batch belongs to where it was sampled by a plan; nothing is read before, as a
+        batch is an exchange of its own.
         """
         if isinstance(sample, HeteroSamplerOutput):
             return self._build_hetero(sample)
         assert input_id is not None
-        return self._build(sample, input_id, sample.e_id.numel() == sample.edge_index.shape[1])
+        return self._build(sample, input_id, sample.e_id.numel() == sample.edge_index.shape[1], memory)
 
-    def _build(self, sample: Sample, input_id: Tensor, has_ids: bool) -> Data:
+    def _build(self, sample: Sample, input_id: Tensor, has_ids: bool, memory: list[Any] | None) -> Data:
         kind, edge_type = self._graph.node_types[0], self._graph.edge_types[0]
         edges = []
         if edge_type in self._graph.part.tables:
-            expanded = sample.n_id[sample.edge_index[1 if self._target == 2 else 0]]
+            # Owners are not looked for where the graph lies in one memory.
+            is_whole, end = self._graph.whole is not None, 1 if self._target == 2 else 0
+            expanded = sample.n_id[:0] if is_whole else sample.n_id[sample.edge_index[end]]
             edges = self._edges(edge_type, sample.e_id if has_ids else None, expanded)
         rows = self._graph.rows.fetch([Wanted(kind, sample.n_id, is_distinct=self._is_distinct), *edges])
+        if memory is not None and sample.memory:
+            memory += [*sample.memory, *(value for found in rows for value in found.values())]
         batch = Data(edge_index=sample.edge_index, num_nodes=sample.n_id.numel())
         store = batch._store
         for name, value in rows[0].items():

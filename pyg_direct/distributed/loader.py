@@ -14,16 +14,20 @@ from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.sampler import DistNeighborSampler
 from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.batches import Seeds
-from pyg_direct.loader.epochs import make_batch
+from pyg_direct.loader.epochs import ALONE, make_batch
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.link import LinkLoader
 from pyg_direct.loader.node import NodeLoader
-from pyg_direct.loader.pipeline import hold_for
+from pyg_direct.loader.order import note_hops
+from pyg_direct.loader.pipeline import hold_for, note_memory
 from pyg_direct.loader.record import EpochRecord
 from pyg_direct.loader.steps import Steps
+from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.ops.draw import derive_key
 from pyg_direct.runtime.stream import current_stream
-from pyg_direct.sampling.key import resolve_seed
+from pyg_direct.sampling.key import batch_key, resolve_seed
+from pyg_direct.sampling.plan import GpuPlan
+from pyg_direct.sampling.sample import Sample
 
 
 class _DistLoader(GeneralLoader):
@@ -137,6 +141,31 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         super().__init__(graph.skeleton(), sampler, input_nodes, input_time, transform, transform_sampler_output,
                          input_id=input_id, device=graph.device, prefetch=prefetch, uneven=uneven, **options,
                          **kwargs)  # fmt: skip
+
+    def _find_plan(self) -> Any:
+        """The plan of uniform batches of a graph in one memory, whose samples need not take PyG's form; else None."""
+        is_plain = self.graph.whole is not None and self.transform_sampler_output is None and self._sampler._is_plain()
+        return self._sampler._open_plan() if is_plain else None
+
+    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
+        plan = self._find_plan()
+        if plan is None:
+            return super()._submit(epoch, number, seeds)
+        # Enqueued only: on a GPU its sizes are waited for when the batch before has been made.
+        submit = plan.submit if isinstance(plan, GpuPlan) else plan.sample
+        return submit(seeds.nodes, batch_key(self.seed, epoch, number))
+
+    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        if not isinstance(sample, Sample):
+            return super()._fetch(sample, number, seeds, shared)
+        known = self.input_data.input_id
+        memory: list[Any] = []
+        batch = self._general.build(self.data, sample, seeds.positions if known is None else known[seeds.positions],
+                                    memory=memory)  # fmt: skip
+        note_hops(batch, sample.num_sampled_nodes, sample.num_sampled_edges, self._sampler.max_degree)
+        if memory and self.device.type == "cuda":
+            note_memory(batch, memory)
+        return batch
 
 
 class DistSubGraphLoader(DistNeighborLoader):
