@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import classify_seeds, load_dataset, parse
+from model import classify_seeds, load_dataset, parse, stay_on_host
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 
@@ -133,6 +133,7 @@ def main() -> None:
     if args.partition_only:
         write_parts(args, args.partition, args.parts)
         return
+    stay_on_host()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.partition or Path(scratch) / "parts"
         if not folder.exists():

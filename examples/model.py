@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -29,6 +30,13 @@ def parse(doc: str, epochs: int, batch_size: int, scale: float | None = None) ->
     parser.add_argument("--batch-size", type=int, default=batch_size, help="seeds of a batch, in each process")
     parser.add_argument("--seed", type=int, default=0)
     return parser
+
+
+def stay_on_host() -> None:
+    """Have Gloo and NCCL of the processes that are started listen on the loopback, unless they are told where."""
+    if sys.platform == "linux":
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, "lo")
 
 
 def load_dataset(folder: str | None, scale: float | None, device: torch.device) -> NodeDataset:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import LayerSAGE, describe, load_dataset, parse
+from model import LayerSAGE, describe, load_dataset, parse, stay_on_host
 from torch.nn.parallel import DistributedDataParallel
 
 import pyg_direct as quiver
@@ -87,6 +87,7 @@ def main() -> None:
     feature.from_cpu_tensor(dataset.x)  # step 3
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    stay_on_host()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run, args=(count, dataset, sampler, feature, args, f"file://{folder}/group"), nprocs=count)
 

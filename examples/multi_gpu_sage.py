@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import classify_seeds, describe, load_dataset, parse, score
+from model import classify_seeds, describe, load_dataset, parse, score, stay_on_host
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
@@ -105,6 +105,7 @@ def main() -> None:
         return
     count = args.processes or (torch.cuda.device_count() if args.device == "cuda" else 1)
     dataset = load_dataset(args.data, args.scale, torch.device(args.device))
+    stay_on_host()
     with tempfile.TemporaryDirectory() as folder:
         # Tensors go through shared memory: every process sees the same edges and features.
         mp.spawn(run, args=(count, dataset, args, f"file://{folder}/group"), nprocs=count)

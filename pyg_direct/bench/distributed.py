@@ -23,6 +23,7 @@ from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_grap
 from pyg_direct.distributed.assign import assign_by_metis
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.runtime.communicator import Communicator
+from pyg_direct.runtime.loopback import stay_on_host
 
 FANOUTS, BATCH = [15, 10, 5], 512
 _BATCHES, _EXCHANGES = 12, 20
@@ -152,7 +153,7 @@ def run_processes(work: Any, count: int, device: str, *args: Any, threads: int |
 
 
 def _enter(rank: int, work: Any, count: int, device: str, folder: str, share: int, args: tuple[Any, ...]) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    stay_on_host()
     torch.set_num_threads(share)
     if device == "cuda":
         torch.cuda.set_device(rank)

@@ -27,6 +27,7 @@ from pyg_direct.datasets import synthetic_graph
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.runtime.loopback import stay_on_host
 
 _FANOUTS = [15, 10, 5]
 _NUM_ROWS, _WIDTH, _NUM_READS = 1 << 21, 128, 1 << 19
@@ -50,6 +51,7 @@ def measure_multi_gpu(scale: float) -> Iterator[Row]:
 
 def _work(rank: int, world: int, folder: str, scale: float) -> None:
     torch.cuda.set_device(rank)
+    stay_on_host()
     dist.init_process_group("nccl", init_method=f"file://{folder}/group", rank=rank, world_size=world,
                             device_id=torch.device("cuda", rank))  # fmt: skip
     rows: list[Row] = []

@@ -6,10 +6,15 @@ through memory that both see. Nothing that came over the network is unpickled by
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from os import PathLike
 from typing import Any
 
 import ray
+from ray._private import ray_constants, services
 
 from pyg_direct.distributed.channel import Channels
 from pyg_direct.distributed.manifest import Manifest
@@ -17,6 +22,11 @@ from pyg_direct.distributed.serving import QUESTIONS, PartServer
 from pyg_direct.errors import RankError
 
 _NAMESPACE = "pyg_direct"
+# Ray's switch for clusters of several hosts on systems where it keeps to one by default.
+_FOR_HOSTS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+# Seconds that a socket of this host has to answer.
+_LOOK = 2.0
 
 
 class RayServers:
@@ -76,7 +86,8 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
         folder: The partition, found under this name by every server.
         name: Theirs, to be found by.
         num_cpus, num_gpus: What Ray sets aside for each; with a GPU the part lies in its memory.
-        address: Of a Ray cluster; None takes the one of `RAY_ADDRESS`, or starts one on this host, for this host only.
+        address: Of a Ray cluster; None takes the one of `RAY_ADDRESS`, or starts one on this host, for this host only:
+            it listens on the loopback. For others to reach it, start one with `ray start --head` and name its address.
             Newer versions of Ray give that one a token, which other programs of the user are let in with where
             `RAY_AUTH_MODE=token` is set for them.
         check, timeout: See `GraphPart`, `RayServers`.
@@ -110,5 +121,45 @@ def connect(num_parts: int, name: str = "graph", *, address: str | None = None, 
 
 
 def _start(address: str | None) -> None:
-    if not ray.is_initialized():
+    """Let this program into a cluster of Ray, or start one that listens on the loopback."""
+    if ray.is_initialized():
+        return
+    with _on_loopback() if _is_here(address) else nullcontext():
         ray.init(address=address, namespace=_NAMESPACE, include_dashboard=False, log_to_driver=False)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Ray that is started, or joined, inside is for this host only, as on macOS and Windows, unless `_FOR_HOSTS` is
+    set; Ray takes 127.0.0.1 as an argument for any address of the host.
+    """
+    if _FOR_HOSTS in os.environ or not hasattr(ray_constants, "ENABLE_RAY_CLUSTER"):
+        yield
+        return
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    # For Ray's own processes, and for this one, which has read it already.
+    os.environ[_FOR_HOSTS], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        del os.environ[_FOR_HOSTS]
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _is_here(address: str | None) -> bool:
+    """Whether Ray is to be started on this host, or is one that only this host reaches."""
+    if address is not None and "://" in address:
+        return False
+    with _on_loopback():
+        # None where Ray is to be started, whatever `address` and `RAY_ADDRESS` are.
+        found = services.canonicalize_bootstrap_address(address)
+    if found is None:
+        return True
+    host, _, port = found.rpartition(":")
+    if host not in _LOOPBACK:
+        return False
+    try:
+        socket.create_connection((ray.util.get_node_ip_address(), int(port)), _LOOK).close()
+    except OSError:
+        return True
+    return False

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, IdError, RankError
 from pyg_direct.runtime.connections import Connections
+from pyg_direct.runtime.loopback import gloo_on_loopback
 from pyg_direct.runtime.pulse import Pulse
 
 _MOST_WORDS = 1 << 12
@@ -43,6 +45,7 @@ class Communicator:
         group: Ranks of this group take part; None for all. Every process must make its communicator.
         device: Of the tensors that are exchanged.
         backend: `nccl` or `gloo`; by default NCCL for tensors on GPUs, else Gloo, which moves them through the host.
+            Gloo listens on the loopback where all processes are on one host, unless `GLOO_SOCKET_IFNAME` is set.
         timeout: Seconds that an exchange waits for the slowest process.
         silence: Seconds that it waits for one that gives no sign of life, over Gloo.
 
@@ -67,7 +70,8 @@ class Communicator:
         ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
         self.device, self._wire = device, device if backend == "nccl" else torch.device("cpu")
         self._connections = Connections()
-        with self._connections.opened():
+        on_host = gloo_on_loopback(ranks, timeout) if backend == "gloo" else nullcontext()
+        with on_host, self._connections.opened():
             self._own_group: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend)
         self._is_open = True
         self.rank, self.size = dist.get_rank(self._own_group), len(ranks)

@@ -1,8 +1,11 @@
 """Clients of servers get the batches of one machine; servers may be slow, or be killed and come back."""
 
 import importlib.util
+import os
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLo
 from pyg_direct.distributed.serving import PartServer
 from pyg_direct.errors import ArgumentError
 from tests.distributed.ranks import as_dict, assert_equal, make_data, write_data
+from tests.runtime.test_loopback import list_listened
 
 COMMON = {"batch_size": 16, "shuffle": True, "seed": 3}
 SEEDS = torch.arange(0, 300, 3)
@@ -125,3 +129,39 @@ def test_a_server_that_is_killed_comes_back_and_no_batch_is_lost(folder, data):
     assert len(got) == len(expected)
     for batch, other in zip(got, expected, strict=True):
         assert_equal(batch, as_dict(other))
+
+
+def connect_apart(address, mode):
+    """Which parts' servers answer another program of this host."""
+    os.environ |= {"RAY_AUTH_MODE": mode} if mode else {}
+    from pyg_direct.distributed.engine import connect
+
+    servers = connect(2, "near", address=address)
+    return sorted(servers.ask("books", dict.fromkeys(range(2), ())))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_named", [True, False])
+def test_ray_that_is_started_here_listens_on_the_loopback(folder, is_named):
+    import ray
+
+    from pyg_direct.distributed.engine import _FOR_HOSTS, serve
+
+    before = list_listened()
+    servers = serve(folder, "near", num_cpus=0.5)
+    try:
+        listened = {address for _, address, _ in list_listened() - before}
+        address = ray.get_runtime_context().gcs_address if is_named else "auto"
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            answered = pool.submit(connect_apart, address, os.environ.get("RAY_AUTH_MODE")).result(120)
+    finally:
+        servers.close()
+        ray.shutdown()
+
+    assert answered == [0, 1]
+    # The same address, as an IPv6 socket says it.
+    assert listened
+    assert {address.removeprefix("::ffff:") for address in listened} == {"127.0.0.1"}
+    assert _FOR_HOSTS not in os.environ

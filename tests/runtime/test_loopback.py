@@ -1,0 +1,93 @@
+"""Which addresses processes of one host listen on."""
+
+import os
+import socket
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from pyg_direct.bench.distributed import run_processes
+from pyg_direct.runtime import loopback
+from pyg_direct.runtime.communicator import Communicator
+from tests.processes import start_method
+
+NAMES = (loopback.GLOO, loopback.NCCL)
+
+
+def list_listened():
+    """(process, address, port) of all sockets that this process and those it started listen on."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return {(process.pid, part.laddr.ip, part.laddr.port) for process in processes
+            for part in process.net_connections("inet") if part.status == psutil.CONN_LISTEN}  # fmt: skip
+
+
+def find_addresses():
+    """An IPv4 address of each interface."""
+    found = psutil.net_if_addrs().items()
+    return {name: part.address for name, parts in found for part in parts if part.family == socket.AF_INET}
+
+
+def open_group(rank, folder, told, is_apart):
+    """What Gloo is told where a communicator is made, the addresses it listens on, and what it is told afterwards."""
+    os.environ.pop(loopback.GLOO, None)
+    if told is not None:
+        os.environ[loopback.GLOO] = told
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    if is_apart:
+        loopback._identify_network = lambda: f"network {rank}"
+    make, seen = dist.new_group, []
+    dist.new_group = lambda *args, **options: seen.append(os.environ.get(loopback.GLOO)) or make(*args, **options)
+    before = list_listened()
+    with_others = Communicator(device=torch.device("cpu"))
+    new = {address for _, address, _ in list_listened() - before}
+    agreed = with_others.run(with_others.agree, rank)
+    with_others.close()
+    torch.save((seen, new, os.environ.get(loopback.GLOO), agreed), folder / str(rank))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_apart", [False, True], ids=["one network", "two networks"])
+@pytest.mark.parametrize("is_told", [False, True], ids=["by default", "where told"])
+def test_gloo_listens_on_the_loopback_of_one_host(tmp_path, is_told, is_apart):
+    addresses, name = find_addresses(), loopback.find_loopback()
+    # Another one, where there is one.
+    told = next((other for other in addresses if other != name), name) if is_told else None
+
+    mp.start_processes(open_group, (tmp_path, told, is_apart), 2, start_method=start_method())
+
+    for rank in range(2):
+        seen, listened, after, agreed = torch.load(tmp_path / str(rank), weights_only=False)
+        assert seen == [told if is_told else None if is_apart else name]
+        assert after == told
+        assert agreed == [0, 1]
+        if is_told or not is_apart:
+            assert listened == {addresses[told or name]}
+
+
+def listen(rank, count, device):
+    assert (rank, count, device) == (rank, 2, torch.device("cpu", 0))
+    return {"addresses": sorted({address for _, address, _ in list_listened()}),
+            "told": [os.environ.get(name) for name in NAMES]}  # fmt: skip
+
+
+def test_processes_of_a_benchmark_listen_on_the_loopback(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+    found = run_processes(listen, 2, "cpu", threads=1)
+
+    assert found == {"addresses": ["127.0.0.1"], "told": [loopback.find_loopback()] * 2}
+
+
+def test_what_a_user_says_stays(monkeypatch):
+    environment = {loopback.GLOO: "eth7"}
+    monkeypatch.setattr(loopback.os, "environ", environment)
+    monkeypatch.setattr(loopback, "find_loopback", lambda: "lo7")
+
+    loopback.stay_on_host()
+
+    assert environment == {loopback.GLOO: "eth7", loopback.NCCL: "lo7"}
