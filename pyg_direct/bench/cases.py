@@ -44,6 +44,7 @@ from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hub
 from pyg_direct.bench.launch import measure_launch
 from pyg_direct.bench.loader import measure_loader, measure_python_time
 from pyg_direct.bench.memory import measure_host_memory
+from pyg_direct.bench.mixed import measure_mixed
 from pyg_direct.bench.models import (
     measure_accelerated_steps,
     measure_epochs,
@@ -256,6 +257,13 @@ def peers(scale: float) -> Iterator[Row]:
     yield from measure_loaders(topology, name, workers=(8, 16) if on_gpu else (0, 2), batches=16 if on_gpu else 8)
 
 
+def mixed(scale: float) -> Iterator[Row]:
+    """Sampling by CPU cores, by the GPU if there is one, and by both together."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    graph = synthetic_graph("products", scale=scale, topology_only=True, device=device)
+    yield from measure_mixed(graph.edge_index, graph.num_nodes, _name(scale))
+
+
 def multi_gpu(scale: float) -> Iterator[Row]:
     """Rows and epochs on all GPUs of this host, and on fewer."""
     resolve_device("cuda")
@@ -318,6 +326,7 @@ LONG_CASES: dict[str, Case] = {
     "accuracy": accuracy,
     "convolutions": convolutions,
     "peers": peers,
+    "mixed": mixed,
     "multi_gpu": multi_gpu,
     "shared_start": shared_start,
     "distributed": distributed,

@@ -1,0 +1,78 @@
+"""Sampling by a GPU and CPU cores together, beside each alone: what `MixedGraphSageSampler` is worth."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.timing import wait_for_gpu
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.sampling.mixed import MixedGraphSageSampler, SampleJob
+
+_FANOUTS, _SEEDS, _EPOCHS = (15, 10, 5), 1024, 5
+
+
+class RandomSeeds(SampleJob):
+    """Batches of seeds, equal in every epoch.
+
+    Args:
+        num_nodes: Of the graph.
+        count: Batches.
+    """
+
+    def __init__(self, num_nodes: int, count: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._seeds = [torch.randint(num_nodes, (_SEEDS,), generator=generator) for _ in range(count)]
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._seeds[index]
+
+    def __len__(self) -> int:
+        return len(self._seeds)
+
+
+def measure_mixed(edge_index: Tensor, num_nodes: int, name: str, cores: Sequence[int] = (), batches: int = 24
+                  ) -> Iterator[Row]:  # fmt: skip
+    """Edges a second of each mode, whose epochs take turns.
+
+    Args:
+        edge_index, num_nodes: The graph.
+        name: Of the rows.
+        cores: Numbers of cores that sample; by default one, and all but the one that the caller needs.
+        batches: Of an epoch.
+    """
+    cores = cores or sorted({1, max(1, (os.cpu_count() or 1) - 1)})
+    topology, job = CSRTopo(edge_index, num_nodes=num_nodes), RandomSeeds(num_nodes, batches)
+    modes = [("CPU_ONLY", number) for number in cores]
+    if torch.cuda.is_available():
+        modes += [(f"{place}_ONLY", 0) for place in ("GPU", "UVA")]
+        modes += [(f"{place}_CPU_MIXED", number) for place in ("GPU", "UVA") for number in cores]
+    samplers = {mode: MixedGraphSageSampler(job, mode[1], topology, _FANOUTS, mode=mode[0], seed=1) for mode in modes}
+    rates: dict[tuple[str, int], list[float]] = {mode: [] for mode in modes}
+    shares: dict[tuple[str, int], float] = {}
+    for _ in range(_EPOCHS + 1):
+        for mode, sampler in samplers.items():
+            wait_for_gpu()
+            begin, edges = time.perf_counter(), 0
+            for _, _, adjs in sampler:
+                edges += sum(adj.e_id.numel() for adj in adjs)
+            wait_for_gpu()
+            rates[mode].append(edges / (time.perf_counter() - begin) / 1e6)
+            shares[mode] = sampler.num_on_cores / len(job)
+    # The first ones compile and find out what a batch takes.
+    rates = {mode: own[1:] for mode, own in rates.items()}
+    for (kind, number), own in rates.items():
+        beside = rates.get((f"{kind[:3]}_ONLY", 0)) if kind.endswith("MIXED") else None
+        limit, limit_name = (_median(beside), "the GPU alone") if beside else (None, "")
+        yield Row.of(f"mixed/{name}/{kind}/{number} cores", "edges", "M/s", own, limit, limit_name,
+                     f"{_SEEDS} seeds, {list(_FANOUTS)}; cores sampled {shares[kind, number]:.0%} of the batches; "
+                     "layers expand all nodes so far")  # fmt: skip
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
