@@ -14,10 +14,8 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.check import check_fanouts, check_ids
+from pyg_direct.ops.expected import spread_values
 from pyg_direct.progress import Bar
-
-# Edges looked at together.
-_PIECE = 1 << 24
 
 
 def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_neighbors: Sequence[int],
@@ -54,23 +52,7 @@ def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_nei
         for fanout in fanouts:
             picks = 1.0 if fanout < 0 else (fanout / degree.clamp(min=1)).clamp(max=1.0)
             # Just below 1, whose logarithm there is none of.
-            missed = torch.log1p(-(expanded * picks).clamp(max=1 - 1e-6))
-            after = 1 - (1 - chance) * torch.exp(_add_along_edges(indptr, indices, missed, bar))
+            weights = -torch.log1p(-(expanded * picks).clamp(max=1 - 1e-6))
+            after = 1 - (1 - chance) * torch.exp(-spread_values(indptr, indices, weights, bar))
             expanded, chance = after - chance, after
     return chance
-
-
-def _add_along_edges(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar) -> Tensor:
-    """Sum over the rows that list a node of their values, `[N]`."""
-    sums = torch.zeros_like(values)
-    num_nodes = indptr.numel() - 1
-    # So many rows have a piece's edges on average.
-    step = max(1, _PIECE * num_nodes // max(1, indices.numel()))
-    firsts = list(range(0, num_nodes, step))
-    begins = indptr[torch.tensor(firsts, dtype=torch.int64, device=indptr.device)].tolist()
-    for row, begin, end in zip(firsts, begins, [*begins[1:], indices.numel()], strict=True):
-        rows = slice(row, row + step)
-        counts = indptr[1:][rows] - indptr[:-1][rows]
-        sums.index_add_(0, indices[begin:end].long(), values[rows].repeat_interleave(counts, output_size=end - begin))
-        bar.update(end - begin)
-    return sums

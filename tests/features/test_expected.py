@@ -5,25 +5,23 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct import CSRTopo, GraphSageSampler, count_reads, expected_reads
+from pyg_direct.bench.hotness import make_skewed_graph
+from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import ArgumentError, IdError
-from pyg_direct.features import expected
 from pyg_direct.features.hotness import choose_hottest
 from tests.reference import expected as reference
 
 edges = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=60)
 
 
-@pytest.mark.parametrize("piece", [1 << 24, 7, 1])
 @given(edges=edges, fanouts=st.lists(st.sampled_from([-1, 0, 1, 2, 5]), max_size=3), batch_size=st.integers(1, 9))
-def test_matches_reference(device, piece, edges, fanouts, batch_size):
-    expected._PIECE = piece
+def test_matches_reference(device, edges, fanouts, batch_size):
     topo = CSRTopo(torch.tensor(edges, dtype=torch.int64).view(-1, 2).t(), num_nodes=12)
     seeds = torch.tensor([0, 3, 4, 7])
 
     got = expected_reads(topo.indptr.to(device), topo.indices.to(device), seeds, fanouts, batch_size)
 
     wanted = reference.expected_reads(topo.indptr.tolist(), topo.indices.tolist(), seeds.tolist(), fanouts, batch_size)
-    expected._PIECE = 1 << 24
     torch.testing.assert_close(got.cpu(), torch.tensor(wanted), atol=2e-5, rtol=1e-4)
 
 
@@ -38,6 +36,26 @@ def test_it_ranks_nearly_as_well_as_hindsight():
 
     best = reads.sort(descending=True).values[:600].sum()
     assert reads[choose_hottest(scores, 3000, 600).ids].sum() >= 0.97 * best
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cached", [0.05, 0.2])
+@pytest.mark.parametrize("name", ["skewed", "products"])
+def test_on_graphs_of_both_kinds_it_ranks_nearly_as_well_as_hindsight(name, cached):
+    if name == "skewed":
+        num_nodes, fanouts = 20_000, [25, 10]
+        topo = CSRTopo(make_skewed_graph(num_nodes, 200_000), num_nodes=num_nodes)
+    else:
+        graph, fanouts = synthetic_graph("products", scale=0.01, topology_only=True, device="cpu"), [15, 10, 5]
+        num_nodes, topo = graph.num_nodes, CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
+    train = torch.randperm(num_nodes)[: num_nodes // 10]
+    sampler = GraphSageSampler(topo, fanouts, device="cpu", seed=0)
+    reads = count_reads((sampler.sample(seeds)[0] for _ in range(8) for seeds in train.split(64)), num_nodes)
+    count = int(cached * num_nodes)
+
+    hottest = choose_hottest(expected_reads(topo.indptr, topo.indices, train, fanouts, 64), num_nodes, count).ids
+
+    assert reads[hottest].sum() >= 0.97 * reads.sort(descending=True).values[:count].sum()
 
 
 @pytest.mark.parametrize(("seeds", "fanouts", "batch_size", "error", "words"), [

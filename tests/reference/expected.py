@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def spread_values(indptr: Sequence[int], indices: Sequence[int], values: Sequence[float]) -> list[float]:
+    """Sum over the rows that list a node of their values, once for each listing."""
+    sums = [0.0] * len(values)
+    for row, value in enumerate(values):
+        for node in indices[indptr[row] : indptr[row + 1]]:
+            sums[node] += value
+    return sums
+
+
 def expected_reads(indptr: Sequence[int], indices: Sequence[int], seeds: Sequence[int], fanouts: Sequence[int],
                    batch_size: int) -> list[float]:  # fmt: skip
     """Chances, with those of different rows taken for independent; a hop expands what the last one met anew."""
