@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.check import check_fanouts, check_ids
+from pyg_direct.ops.check import check_fanouts, check_ids, check_topology
 from pyg_direct.ops.expected import spread_values
 from pyg_direct.progress import Bar
 
@@ -32,12 +32,14 @@ def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_nei
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
-    for name, array in (("indptr", indptr), ("indices", indices), ("input_nodes", input_nodes)):
-        check_ids(name, array)
+    check_ids("input_nodes", input_nodes)
+    if isinstance(indptr, Tensor) and indptr.is_cuda and indptr.numel() > 0:
+        # What they hold would be waited for.
+        for name, array in (("indptr", indptr), ("indices", indices)):
+            check_ids(name, array)
+    else:
+        check_topology(indptr, indices)
     num_nodes = indptr.numel() - 1
-    # On a GPU it would be waited for.
-    if num_nodes < 0 or (not indptr.is_cuda and int(indptr[-1]) != indices.numel()):
-        raise ArgumentError(f"indptr must end with the number of edges {indices.numel()}, got {indptr[-1:].tolist()}")
     fanouts = check_fanouts("num_neighbors", num_neighbors)
     input_nodes = check_ids("input_nodes", input_nodes.cpu(), num_nodes).long().to(indptr.device)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:

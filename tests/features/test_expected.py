@@ -74,3 +74,14 @@ def test_without_seeds_nothing_is_read():
     topo = CSRTopo(torch.tensor([[0, 1], [1, 2]]), num_nodes=4)
 
     assert expected_reads(topo.indptr, topo.indices, torch.empty(0, dtype=torch.int64), [2], 1).tolist() == [0] * 4
+
+
+@pytest.mark.parametrize(("indptr", "indices", "error", "words"), [
+    ([0, 1, 2], [0, 2], IdError, r"indices must lie in \[0, 2\), got 2"),
+    ([0, 1, 2], [0, -1], IdError, r"indices must lie in \[0, 2\), got -1"),
+    ([0, 9, 2], [0, 1], ArgumentError, "indptr must not decrease, got 9 before 2"),
+    ([0, 1, 3], [0, 1], ArgumentError, "indptr must run from 0 to the number of edges 2, got 0 to 3"),
+])  # fmt: skip
+def test_rows_that_list_no_nodes_are_refused(indptr, indices, error, words):
+    with pytest.raises(error, match=words):
+        expected_reads(torch.tensor(indptr), torch.tensor(indices), torch.tensor([0]), [2], 1)
