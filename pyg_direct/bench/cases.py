@@ -39,7 +39,7 @@ from pyg_direct.bench.hetero import (
     measure_types,
     measure_types_on_cpu,
 )
-from pyg_direct.bench.hotness import make_skewed_graph, measure_drift, measure_hit_rates
+from pyg_direct.bench.hotness import make_skewed_graph, measure_drift, measure_hit_rates, measure_ranking
 from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from pyg_direct.bench.launch import measure_launch
 from pyg_direct.bench.loader import measure_loader, measure_python_time
@@ -193,8 +193,12 @@ def disk(scale: float) -> Iterator[Row]:
 
 
 def hotness(scale: float) -> Iterator[Row]:
-    """How well hot rows are chosen, on a graph like ogbn-products, on a very skewed one, and while reads drift."""
-    graph = synthetic_graph("products", scale=scale, topology_only=True, device=resolve_device(None)).to("cpu")
+    """How well hot rows are chosen, on a graph like ogbn-products, on a very skewed one, and while reads drift; and
+    what choosing them takes of an epoch.
+    """
+    graph = _make_graph(scale)
+    yield from measure_ranking(graph.to_data(), graph.train_idx, graph.num_classes, _name(scale),
+                               60 if torch.cuda.is_available() else 6)  # fmt: skip
     yield from measure_hit_rates(graph.edge_index, graph.num_nodes, graph.train_idx, _name(scale), (15, 10, 5))
     num_nodes = int(3_000_000 * scale)
     train_idx = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(0))[: num_nodes // 10]

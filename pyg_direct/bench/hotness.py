@@ -1,19 +1,29 @@
-"""How well hot rows are chosen: share of the reads of an epoch that hits them, beside the best choice in hindsight."""
+"""How well hot rows are chosen, and what that takes: share of the reads of an epoch that hits them, beside the best
+choice in hindsight.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
 
+from pyg_direct.bench.loader import run_steps, without_end
 from pyg_direct.bench.row import Row
-from pyg_direct.bench.timing import wait_for_gpu
+from pyg_direct.bench.timing import time_on_clock, wait_for_gpu
 from pyg_direct.features.expected import expected_reads
 from pyg_direct.features.following import ReadCounts
 from pyg_direct.features.hotness import blend_reads, choose_hottest, count_listings, count_reads
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.loader.ranking import score_nodes
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.sampling.graphsage import GraphSageSampler
 
@@ -78,6 +88,37 @@ def measure_hit_rates(edge_index: Tensor, num_nodes: int, train_idx: Tensor, nam
             note = f"fanouts {list(fanouts)}, batches of {batch_size}{took}"
             yield Row.of(f"hotness/{name}/{cached:.0%} cached", f"hit rate by {label}", "", [rate], float(best),
                          "the best rows in hindsight", note)  # fmt: skip
+
+
+def measure_ranking(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 60) -> Iterator[Row]:
+    """What a loader takes to rank rows before its first epoch, beside an epoch of training with it."""
+    batch_size, fanouts = min(1024, len(train_idx)), [15, 10, 5]
+
+    def make(hotness: str) -> NeighborLoader:
+        return NeighborLoader(data, fanouts, train_idx, batch_size=batch_size, shuffle=True, drop_last=True, seed=0,
+                              hotness=hotness)  # fmt: skip
+
+    loader = make("degree")
+    first = next(iter(loader))
+    model = GraphSAGE(first.x.shape[1], 256, 3, num_classes).to(loader.device)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                    num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
+        F.cross_entropy(out, batch.y[: batch.batch_size].long()).backward()
+        optimizer.step()
+
+    times = run_steps(without_end(loader), step, batches)
+    epoch = sorted(times)[len(times) // 2] * len(loader)
+    for hotness in ("expected", "frequency"):
+        taken = [
+            1e3 * s for s in time_on_clock(partial(score_nodes, make(hotness), loader._placed, loader._plan), 5, 2)
+        ]
+        case, note = f"hotness/{name}/ranking", f"an epoch of {len(loader)} steps takes {epoch:.0f} ms"
+        yield Row.of(case, f"ranking by {hotness}", "ms", taken, note=note)
+        yield Row.of(case, f"ranking by {hotness}, of an epoch", "%", [100 * t / epoch for t in taken], note=note)
 
 
 def measure_drift(num_rows: int, changes: tuple[float, ...] = (0.01, 0.05, 0.2), num_batches: int = 400,

@@ -39,6 +39,11 @@ def rank_rows(loader: Any, placed: PlacedTopology, plan: Any) -> Listing:
     # Where all rows are alike, or none is copied, nothing is to be ranked.
     if loader.hotness == "degree" or loader.device.type == "cpu":
         return listing
+    return Ranked(*listing, score_nodes(loader, placed, plan))
+
+
+def score_nodes(loader: Any, placed: PlacedTopology, plan: Any) -> Tensor:
+    """How often a loader will read each node, by its `hotness`, `[N]`, on the device that samples."""
     nodes = loader.input_data.node
     nodes = torch.arange(placed.num_nodes) if nodes is None else nodes
     scores = expected_reads(placed.indptr, placed.indices, nodes, loader.num_neighbors, loader.batch_size or 1)
@@ -46,7 +51,7 @@ def rank_rows(loader: Any, placed: PlacedTopology, plan: Any) -> Listing:
         with Bar(_count_batches(loader, nodes), "ranking rows by a run of sampling", "batches") as bar:
             counts = count_reads(_sample(loader, nodes, plan, bar), placed.num_nodes)
         scores = blend_reads(counts, scores)
-    return Ranked(*listing, scores)
+    return scores
 
 
 def _count_batches(loader: Any, nodes: Tensor) -> int:

@@ -38,7 +38,12 @@ EXPECTED = {
     "models": {"PyG, wall", "accelerated, wall", "PyG over accelerated, wall", "step with loader, accelerated"},
     "hetero": {"1 relations", "100 relations", "LinkNeighborLoader over NeighborLoader, 16 nodes"},
     "disk": {"rate", "rows of a batch", "step, features in host memory", "step, features in a file, 10 % in memory"},
-    "hotness": {"hit rate by expectation", "hit rate by degree", "hit rate by follow_reads"},
+    "hotness": {
+        "hit rate by expectation",
+        "hit rate by degree",
+        "hit rate by follow_reads",
+        "ranking by frequency, of an epoch",
+    },
     "labor": {"rows a batch"},
     "accuracy": {"test, 4 epochs"},
     "peers": {"pyg_direct, 1 thread", "pyg_direct, 2 threads, a batch each"},
