@@ -120,7 +120,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             (`expected_reads`); or `frequency`: that chance, corrected by reads that are counted while `presample`
             epochs are sampled before the first one, as far as so many tell. Only for a `Data` that is sampled
             uniformly, and for attributes that no other loader has placed yet.
-        presample: Epochs, or a part of one. Little is needed: the chance decides where counts tell nothing yet.
+        presample: Epochs, or a part of one. Little is needed: the chance decides where counts tell nothing yet. None
+            is a twentieth where the chance is that of other draws, with `replace` and with `labor`; else nothing is
+            counted, as the chance tells it all.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each seed, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
@@ -164,7 +166,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  super_batch: int = 1, seed: int | None = None, prefetch: int = 1, time_comparison: str = "<=",
                  time_window: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
                  cache_policy: str | None = None, cold_policy: str = "auto",
-                 hotness: str = "degree", presample: float = 0.05, custom_cls: Any = None,
+                 hotness: str = "degree", presample: float | None = None, custom_cls: Any = None,
                  input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ArgumentError("input_time needs time_attr, the name of the times it is compared with, got None")

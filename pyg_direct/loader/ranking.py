@@ -19,9 +19,11 @@ from pyg_direct.sampling.key import batch_key
 
 # Epochs of this number and above are sampled for counting alone.
 _FIRST_EPOCH = 1 << 40
+# Of an epoch: enough to correct chances of other draws.
+_A_LITTLE = 0.05
 
 
-def check_ranking(hotness: str, presample: float) -> None:
+def check_ranking(hotness: str, presample: float | None) -> None:
     """Refuse what ranks no rows.
 
     Raises:
@@ -29,6 +31,8 @@ def check_ranking(hotness: str, presample: float) -> None:
     """
     if hotness not in RANKINGS:
         raise ArgumentError(f"hotness must be one of {', '.join(RANKINGS)}, got {hotness!r}")
+    if presample is None:
+        return
     if isinstance(presample, bool) or not isinstance(presample, (int, float)) or not 0 < presample <= 1000:
         raise ArgumentError(f"presample must be a number of epochs above 0, got {presample!r}")
 
@@ -47,20 +51,28 @@ def score_nodes(loader: Any, placed: PlacedTopology, plan: Any) -> Tensor:
     nodes = loader.input_data.node
     nodes = torch.arange(placed.num_nodes) if nodes is None else nodes
     scores = expected_reads(placed.indptr, placed.indices, nodes, loader.num_neighbors, loader.batch_size or 1)
-    if loader.hotness == "frequency":
-        with Bar(_count_batches(loader, nodes), "ranking rows by a run of sampling", "batches") as bar:
-            counts = count_reads(_sample(loader, nodes, plan, bar), placed.num_nodes)
+    num_batches = _count_batches(loader, nodes) if loader.hotness == "frequency" else 0
+    if num_batches > 0:
+        with Bar(num_batches, "ranking rows by a run of sampling", "batches") as bar:
+            counts = count_reads(_sample(loader, nodes, plan, num_batches, bar), placed.num_nodes)
         scores = blend_reads(counts, scores)
     return scores
 
 
 def _count_batches(loader: Any, nodes: Tensor) -> int:
-    return max(1, round(loader.presample * len(nodes) / (loader.batch_size or 1)))
+    """Batches whose reads are counted: none where the chances are those of the draws and nobody asks for more."""
+    presample = loader.presample
+    if presample is None:
+        recipe = loader._recipe
+        if not recipe.replace and recipe.sampling == "uniform":
+            return 0
+        presample = _A_LITTLE
+    return max(1, round(presample * len(nodes) / (loader.batch_size or 1)))
 
 
-def _sample(loader: Any, nodes: Tensor, plan: Any, bar: Bar) -> Iterator[Tensor]:
-    """Nodes of the batches of `presample` epochs, other ones than those that are trained with."""
-    batch_size, left = loader.batch_size or 1, _count_batches(loader, nodes)
+def _sample(loader: Any, nodes: Tensor, plan: Any, num_batches: int, bar: Bar) -> Iterator[Tensor]:
+    """Nodes of so many batches of epochs, other ones than those that are trained with."""
+    batch_size, left = loader.batch_size or 1, num_batches
     for epoch in itertools.count(_FIRST_EPOCH):
         order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(loader.seed % 2**63 + epoch % 2**20))
         for number, part in enumerate(nodes[order].split(batch_size)):

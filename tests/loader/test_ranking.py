@@ -19,7 +19,8 @@ def make_data(num_nodes=2000, num_edges=20_000):
 
 
 def make_loader(data, device="cpu", fanouts=(5, 5), **options):
-    return NeighborLoader(data, list(fanouts), torch.arange(0, 2000, 4), batch_size=50, shuffle=True, seed=0,
+    options = {"batch_size": 50} | options
+    return NeighborLoader(data, list(fanouts), torch.arange(0, 2000, 4), shuffle=True, seed=0,
                           device=device, **options)  # fmt: skip
 
 
@@ -38,20 +39,18 @@ def test_scores_are_near_hindsight(hotness, monkeypatch):
 
 @pytest.mark.parametrize("fanouts", [(3,), (5, 5)])
 def test_a_short_run_is_nearly_enough(fanouts, monkeypatch):
-    loader = make_loader(make_data(), fanouts=fanouts, hotness="frequency")
+    loader = make_loader(make_data(), fanouts=fanouts, hotness="frequency", presample=0.05)
     reads = count_reads((batch.n_id for _ in range(10) for batch in loader), 2000)
     monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
 
     scores = rank_rows(loader, loader._placed, loader._plan).scores
 
     best = reads.sort(descending=True).values[:400].sum()
-    assert loader.presample < 0.1
     assert reads[choose_hottest(scores, 2000, 400).ids].sum() >= 0.97 * best
 
 
-@pytest.mark.parametrize("presample", [0.1, 1, 2.5])
-def test_so_many_batches_are_sampled(presample, monkeypatch):
-    loader = make_loader(make_data(), hotness="frequency", presample=presample)
+def count_sampled(loader, monkeypatch):
+    """Batches that are sampled to rank rows, no two of them alike."""
     loader._prepare()
     seen = []
     sample = loader._plan.sample
@@ -60,7 +59,36 @@ def test_so_many_batches_are_sampled(presample, monkeypatch):
 
     rank_rows(loader, loader._placed, loader._plan)
 
-    assert len(seen) == len(set(seen)) == 10 * presample
+    assert len(seen) == len(set(seen))
+    return len(seen)
+
+
+@pytest.mark.parametrize("presample", [0.1, 1, 2.5])
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"sampling": "labor"}])
+def test_so_many_batches_are_sampled(presample, options, monkeypatch):
+    loader = make_loader(make_data(), hotness="frequency", presample=presample, **options)
+
+    assert count_sampled(loader, monkeypatch) == 10 * presample
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, 0), ({"replace": True}, 2), ({"sampling": "labor"}, 2)])
+def test_nothing_is_sampled_where_the_chance_tells_all(options, expected, monkeypatch):
+    # A twentieth of 50 batches.
+    loader = make_loader(make_data(), hotness="frequency", **{"batch_size": 10} | options)
+
+    assert count_sampled(loader, monkeypatch) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"sampling": "labor"}])
+def test_by_default_frequency_is_near_hindsight_for_every_kind_of_draw(options, monkeypatch):
+    loader = make_loader(make_data(), hotness="frequency", **options)
+    reads = count_reads((batch.n_id for _ in range(10) for batch in loader), 2000)
+    monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
+
+    scores = rank_rows(loader, loader._placed, loader._plan).scores
+
+    best = reads.sort(descending=True).values[:400].sum()
+    assert reads[choose_hottest(scores, 2000, 400).ids].sum() >= 0.97 * best
 
 
 def test_on_a_cpu_nothing_is_sampled_beforehand():
