@@ -268,6 +268,18 @@ def mixed(scale: float) -> Iterator[Row]:
     yield from measure_mixed(graph.edge_index, graph.num_nodes, _name(scale))
 
 
+def multi_gpu_rows(scale: float) -> Iterator[Row]:
+    """Of `multi_gpu`, rows of features over all GPUs, read from several numbers of places of a list at once."""
+    resolve_device("cuda")
+    yield from measure_multi_gpu(scale, ("rows",))
+
+
+def multi_gpu_papers(scale: float) -> Iterator[Row]:
+    """Of `multi_gpu`, epochs with features on the host."""
+    resolve_device("cuda")
+    yield from measure_multi_gpu(scale, ("papers",))
+
+
 def multi_gpu(scale: float) -> Iterator[Row]:
     """Rows and epochs on all GPUs of this host, and on fewer."""
     resolve_device("cuda")
@@ -332,6 +344,8 @@ LONG_CASES: dict[str, Case] = {
     "peers": peers,
     "mixed": mixed,
     "multi_gpu": multi_gpu,
+    "multi_gpu_rows": multi_gpu_rows,
+    "multi_gpu_papers": multi_gpu_papers,
     "shared_start": shared_start,
     "distributed": distributed,
     "partition": partition,

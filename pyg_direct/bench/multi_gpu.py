@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,21 +25,34 @@ from pyg_direct.bench.gather import SkewedListing
 from pyg_direct.bench.row import Row
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.features.feature import Feature
+from pyg_direct.features.processes import STRANDS
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.ops.gather import unread_errors
+from pyg_direct.ops.reader import RowReader
 from pyg_direct.runtime.loopback import stay_on_host
 
+T = TypeVar("T", int, float)
 _FANOUTS = [15, 10, 5]
 _NUM_ROWS, _WIDTH, _NUM_READS = 1 << 21, 128, 1 << 19
 CACHES = ("20%", "40%", "60%")
+# Places of a list of ids that are read from at once, beside the number that features take.
+PLACES = (1, 16, 64, 256, 1024)
+# What is measured, in this order.
+PARTS = ("rows", "batches", "products", "papers")
 _MORE_BATCHES, _NUM_SAMPLES = 240, 60
 
 
-def measure_multi_gpu(scale: float) -> Iterator[Row]:
-    """Rows of 1, 2, 4, ... GPUs, as many as there are."""
+def measure_multi_gpu(scale: float, parts: Sequence[str] = PARTS) -> Iterator[Row]:
+    """Rows of 1, 2, 4, ... GPUs, as many as there are.
+
+    Args:
+        scale: Factor on the sizes of graphs.
+        parts: Some of `PARTS`.
+    """
     count = torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
-        context = spawn(_work, args=(count, folder, scale), nprocs=count, join=False)
+        context = spawn(_work, args=(count, folder, scale, parts), nprocs=count, join=False)
         file, given, is_done = Path(folder) / "rows", 0, False
         while not is_done:
             # As they come, so that a run that is ended early leaves what it has measured.
@@ -49,7 +62,7 @@ def measure_multi_gpu(scale: float) -> Iterator[Row]:
             given = len(rows)
 
 
-def _work(rank: int, world: int, folder: str, scale: float) -> None:
+def _work(rank: int, world: int, folder: str, scale: float, parts: Sequence[str]) -> None:
     torch.cuda.set_device(rank)
     stay_on_host()
     dist.init_process_group("nccl", init_method=f"file://{folder}/group", rank=rank, world_size=world,
@@ -63,11 +76,13 @@ def _work(rank: int, world: int, folder: str, scale: float) -> None:
             (Path(folder) / "new").rename(Path(folder) / "rows")
 
     limits = _measure_limits(rank, world)
-    _measure_rows(rank, world, scale, limits, note)
-    _measure_rows_of_batches(rank, world, scale, limits, note)
+    for part, read in (("rows", _measure_rows), ("batches", _measure_rows_of_batches)):
+        if part in parts:
+            read(rank, world, scale, limits, note)
     groups = {count: dist.new_group(list(range(count))) for count in _counts(world)}
-    for measure in (_measure_products, _measure_papers):
-        measure(rank, world, scale, groups, note)
+    for part, train in (("products", _measure_products), ("papers", _measure_papers)):
+        if part in parts:
+            train(rank, world, scale, groups, note)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -89,7 +104,12 @@ def _together(work: Callable[[], Any], repeats: int = 5) -> list[float]:
     return times
 
 
-def _median(values: list[float]) -> float:
+def _count_pieces() -> int:
+    """Pieces of GPU memory that torch's allocator has asked the driver for so far."""
+    return int(torch.cuda.memory_stats()["num_device_alloc"])
+
+
+def _median(values: Sequence[T]) -> T:
     return sorted(values)[len(values) // 2]
 
 
@@ -218,10 +238,25 @@ def _compare_policies(rank: int, world: int, name: str, table: tuple[Any, int], 
                         f"peer's; made in {seconds:.1f} s; a page-locked copy to each GPU at once "
                         f"{limits['pcie'] / 1e9:.0f} GB/s, a peer copy {limits['peer'] / 1e9:.0f}, all such copies at "
                         f"once {limits['peers'] / 1e9:.0f}"))  # fmt: skip
+            if limit is not None:
+                _try_places(feature, ids, f"multi_gpu/{name}/{policy}/{cache}", limit, note)
             del feature
             gc.collect()
             torch.cuda.empty_cache()
             dist.barrier()
+
+
+def _try_places(feature: Feature, ids: Tensor, case: str, limit: float, note: Callable[[Row], None]) -> None:
+    """Rates of rows that all lie in the memory of a clique, read from so many places of the list at once."""
+    table = feature.whole
+    assert table is not None, "rows on the host have no places to be read from"
+    num_bytes = len(ids) * table[0].numel() * table.element_size()
+    for places in PLACES:
+        reader = RowReader(table, None, None, unread_errors(table.device), None, strands=places)
+        assert torch.equal(reader.read(ids), feature.read(ids)), f"wrong rows from {places} places"
+        rates = [8 * num_bytes / 1e9 / s for s in _together(lambda r=reader: [r.read(ids) for _ in range(8)])]  # type: ignore[misc]
+        note(Row.of(f"{case}/places", f"read from {places} places at once", "GB/s", rates, limit / 1e9,
+                    "N/(N-1) times a peer copy", f"for each GPU, all at once; features take {STRANDS}"))  # fmt: skip
 
 
 def _counts(world: int) -> list[int]:
@@ -236,10 +271,20 @@ class _Epochs:
         self.rank, self.data, self.train_idx, self.num_classes = rank, data, train_idx, num_classes
         self.hidden, self.batch_size = hidden, batch_size
         self.groups = groups
+        # Of the epochs of the latest run: seconds to the first batch, and pieces of memory asked of the driver.
+        self.begins: list[float] = []
+        self.pieces: list[int] = []
+
+    def describe(self) -> str:
+        """How the epochs of the latest run begin, in words; empty in processes that waited."""
+        if not self.begins:
+            return ""
+        return f"; first batch after {1e3 * _median(self.begins):.1f} ms, {_median(self.pieces)} new pieces of memory"
 
     def run(self, count: int, epochs: int = 3, **options: Any) -> list[float]:
         """Seconds of each epoch with `count` processes, nothing in those that wait."""
         seconds: list[float] = []
+        self.begins, self.pieces = [], []
         if self.rank < count:
             loader = NeighborLoader(self.data, _FANOUTS, self.train_idx, batch_size=self.batch_size, shuffle=True,
                                     seed=0, drop_last=True, ranks=(self.rank, count), **options)  # fmt: skip
@@ -250,8 +295,10 @@ class _Epochs:
             for epoch in range(1 + epochs):
                 torch.cuda.synchronize()
                 dist.barrier(self.groups[count])
-                begin = time.perf_counter()
+                pieces, begin = _count_pieces(), time.perf_counter()
                 for number, batch in enumerate(loader):
+                    if epoch > 0 and number == 0:
+                        self.begins.append(time.perf_counter() - begin)
                     optimizer.zero_grad(set_to_none=True)
                     out = parallel(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
                                    num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
@@ -264,6 +311,7 @@ class _Epochs:
                 dist.barrier(self.groups[count])
                 if epoch > 0:
                     seconds.append(time.perf_counter() - begin)
+                    self.pieces.append(_count_pieces() - pieces)
             del loader, model, parallel, optimizer
             # A loader refers to itself: its host memory would else be given back amid the epochs that come next.
             gc.collect()
@@ -323,7 +371,7 @@ def _measure_papers(rank: int, world: int, scale: float, groups: dict[int, Any],
         alone = _compare(rank, 1, epochs, f"{name}/20 % on each GPU", note, feature_cache="20%", **placed)
         for policy in ("device_replicate", "p2p_clique_replicate")[: 2 * (world > 1)]:
             seconds = epochs.run(world, feature_cache="20%", cache_policy=policy, **placed)
-            _note_epochs(f"{name}/20 % on each GPU, {policy}", world, seconds or [1.0], alone, note)
+            _note_epochs(f"{name}/20 % on each GPU, {policy}", world, seconds or [1.0], alone, note, epochs.describe())
 
 
 def _compare(rank: int, world: int, epochs: _Epochs, name: str, note: Callable[[Row], None], **options: Any) -> float:
@@ -334,14 +382,15 @@ def _compare(rank: int, world: int, epochs: _Epochs, name: str, note: Callable[[
         if count == 1:
             alone = _median(seconds or [0.0])
         if rank == 0:
-            _note_epochs(name, count, seconds, alone, note)
+            _note_epochs(name, count, seconds, alone, note, epochs.describe())
     return alone
 
 
-def _note_epochs(name: str, count: int, seconds: list[float], alone: float, note: Callable[[Row], None]) -> None:
-    """Rows of epochs with so many processes, one of which takes `alone` seconds with one process."""
+def _note_epochs(name: str, count: int, seconds: list[float], alone: float, note: Callable[[Row], None],
+                 words: str) -> None:  # fmt: skip
+    """Rows of epochs with so many processes, one of which takes `alone` seconds with one process; `words` tell more."""
     case = f"multi_gpu/epoch/{name}"
     note(Row.of(case, f"{count} GPUs", "s", seconds, alone / count, "one GPU over N",
-                f"{alone / _median(seconds):.2f} times as fast as one GPU"))  # fmt: skip
+                f"{alone / _median(seconds):.2f} times as fast as one GPU{words}"))  # fmt: skip
     note(Row.of(f"{case}/speed-up/{count}", name, "x", [alone / value for value in seconds], count, "as many GPUs",
                 curve="speed-up of epochs", at=count, at_name="GPUs"))  # fmt: skip

@@ -78,7 +78,8 @@ def test_a_case_gives_its_rows(name):
     assert all(row.p20 <= row.p50 <= row.p80 for row in rows)
 
 
-@pytest.mark.parametrize("name", ["gather", "unified", "power", "sampling_growth", "gather_growth", "multi_gpu"])
+@pytest.mark.parametrize("name", ["gather", "unified", "power", "sampling_growth", "gather_growth", "multi_gpu",
+                                  "multi_gpu_rows", "multi_gpu_papers"])  # fmt: skip
 def test_a_case_of_gpus_says_that_there_is_none(name):
     with pytest.raises(DeviceError, match=r"GPU|CUDA"):
         list(CASES[name](SCALE))
