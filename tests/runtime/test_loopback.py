@@ -25,9 +25,11 @@ def list_listened():
 
 
 def find_addresses():
-    """An IPv4 address of each interface."""
-    found = psutil.net_if_addrs().items()
-    return {name: part.address for name, parts in found for part in parts if part.family == socket.AF_INET}
+    """The IPv4 addresses of each interface that has some and is up."""
+    found = {name: {part.address for part in parts if part.family == socket.AF_INET}
+             for name, parts in psutil.net_if_addrs().items()}  # fmt: skip
+    is_up = {name for name, known in psutil.net_if_stats().items() if known.isup}
+    return {name: addresses for name, addresses in found.items() if addresses and name in is_up}
 
 
 def open_group(rank, folder, told, is_apart):
@@ -65,7 +67,8 @@ def test_gloo_listens_on_the_loopback_of_one_host(tmp_path, is_told, is_apart):
         assert after == told
         assert agreed == [0, 1]
         if is_told or not is_apart:
-            assert listened == {addresses[told or name]}
+            assert listened
+            assert listened <= addresses[told or name]
 
 
 def listen(rank, count, device):
