@@ -1,11 +1,13 @@
 """Launches are timed in turns, on a core that is awake, and told beside the driver's own call."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pyg_direct.bench import launch
-from pyg_direct.bench.launch import make_rows, time_in_turns
+from pyg_direct.bench.launch import launch_by_torch, make_rows, time_in_turns
 
 
 def test_ways_take_turns_from_another_one_on_each_time():
@@ -43,3 +45,33 @@ def test_each_way_stands_beside_the_driver():
     assert (total.case, total.p50, total.limit) == ("launch/ours", 5.5, 5.0)
     assert (added.p20, added.p50, added.p80) == pytest.approx((0.5, 1.0, 1.0))
     assert "3 times 10 launches on a core kept awake" in total.note
+
+
+@pytest.mark.parametrize("does", ["right", "wrong", "nothing it knows"])
+def test_torchs_launcher_is_timed_where_it_does_the_same(monkeypatch, does):
+    items, out, given = torch.arange(8), torch.zeros(8, dtype=torch.int64), []
+
+    def launch_kernel(function, x, y, z, warps, shared, kinds, values, stream):
+        if does == "nothing it knows":
+            raise TypeError("other arguments")
+        given.append((function, kinds, values))
+        if does == "right":
+            out.copy_(items + 5)
+
+    monkeypatch.setattr(torch._C, "_StaticCudaLauncher", SimpleNamespace(_launch_kernel=launch_kernel), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(launch, "run_gpu", lambda kernel, grid, *args: out.copy_(items + 5))
+
+    call = launch_by_torch(77, (7, items, 3, out))
+
+    assert (call is not None) == (does == "right")
+    for function, kinds, values in given:
+        array = [0, 0, 8, 8, items.data_ptr(), 8, 8], [0, 0, 8, 8, out.data_ptr(), 8, 8]
+        assert (function, list(values)) == (77, [7, *array[0], 3, *array[1]])
+        assert kinds == "K" + "KKllKll" + "l" + "KKllKll"
+
+
+def test_without_torchs_launcher_nothing_is_timed(monkeypatch):
+    monkeypatch.delattr(torch._C, "_StaticCudaLauncher", raising=False)
+
+    assert launch_by_torch(77, (7, torch.arange(8), 0, torch.zeros(8))) is None
