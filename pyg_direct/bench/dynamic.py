@@ -16,6 +16,7 @@ from pyg_direct.bench.dynamic_ways import MODELS, WAYS, Model, make_optimizer
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.dynamic import FrameTrainer, nn, stream
+from pyg_direct.dynamic.timeline import LANES
 from pyg_direct.dynamic.trainer import run_recurrent
 
 
@@ -48,12 +49,19 @@ class Course:
     """The epochs of one way: those that prepare, with the making of all that they need, and those measured.
 
     Two prepare, or as many as what is made tells by `preparing_epochs`.
+
+    Attributes:
+        making: Seconds until it was made.
+        preparing: Seconds of each epoch that prepares, of the first with the making.
+        measured: Seconds of each that follows.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         wait_for_gpu()
         begin = time.perf_counter()
         self.run = make()
+        wait_for_gpu()
+        self.making = time.perf_counter() - begin
         self.preparing, self.measured = list[float](), list[float]()
         self.loss = 0.0
         for _ in range(getattr(self.run, "preparing_epochs", 2)):
@@ -174,10 +182,22 @@ def _tell(case: str, courses: Mapping[str, Course | str], frames: str) -> Iterat
         ahead = done["PyGT-A"]
         yield Row.of(case, "preparation over an epoch of PyGT-A", "x", [ours.preparation / ahead.median],
                      note="made and trained for two epochs, less two epochs; kernels compiled before")  # fmt: skip
+        yield from _tell_preparation(case, ours)
         yield Row.of(case, "no more time in all than PyGT-A after", "epochs", [ours.count_to(ahead)], note="0: never")
     trainer = ours.run.trainer
     yield Row.of(case, "moved to the GPU an epoch", "MB", [trainer.history[-1]["moved_bytes"] / 1e6],
                  note="; ".join(trainer.decisions))  # fmt: skip
+
+
+def _tell_preparation(case: str, ours: Course) -> Iterator[Row]:
+    """Where the time before the measured epochs of `FrameTrainer` went."""
+    costs = ours.run.trainer.costs
+    stages = {lane: sum(cost.seconds.get(lane, 0.0) for cost in costs) for lane in LANES}
+    told = ", ".join(f"{lane} {1e3 * seconds:.1f} ms" for lane, seconds in stages.items() if seconds)
+    yield Row.of(case, "preparation, made", "ms", [1e3 * ours.making])
+    yield Row.of(case, "preparation, first epoch", "ms", [1e3 * (ours.preparing[0] - ours.making)],
+                 note=f"frame by frame {told}; the rest is between them: recording, and the host's")  # fmt: skip
+    yield Row.of(case, "preparation, second epoch", "ms", [1e3 * ours.preparing[1]])
 
 
 def mean_ratios(rows: Sequence[Row]) -> Iterator[Row]:

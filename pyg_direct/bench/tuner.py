@@ -16,7 +16,7 @@ from pyg_direct.dynamic import stream
 from pyg_direct.dynamic.group import FORMS, GROUP_SIZES, build_group
 from pyg_direct.dynamic.operator import GCN, Factors
 from pyg_direct.dynamic.speeds import find_speeds, run_group
-from pyg_direct.dynamic.tuner import choose_groups, find_stacked
+from pyg_direct.dynamic.tuner import Option, choose_groups, find_stacked
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import SnapshotMatrices
 
@@ -56,7 +56,8 @@ def measure_tuner(sets: Mapping[str, Sequence[Data]], widths: Sequence[int] = WI
             ratio = compare_plans(x, built, chosen, best, rounds) if set(chosen) != set(best) else 1.0
             ratios.append(ratio)
             yield Row.of(f"tuner/{name}/F={width}", "chosen groups over the best", "x", [ratio],
-                         note=f"chosen {_tell(chosen)}; best {_tell(best)}")  # fmt: skip
+                         note=f"chosen {_tell(chosen)}, {_sum_up(options, chosen, seconds)}; "
+                              f"best {_tell(best)}, took {1e6 * sum(seconds[g] for g in best):.0f} us")  # fmt: skip
     share = sum(ratio <= 1.05 for ratio in ratios) / len(ratios)
     yield Row.of("tuner/all", "cells within 5 % of the best", "x", [share],
                  note=f"{len(ratios)} cells, farthest {max(ratios):.3f}")  # fmt: skip
@@ -134,6 +135,12 @@ def find_best(seconds: Mapping[Group, float], first: int, last: int) -> list[Gro
         half *= 2
     apart = find_best(seconds, first, first + half) + find_best(seconds, first + half, last)
     return [whole] if seconds[whole] <= sum(seconds[group] for group in apart) else apart
+
+
+def _sum_up(options: Sequence[Option], groups: Sequence[Group], seconds: Mapping[Group, float]) -> str:
+    """What groups were expected to take, and took one by one."""
+    expected = sum(option.seconds for option in options)
+    return f"expected {1e6 * expected:.0f} us, took {1e6 * sum(seconds[group] for group in groups):.0f} us"
 
 
 def _tell(groups: Sequence[Group]) -> str:

@@ -11,6 +11,7 @@ from pyg_direct.bench import dynamic, dynamic_losses, dynamic_memory
 from pyg_direct.bench.dynamic_ways import Model
 from pyg_direct.datasets.dynamic import synthetic_dtdg
 from pyg_direct.dynamic import FrameTrainer, nn
+from pyg_direct.dynamic.meter import FrameCost
 from pyg_direct.dynamic.snapshot import order_edges
 
 
@@ -67,6 +68,7 @@ def test_ways_take_turns_and_preparing_is_told(clock):
     slow, fast = courses["slow"], courses["fast"]
     assert (slow.measured, fast.measured) == ([10] * 3, [2, 4, 3])
     assert (slow.preparing, fast.preparing) == ([11, 10], [25, 8])
+    assert (slow.making, fast.making) == (1, 5)
     assert (slow.preparation, fast.preparation) == (1, 33 - 2 * 3)
     # 26 more at first, 7 less an epoch.
     assert (fast.count_to(slow), slow.count_to(fast), slow.count_to(slow)) == (4, 0, 0)
@@ -84,7 +86,9 @@ def test_ratios_are_of_equal_turns():
     for way, seconds in (("PyGT-A", [6.0, 12.0, 9.0]), ("ours, FrameTrainer", [1.0, 4.0, 3.0])):
         ways[way] = course = dynamic.Course.__new__(dynamic.Course)
         course.measured, course.preparing, course.loss = seconds, [2 * seconds[2], seconds[2]], 0.5
-        trainer = SimpleNamespace(history=[{"moved_bytes": 2e6}], decisions=["a"])
+        course.making = 0.5
+        costs = [FrameCost(first, 0, {"passes": 0.25, "step": 0.002}, 0, 0) for first in range(2)]
+        trainer = SimpleNamespace(history=[{"moved_bytes": 2e6}], decisions=["a"], costs=costs)
         course.run = SimpleNamespace(trainer=trainer)
 
     rows = {row.metric: row for row in dynamic._tell("case", ways, "frames")}
@@ -94,6 +98,9 @@ def test_ratios_are_of_equal_turns():
     assert rows["preparation over an epoch of PyGT-A"].p50 == pytest.approx(3 / 9)
     assert rows["no more time in all than PyGT-A after"].p50 == 1
     assert rows["moved to the GPU an epoch"].p50 == 2
+    preparing = [rows[f"preparation, {part}"].p50 for part in ("made", "first epoch", "second epoch")]
+    assert preparing == [500, 5500, 3000]
+    assert "passes 500.0 ms, step 4.0 ms" in rows["preparation, first epoch"].note
 
 
 def test_caps_bound_what_is_kept_and_share_structures(monkeypatch):
