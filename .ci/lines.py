@@ -62,7 +62,7 @@ def text_of(path):
 def find_left_out(path, tree, executed):
     """Lines of GPU code and of compiled bodies, the first lines of functions not among them."""
     out, functions = set(), []
-    listed = [(where.split()[1], text) for where, text in LISTED if where.split()[0] == path]
+    listed = [(where.split()[-1], text) for where, text in LISTED if where.rpartition(" ")[0] == path]
     source = text_of(path).splitlines()
 
     def leave_out(lines):
@@ -119,7 +119,7 @@ def list_gone():
     """Listed names that are in no file any more."""
     gone = []
     for where, text in LISTED:
-        path, name = where.split()
+        path, _, name = where.rpartition(" ")
         source = text_of(path) if Path(path).exists() else ""
         part = ast.parse(source)
         for inner in [] if name == "*" else name.split("."):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -53,12 +54,18 @@ def wait_until(is_so, seconds, what):
         time.sleep(0.05)
 
 
+@pytest.fixture
+def temporary():
+    """A folder with a short name, as the names of sockets in it may have 107 bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.slow
-def test_nothing_stays(tmp_path):
+def test_nothing_stays(tmp_path, temporary):
     write_data(tmp_path / "parts", make_data(), 2)
-    (tmp_path / "temporary").mkdir()
     (tmp_path / "program.py").write_text(PROGRAM)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(tmp_path / "temporary"),
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(temporary),
                    "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}  # fmt: skip
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen([sys.executable, tmp_path / "program.py", tmp_path], env=environment,
@@ -76,7 +83,7 @@ def test_nothing_stays(tmp_path):
         assert process.returncode != 0
         assert "KeyboardInterrupt" in (tmp_path / "said").read_text()
         # Torch keeps what it compiled.
-        stays = [path.name for path in (tmp_path / "temporary").iterdir()]
+        stays = [path.name for path in temporary.iterdir()]
         assert [name for name in stays if not name.startswith("torchinductor")] == []
         assert not [name for name in os.listdir("/dev/shm") for rank in ranks if f"_{rank.read_text()}_" in name]
     finally:
