@@ -46,6 +46,7 @@ EXPECTED = {
     },
     "labor": {"rows a batch"},
     "accuracy": {"test, 4 epochs"},
+    "mixed": {"edges"},
     "peers": {"pyg_direct, 1 thread", "pyg_direct, 2 threads, a batch each"},
     "snapshots": {"one by one", "cuSPARSE, one by one", "best form, gathered"},
     "sweeps": {"rows of CSR over slices", "S=4, over ours one by one"},
