@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import hashlib
@@ -53,8 +52,11 @@ def cache_folder(kind: str) -> Path:
     # GPU code is read from a folder that cannot be written; Numba would look for another place, and keep less apart.
     if folder.is_dir() and (kind == "gpu" or os.access(folder, os.W_OK)):
         return folder
+    from multiprocessing.util import Finalize
+
     folder = Path(tempfile.mkdtemp(prefix="pyg_direct"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Processes of multiprocessing end without `atexit`, and what was forked must leave the folder to its parent.
+    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=0)
     return folder
 
 

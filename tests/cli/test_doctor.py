@@ -258,7 +258,10 @@ def test_the_plan_fills_the_gpu_from_the_topology_on(graph, free, expected):
     assert list(judge_plan(plan, plan.host_bytes)) == []
 
 
-def test_a_graph_that_does_not_fit_is_something_to_fix():
+def test_a_graph_that_does_not_fit_is_something_to_fix(monkeypatch, tmp_path):
+    # A cache that cannot be written would be told before.
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
+
     done = invoke("--json", "--no-measure", "--nodes", "10000000000", "--edges", "90000000000", "--gpu-memory", "80G")
 
     assert done.exit_code == 1

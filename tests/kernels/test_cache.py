@@ -99,6 +99,34 @@ print(cache_folder("gpu") if cache_folder("gpu").is_dir() else None)
     assert not folder.exists()
 
 
+def test_processes_that_end_leave_no_folder_but_that_of_their_parent(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    said = run_python("""
+import multiprocessing, os, sys
+from pyg_direct.kernels.cache import cache_folder
+def say():
+    cache_folder.cache_clear()
+    print(cache_folder("gpu"), flush=True)
+say()
+own = cache_folder("gpu")
+child = multiprocessing.get_context("fork").Process(target=say)
+child.start()
+child.join()
+forked = os.fork()
+if forked == 0:
+    sys.exit()
+os.waitpid(forked, 0)
+print(own.is_dir())
+""", PYG_DIRECT_CACHE=str(tmp_path / "file" / "below"))  # fmt: skip
+
+    own, of_child, is_there = said.splitlines()
+    assert is_there == "True"
+    assert own != of_child
+    assert not os.path.exists(own)
+    assert not os.path.exists(of_child)
+
+
 def test_folder_that_cannot_be_written_is_read_for_the_gpu_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
