@@ -150,6 +150,8 @@ def test_dropping_ends_the_thread():
 def test_threads_share_the_cores_of_their_user(cores, ahead, expected):
     before = set_cpu_threads(cores)
     try:
+        # A machine of a single core has no more.
+        expected = min(expected, get_cpu_threads())
         background = Background(((n, n) for n in range(4)), lambda number, item: get_cpu_threads(), ahead)
         inside = {cores for _, cores in background}
     finally:
