@@ -172,7 +172,7 @@ def test_bad_arguments_are_named(make, options, error, words):
     (lambda: count_reads([[1]], 3), ArgumentTypeError, "batches must be a tensor, got list"),
     (lambda: count_reads([], -1), ArgumentError, r"num_rows must be an integer in \[0, 2\*\*62\), got -1"),
     (lambda: expected_reads(EDGES[0], EDGES[1], None, [2], 1), ArgumentTypeError, "input_nodes must be a tensor"),
-    (lambda: expected_reads(EDGES[1], EDGES[0], EDGES[0], [2], 1), ArgumentError, "indptr must end with the number"),
+    (lambda: expected_reads(EDGES[1], EDGES[0], EDGES[0], [2], 1), ArgumentError, "indptr must run from 0 to"),
     (lambda: to_edge_index(None), ArgumentTypeError, "batch must be a Data or a HeteroData, got NoneType"),
     (lambda: Producers(make_neighbor(), None), ArgumentTypeError, "devices must be a list of devices"),
     (lambda: Producers(make_neighbor(), threads=0), ArgumentError, "threads must be an integer of at least 1 or None"),
