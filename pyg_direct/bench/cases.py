@@ -59,6 +59,7 @@ from pyg_direct.bench.sharded import measure_sharded
 from pyg_direct.bench.shared_start import measure_shared_start
 from pyg_direct.bench.startup import measure_startup
 from pyg_direct.bench.typed import make_mag
+from pyg_direct.bench.typed_steps import measure_typed_steps
 from pyg_direct.bench.unified import measure_figure_6, measure_figure_7, measure_indexing
 from pyg_direct.datasets import NodeDataset, load_folder, synthetic_graph
 from pyg_direct.graph.topology import CSRTopo
@@ -138,6 +139,7 @@ def models(scale: float) -> Iterator[Row]:
     yield from measure_accelerated_steps(batch, graph.num_classes, name)
     mag = make_mag(0.2 * scale, resolve_device(None), num_features=batch.x.shape[1])
     yield from measure_relational_layers(batch, mag, "paper", name)
+    yield from measure_typed_steps(mag, "paper", name, batches=48 if batch.x.is_cuda else 6)
     del mag
     yield from measure_epochs(graph.to_data(), graph.train_idx, graph.num_classes, name,
                               batches=48 if batch.x.is_cuda else 6)  # fmt: skip

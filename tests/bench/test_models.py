@@ -5,6 +5,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct.bench.models import _count_host_bytes
+from pyg_direct.bench.typed import make_mag
+from pyg_direct.bench.typed_steps import measure_typed_steps
 from pyg_direct.loader.neighbor import NeighborLoader
 
 
@@ -21,3 +23,12 @@ def test_bytes_of_rows_on_the_host_are_counted(placement, cache, least, most):
     found = _count_host_bytes(loader, batch, 6) / (batch.x.numel() * 4)
 
     assert least <= found <= most
+
+
+def test_steps_over_types_are_measured(real_device):
+    rows = list(measure_typed_steps(make_mag(0.0005, real_device, num_features=16), "paper", "tiny", batches=6))
+
+    ways = ["PyG's kernels", "accelerated", "accelerated, replayed"][: 3 if torch.cuda.is_available() else 2]
+    assert [row.metric for row in rows] == [f"step with loader, {way}" for way in ways] + [
+        f"PyG's kernels over {way}" for way in ways[1:]]  # fmt: skip
+    assert all(row.p50 > 0 for row in rows)
