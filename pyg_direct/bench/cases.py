@@ -61,6 +61,7 @@ from pyg_direct.bench.startup import measure_startup
 from pyg_direct.bench.typed import make_mag
 from pyg_direct.bench.typed_steps import measure_typed_steps
 from pyg_direct.bench.unified import measure_figure_6, measure_figure_7, measure_indexing
+from pyg_direct.bench.whole import measure_whole_graphs
 from pyg_direct.datasets import NodeDataset, load_folder, synthetic_graph
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
@@ -130,6 +131,17 @@ def aggregate(scale: float) -> Iterator[Row]:
 def convolutions(scale: float) -> Iterator[Row]:
     """Convolutions one by one beside PyG's ways to compute them, `torch.compile` among them."""
     yield from measure_convolutions(_sample_batch(_make_graph(scale)), _name(scale))
+
+
+def whole_graphs(scale: float) -> Iterator[Row]:
+    """Models trained on whole graphs, without batches: one of Cora's shape, and a twentieth of products."""
+    device = resolve_device(None)
+    nodes = max(10, int(2708 * min(1.0, scale)))
+    edge_index = torch.randint(nodes, (2, 4 * nodes), device=device)
+    yield from measure_whole_graphs(edge_index, nodes, 1433, f"Cora x {scale:g}" if scale < 1 else "Cora")
+    graph = synthetic_graph("products", scale=scale / 20, device=device.type).to_data()
+    edge_index = graph.edge_index[:, torch.randperm(graph.edge_index.shape[1])].to(device)
+    yield from measure_whole_graphs(edge_index, int(graph.num_nodes), 100, f"{_name(scale)} / 20")
 
 
 def models(scale: float) -> Iterator[Row]:
@@ -343,6 +355,7 @@ LONG_CASES: dict[str, Case] = {
     "labor": labor,
     "accuracy": accuracy,
     "convolutions": convolutions,
+    "whole_graphs": whole_graphs,
     "peers": peers,
     "mixed": mixed,
     "multi_gpu": multi_gpu,

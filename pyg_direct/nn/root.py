@@ -14,7 +14,7 @@ from pyg_direct.nn.product import multiply
 from pyg_direct.nn.propagate import find_reduce, is_plain, wins_on_cpu
 from pyg_direct.nn.sorted import SortedBatch, find_batch
 from pyg_direct.nn.trimmed import is_accelerated, is_linear
-from pyg_direct.nn.whole import find_whole
+from pyg_direct.nn.whole import WholeGraph, find_whole
 from pyg_direct.ops.launch import runs_on_gpu
 
 _DTYPES = (torch.float32, torch.float64)
@@ -84,8 +84,9 @@ def _convolve_at_once(self: Any, batch: SortedBatch, rows: Tensor, own: Tensor, 
     if not on_gpu:
         # A GPU is not waited for.
         batch.check(edges, num_sources, num_targets)
-    sorts = tracked and (not on_gpu or torch.are_deterministic_algorithms_enabled())
-    transposed = batch.transpose(edges, num_sources) if sorts else None
+    # What is sorted by source serves a batch once, and a whole graph in each step.
+    sorts = not on_gpu or isinstance(batch, WholeGraph) or torch.are_deterministic_algorithms_enabled()
+    transposed = batch.transpose(edges, num_sources) if sorts and tracked else None
     return convolve(rows, own, first.weight, first.bias, second.weight, edges, reduce=reduce, transposed=transposed)
 
 

@@ -36,6 +36,7 @@ EXPECTED = {
     "loader": {"step, loader and compute", "Data to first batch"},
     "aggregate": {"fused", "PyG's scatter"},
     "models": {"PyG, wall", "accelerated, wall", "PyG over accelerated, wall", "step with loader, accelerated"},
+    "whole_graphs": {"step, PyG", "step, accelerated", "inference, PyG over accelerated"},
     "hetero": {"1 relations", "100 relations", "LinkNeighborLoader over NeighborLoader, 16 nodes"},
     "disk": {"rate", "rows of a batch", "step, features in host memory", "step, features in a file, 10 % in memory"},
     "hotness": {
