@@ -42,6 +42,7 @@ from pyg_direct.bench.hetero import (
 from pyg_direct.bench.hotness import make_skewed_graph, measure_drift, measure_hit_rates, measure_ranking
 from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from pyg_direct.bench.launch import measure_launch
+from pyg_direct.bench.link_share import measure_link_share
 from pyg_direct.bench.loader import measure_loader, measure_python_time
 from pyg_direct.bench.memory import measure_host_memory
 from pyg_direct.bench.mixed import measure_mixed
@@ -131,6 +132,13 @@ def aggregate(scale: float) -> Iterator[Row]:
 def convolutions(scale: float) -> Iterator[Row]:
     """Convolutions one by one beside PyG's ways to compute them, `torch.compile` among them."""
     yield from measure_convolutions(_sample_batch(_make_graph(scale)), _name(scale))
+
+
+def link_share(scale: float) -> Iterator[Row]:
+    """What rows read from the host take from a replayed step beside them, by the blocks that read."""
+    resolve_device("cuda")
+    graph = _make_graph(scale)
+    yield from measure_link_share(graph.to_data(), graph.train_idx, graph.num_classes, _name(scale))
 
 
 def whole_graphs(scale: float) -> Iterator[Row]:
@@ -355,6 +363,7 @@ LONG_CASES: dict[str, Case] = {
     "labor": labor,
     "accuracy": accuracy,
     "convolutions": convolutions,
+    "link_share": link_share,
     "whole_graphs": whole_graphs,
     "peers": peers,
     "mixed": mixed,

@@ -81,7 +81,7 @@ def test_a_case_gives_its_rows(name):
 
 
 @pytest.mark.parametrize("name", ["gather", "unified", "power", "sampling_growth", "gather_growth", "multi_gpu",
-                                  "multi_gpu_rows", "multi_gpu_papers"])  # fmt: skip
+                                  "multi_gpu_rows", "multi_gpu_papers", "link_share"])  # fmt: skip
 def test_a_case_of_gpus_says_that_there_is_none(name):
     with pytest.raises(DeviceError, match=r"GPU|CUDA"):
         list(CASES[name](SCALE))
