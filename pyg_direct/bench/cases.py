@@ -18,6 +18,7 @@ from pyg_direct.bench.beside import (
     measure_tables,
 )
 from pyg_direct.bench.clients import measure_clients
+from pyg_direct.bench.clique import measure_clique
 from pyg_direct.bench.convolutions import measure_convolutions
 from pyg_direct.bench.disk import measure_disk_feature, measure_disk_rows, measure_disk_training
 from pyg_direct.bench.dist_accuracy import measure_dist_accuracy
@@ -314,6 +315,14 @@ def shared_start(scale: float) -> Iterator[Row]:
     yield from measure_shared_start(scale / 4, (num_gpus,) if num_gpus > 1 else (2,))
 
 
+def clique(scale: float) -> Iterator[Row]:
+    """Worker mode of 1, 2, 4 and 8 processes of this host that keep the graph in one memory: GPUs in each other's."""
+    num_gpus = torch.cuda.device_count()
+    graph = synthetic_graph("products", scale=0.2 * scale, device="cuda" if num_gpus else "cpu").to("cpu")
+    counts = [n for n in (1, 2, 4, 8) if n <= (num_gpus or 2)]
+    yield from measure_clique(graph, _name(0.2 * scale), "cuda" if num_gpus else "cpu", counts)
+
+
 def distributed(scale: float) -> Iterator[Row]:
     """Loading a graph in parts from 1, 2 and 4 processes of this host, a model of more hosts, rows shared out over
     processes, and clients of servers.
@@ -371,6 +380,7 @@ LONG_CASES: dict[str, Case] = {
     "multi_gpu_rows": multi_gpu_rows,
     "multi_gpu_papers": multi_gpu_papers,
     "shared_start": shared_start,
+    "clique": clique,
     "distributed": distributed,
     "partition": partition,
     **DYNAMIC_CASES,
