@@ -19,7 +19,7 @@ from pyg_direct.errors import CudaError, PlacementWarning, warn
 from pyg_direct.loader.pace import Pace, make_event
 from pyg_direct.loader.record import finish_sample
 from pyg_direct.runtime.device import resolve_device
-from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream
+from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream, side_streams
 from pyg_direct.sampling.plan import Pending
 
 # The number of a batch and what it is made from, or of a group of batches (see `superbatch.py`).
@@ -62,8 +62,9 @@ class Pipeline:
         self._spare_events: list[torch.cuda.Event] = []
         if self.prefetch > 0:
             # Two streams, so that the sizes of a batch are not waited for behind the rows of the one before. They
-            # come first where blocks of both could start: few of theirs keep the link busy.
-            self._streams = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)
+            # come first where blocks of both could start: few of theirs keep the link busy. The same ones in each
+            # epoch, whose memory is then that of the one before.
+            self._streams = side_streams(self._index)
             for stream in self._streams:
                 # Placed rows were written on the stream that is current now.
                 stream.wait_stream(torch.cuda.current_stream(device))
