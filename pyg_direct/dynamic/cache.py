@@ -1,12 +1,13 @@
 """Where aggregated features live between epochs: on the device while a budget lasts, the rest in host memory.
 
-Snapshots come round in one order, epoch after epoch, so that whatever is used longest ago is used soonest: those kept
-first stay, and no other choice would save more copies.
+Snapshots come round in one order, epoch after epoch, so that whatever is used longest ago is used soonest: what is kept
+stays, the first at first, until it is known what an epoch reads (`limit.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,6 +68,10 @@ class RowCache:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._here or key in self._there
 
+    def is_here(self, key: Hashable) -> bool:
+        """Whether rows are on the device."""
+        return key in self._here
+
     @property
     def device_bytes(self) -> int:
         """Held on the device."""
@@ -81,11 +86,34 @@ class RowCache:
         """Keep rows that are on the device."""
         if self.budget.take(rows.numel() * rows.element_size()):
             self._here[key] = rows
-        elif self.device.type == "cuda":
+        else:
+            self._put_there(key, rows)
+
+    def _put_there(self, key: Hashable, rows: Tensor) -> None:
+        if self.device.type == "cuda":
             host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
             self._there[key] = host.copy_(rows)
         else:
             self._there[key] = rows
+
+    def list_sizes(self) -> dict[Any, int]:
+        """Bytes of the rows of each key, wherever they are."""
+        return {key: rows.numel() * rows.element_size() for key, rows in (*self._here.items(), *self._there.items())}
+
+    def keep_only(self, keys: Collection[Hashable]) -> None:
+        """Let rows of other keys leave the device."""
+        for key in [key for key in self._here if key not in keys]:
+            rows = self._here.pop(key)
+            self.budget.used -= rows.numel() * rows.element_size()
+            self._put_there(key, rows)
+
+    def bring(self, keys: Collection[Hashable]) -> None:
+        """Let rows of these keys stay on the device; the budget has room for them."""
+        for key in keys:
+            if key in self._there:
+                self._here[key] = rows = self.fetch(key)
+                self.budget.used += rows.numel() * rows.element_size()
+                del self._there[key]
 
     def prefetch(self, key: Hashable, timeline: Timeline | None = None) -> None:
         """Begin to copy rows that are not on the device, beside what it computes."""

@@ -6,7 +6,7 @@ several snapshots at a time, and kept (PiPAD, section 4.3): on the device while 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,8 @@ from pyg_direct.dynamic.ahead import Ahead
 from pyg_direct.dynamic.cache import Budget, RowCache
 from pyg_direct.dynamic.edges import Parts, SequenceEdges
 from pyg_direct.dynamic.group import GROUP_SIZES, build_group, tell_weights
+from pyg_direct.dynamic.limit import Candidate, choose_kept, count_entries
+from pyg_direct.dynamic.matrices import MatrixCache
 from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.speeds import Speeds, find_speeds
 from pyg_direct.dynamic.timeline import Timeline, trace
@@ -55,15 +57,7 @@ class SnapshotPlan:
         self.budget = Budget(memory, device)
         self._ahead = Ahead()
         self.edges = SequenceEdges(self.parts, self.num_nodes, device, self.budget, self._ahead)
-        self._matrices: dict[Hashable, SnapshotMatrices] = {}
-        # Which of them stay on the device, and what each is sent as: its transpose is made there.
-        self._resident: set[Hashable] = set()
-        self._sent_bytes: dict[Hashable, int] = {}
-        # Those that the budget has no room for, on the device while their snapshots are being trained on: a frame asks
-        # for them forwards and backwards, and so do the next ones.
-        self._visiting: dict[Hashable, tuple[range, SnapshotMatrices]] = {}
-        # The snapshots of the frame; None without frames.
-        self._visited: range | None = None
+        self.matrices = MatrixCache(device, self.budget)
         # Matrices that a thread built before they were asked for.
         self._built: dict[Hashable, SnapshotMatrices] = {}
         self.timeline: Timeline | None = None
@@ -149,40 +143,54 @@ class SnapshotPlan:
         factors = [self.factorise(operator, t, weighted) for t in range(first, last)]
         form = self.form if form is None else form
         key = _matrices_key(form, factors)
-        if key in self._visiting:
-            return self._visiting[key][1]
-        if key in self._resident:
-            return self._matrices[key]
-        if key not in self._matrices:
+
+        def make() -> SnapshotMatrices:
             made = self._built.pop(key, None) or build_group(factors, self.num_nodes, form)
-            self._matrices[key], self._sent_bytes[key] = made, made.num_bytes
             if last - first > 1:
                 told = f"{tell_weights(made)}, {made.num_bytes:,} bytes"
                 self.decisions.append(f"snapshots {first} to {last - 1}: {told}")
-        known = self._matrices[key]
-        is_sent = known.device.type == "cpu"
-        self.moved_bytes += self._sent_bytes[key] if is_sent else 0
-        stays = keep and self.budget.take(self._sent_bytes[key])
-        if keep and not stays and self.device.type == "cuda" and not known.is_pinned:
-            # They are sent in every epoch, which nobody waits for from page-locked memory.
-            self._matrices[key] = known.to(torch.device("cpu")).pin_memory()
-        here = (self._matrices[key] if is_sent else known).to(self.device, non_blocking=True)
-        if stays:
-            self._resident.add(key)
-            self._matrices[key] = here
-        else:
-            if self._visited is None:
-                self._visiting.clear()
-            self._visiting[key] = range(first, last), here
-        return here
+            return made
+
+        return self.matrices.get(key, range(first, last), make, keep)
+
+    def settle(self, frames: Sequence[range], rows: Collection[tuple[Operator, bool]], reads_features: bool) -> None:
+        """Choose what stays on the device under a limit, now that it is known what an epoch reads.
+
+        Args:
+            frames: Snapshots of each frame, in order.
+            rows: Operators and weightings whose aggregated features are copied where they are not on the device.
+            reads_features: Whether features as they were given are.
+        """
+        if self.budget.limit is None:
+            return
+        count = count_entries(frames)
+        candidates = [
+            Candidate((0, time), size, size * count(range(time, time + 1)) * reads_features)
+            for time, size in self._given.list_sizes().items()
+        ]
+        for key, size in self._rows.list_sizes().items():
+            operator, weighted, time = key
+            copied = (operator, weighted) in rows
+            candidates.append(Candidate((1, key), size, size * count(range(time, time + 1)) * copied))
+        candidates += [c._replace(key=(2, c.key)) for c in self.matrices.list_candidates(count)]
+        caches = self._given, self._rows, self.matrices
+        chosen = choose_kept(candidates, self.budget.limit - self.budget.used + sum(c.device_bytes for c in caches))
+        # First others go, so that there is room for all that comes.
+        for change in ("keep_only", "bring"):
+            for number, cache in enumerate(caches):
+                getattr(cache, change)([c.key[1] for c in candidates if c.key in chosen and c.key[0] == number])
+        left = sum(c.saved_bytes for c in candidates if c.key not in chosen)
+        self.decisions.append(f"memory: of what frames bring, {left:,} bytes are copied in every epoch")
 
     def visit(self, times: range) -> None:
         """Say which snapshots a frame has: until the next one, matrices of others leave the device if the budget has no
         room for them.
         """
-        self._visited = times
-        low, high = min(times[0], times[-1]), max(times[0], times[-1]) + 1
-        self._visiting = {k: v for k, v in self._visiting.items() if v[0].start < high and low < v[0].stop}
+        self.matrices.visit(times)
+
+    def has_rows(self, operator: Operator, time: int, weighted: bool = True) -> bool:
+        """Whether the aggregated features of a snapshot are on the device."""
+        return self._rows.is_here((operator, weighted, time))
 
     def aggregate_features(self, operator: Operator, time: int, weighted: bool = True) -> Tensor:
         """The aggregated features of a snapshot, `[N, F]` (further dimensions flat) on the device; its whole group is
@@ -331,16 +339,16 @@ class SnapshotPlan:
         """Sizes: snapshots, nodes, edges; bytes of matrices, features and their aggregates held; bytes copied to the
         device so far (on a CPU, those that a device with memory of its own would be sent).
         """
-        held = {id(m): m.num_bytes for m in self._matrices.values()}
         return {
             "snapshots": len(self.parts),
             "nodes": self.num_nodes,
             "edges": sum(part.edge_index.shape[1] for part in self.parts),
-            "matrix_bytes": sum(held.values()),
+            "matrix_bytes": self.matrices.num_bytes,
             "aggregated_bytes": self._rows.device_bytes,
             "aggregated_host_bytes": self._rows.host_bytes,
             "feature_bytes": self._given.device_bytes,
-            "moved_bytes": self.moved_bytes + self.edges.moved_bytes + self._rows.moved_bytes + self._given.moved_bytes,
+            "moved_bytes": self.moved_bytes
+            + sum(counted.moved_bytes for counted in (self.edges, self.matrices, self._rows, self._given)),
         }
 
 

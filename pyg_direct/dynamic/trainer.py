@@ -170,6 +170,7 @@ class FrameTrainer:
             self.plan.timeline = given
         self.costs = meter.costs()
         self.plan.budget.need = max(cost.peak_bytes - cost.held_bytes for cost in self.costs)
+        self._frame.settle_frames()
         return mean
 
     def trace_epoch(self) -> Timeline:

@@ -1,0 +1,96 @@
+"""Matrices arrive as they were, whatever of them was not sent."""
+
+import pytest
+import torch
+
+from pyg_direct.dynamic.group import FORMS, build_group
+from pyg_direct.dynamic.operator import GCN, Mean, Sum
+from pyg_direct.dynamic.sent import Sent
+from pyg_direct.dynamic.snapshot import order_edges
+from tests.snapshots import make_snapshots
+
+NODES = 40
+
+
+def make_group(operator, form="mask", count=3, weighted=False, loops=False):
+    factors = []
+    for edges, weight in make_snapshots(NODES, 90, count, weighted=weighted):
+        edge_index = torch.from_numpy(edges)
+        # Each edge once, and no loops unless asked for.
+        edge_index = torch.unique(edge_index[:, edge_index[0] != edge_index[1]], dim=1)
+        weight = torch.rand(edge_index.shape[1]) if weighted else None
+        if loops:
+            edge_index = torch.cat([edge_index, torch.tensor([[3], [3]])], 1)
+            weight = None if weight is None else torch.cat([weight, torch.tensor([2.0])])
+        factors.append(operator.factorise(order_edges(edge_index, weight, NODES)))
+    return build_group(factors, NODES, form)
+
+
+def assert_equal(got, expected):
+    for name in ("row", "column", "diagonal"):
+        mine, theirs = getattr(got, name), getattr(expected, name)
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-6, atol=0)
+    for mine, theirs in zip(got.pieces, expected.pieces, strict=True):
+        assert mine.to(torch.device("cpu")).equals(theirs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_factors_of_edges_without_weights_are_not_sent(device, form, count):
+    group = make_group(GCN(), form, count)
+
+    sent = Sent.least(group)
+
+    assert (sent.makes_row, sent.makes_diagonal) == (True, True)
+    assert sent.num_bytes == group.num_bytes - 2 * 4 * NODES * count
+    got = sent.to(device).complete()
+    assert_equal(got, group)
+    assert got.column is got.row
+    assert got.device.type == device.type
+
+
+@pytest.mark.parametrize(
+    ("operator", "options", "expected"),
+    [
+        # Weights are summed in another order, and loops that are there weigh what they do.
+        (GCN(), {"weighted": True}, (False, True)),
+        (GCN(), {"weighted": True, "loops": True}, (False, False)),
+        (GCN(improved=True), {"weighted": True}, (False, False)),
+        # A loop that is there is the filled one.
+        (GCN(), {"loops": True}, (True, True)),
+        (GCN(add_self_loops=False), {}, (False, False)),
+        (GCN(normalize=False), {}, (False, False)),
+        (Mean(), {}, (False, False)),
+        (Sum(), {}, (False, False)),
+    ],
+)
+def test_what_does_not_follow_is_sent(device, operator, options, expected):
+    group = make_group(operator, **options)
+
+    sent = Sent.least(group)
+
+    assert (sent.makes_row, sent.makes_diagonal) == expected
+    assert_equal(sent.to(device).complete(), group)
+
+
+def test_a_number_that_differs_is_sent():
+    group = make_group(GCN())
+    group.row[5, 1] *= 1.001
+
+    sent = Sent.least(group)
+
+    assert (sent.makes_row, sent.makes_diagonal) == (False, False)
+    assert_equal(sent.complete(), group)
+
+
+@pytest.mark.gpu
+def test_page_locked_copies_arrive_equal():
+    group = make_group(GCN())
+
+    pinned = Sent.least(group).pin_memory()
+
+    assert pinned.matrices.is_pinned
+    assert pinned.pin_memory() is pinned
+    assert_equal(pinned.to(torch.device("cuda")).complete(), group)
