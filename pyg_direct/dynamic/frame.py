@@ -20,6 +20,8 @@ from pyg_direct.errors import PygDirectError
 
 # Of the free memory of a GPU, what copies that only save time may take.
 _SHARE = 0.2
+# Snapshots that are copied ahead at most, beside those of a frame: where an epoch begins anew, all are other ones.
+_AHEAD = 2
 
 
 class NotReplayableError(PygDirectError, RuntimeError):
@@ -110,11 +112,19 @@ class FramePlan(SnapshotPlan):
         return self._sources["x"]
 
     def prefetch(self) -> None:
-        """Begin to copy what the next frame has and this one has not."""
-        following = self.first + self.window
-        if following < len(self.times):
+        """Begin to copy what the next frame has and this one has not; behind the last one that is the first."""
+        last = len(self.times) - self.window
+        following = self.first + 1 if self.first < last else 0
+        fresh = [n for n in range(following, following + self.window) if not 0 <= n - self.first < self.window]
+        for number in fresh[:_AHEAD]:
+            time = self.times[number]
+            for operator, weighted in self._multiplied:
+                if self._slots.get((operator, weighted)) is None:
+                    self.real.prefetch_matrices(operator, time, weighted)
+            if self._features is not None:
+                self.real.prefetch_given(time)
             for operator, weighted in self._windows.keys() - self._derived:
-                self.real.prefetch_features(operator, self.times[following], weighted)
+                self.real.prefetch_features(operator, time, weighted)
 
     def settle_frames(self) -> None:
         """Choose what stays on the device under a limit, when all frames were trained on once.

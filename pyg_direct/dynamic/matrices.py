@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable
+from functools import partial
 
 import torch
 
 from pyg_direct.dynamic.cache import Budget
+from pyg_direct.dynamic.copies import Coming, CopyStream
 from pyg_direct.dynamic.limit import Candidate
 from pyg_direct.dynamic.sent import Sent
+from pyg_direct.dynamic.timeline import Timeline
 from pyg_direct.ops.snapshots import SnapshotMatrices
 
 
@@ -18,14 +21,15 @@ class MatrixCache:
     Args:
         device: Where they are used.
         budget: Of what stays there.
+        copies: Brings what was begun before it is asked for.
 
     Attributes:
         sent_bytes: What sending takes, by key.
         moved_bytes: Copied from host memory to the device so far; on a CPU, what a device of its own would be sent.
     """
 
-    def __init__(self, device: torch.device, budget: Budget) -> None:
-        self._device, self._budget = device, budget
+    def __init__(self, device: torch.device, budget: Budget, copies: CopyStream) -> None:
+        self._device, self._budget, self._copies = device, budget, copies
         self.sent_bytes: dict[Hashable, int] = {}
         self.moved_bytes = 0
         # Those that stay, and what the others are sent of; with a limit all, as one that stays may have to leave.
@@ -34,6 +38,8 @@ class MatrixCache:
         # Those that the budget has no room for, on the device while their snapshots are being trained on: a frame asks
         # for them forwards and backwards, and so do the next ones.
         self._visiting: dict[Hashable, tuple[range, SnapshotMatrices]] = {}
+        # Those that were begun to be copied.
+        self._coming: dict[Hashable, Coming[Sent]] = {}
         # The snapshots of the frame; None without frames.
         self._visited: range | None = None
         # What each takes on the device, as far as is known, and snapshots of those that were asked for to be kept.
@@ -83,6 +89,17 @@ class MatrixCache:
             self._visiting[key] = times, here
         return here
 
+    def prefetch(self, key: Hashable, timeline: Timeline | None = None) -> None:
+        """Begin to copy matrices that have been asked for before and are not on the device, beside what it computes."""
+        is_there = key in self._here or key in self._visiting or key in self._coming
+        if is_there or key not in self._asked or not self._copies.is_apart:
+            return
+        sent = self._there[key]
+        if sent.device.type == "cpu" and self._device.type == "cuda":
+            # Else the host would wait, and the copy with it.
+            self._there[key] = sent = sent.pin_memory()
+        self._coming[key] = self._copies.begin(partial(sent.to, self._device), timeline)
+
     def _bring(self, key: Hashable, again: bool) -> SnapshotMatrices:
         """A copy on the device of what is elsewhere; `again` tells that it will be sent in every epoch."""
         sent = self._there[key]
@@ -92,7 +109,9 @@ class MatrixCache:
             # Which nobody waits for from page-locked memory.
             self._there[key] = pinned = sent.pin_memory()
             sent = pinned if is_sent else sent
-        return sent.to(self._device).complete()
+        coming = self._coming.pop(key, None)
+        # What was left out is made by the stream that computes.
+        return (sent.to(self._device) if coming is None else coming.take(self._device)).complete()
 
     def visit(self, times: range) -> None:
         """Say which snapshots a frame has: until the next one, matrices of others leave the device if the budget has no
@@ -101,12 +120,20 @@ class MatrixCache:
         self._visited = times
         low, high = min(times[0], times[-1]), max(times[0], times[-1]) + 1
         self._weigh()
-        self._visiting = {k: v for k, v in self._visiting.items() if v[0].start < high and low < v[0].stop}
+
+        def has(seen: range) -> bool:
+            return seen.start < high and low < seen.stop
+
+        self._visiting = {key: known for key, known in self._visiting.items() if has(known[0])}
+        # Of a frame that did not follow.
+        self._coming = {key: coming for key, coming in self._coming.items() if has(self._asked[key])}
 
     def _weigh(self) -> None:
         """Count again what is on the device: gradients add edges by source."""
         for key, (_, matrices) in self._visiting.items():
             self._held[key] = matrices.num_bytes
+            if matrices.is_symmetric and key in self._there:
+                self._there[key] = self._there[key]._replace(is_symmetric=True)
         for key, matrices in self._here.items():
             self._budget.used += matrices.num_bytes - self._held[key]
             self._held[key] = matrices.num_bytes

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyg_direct.dynamic.ahead import Ahead
 from pyg_direct.dynamic.cache import Budget, RowCache
+from pyg_direct.dynamic.copies import CopyStream
 from pyg_direct.dynamic.edges import Parts, SequenceEdges
 from pyg_direct.dynamic.group import GROUP_SIZES, build_group, tell_weights
 from pyg_direct.dynamic.limit import Candidate, choose_kept, count_entries
@@ -57,11 +58,12 @@ class SnapshotPlan:
         self.budget = Budget(memory, device)
         self._ahead = Ahead()
         self.edges = SequenceEdges(self.parts, self.num_nodes, device, self.budget, self._ahead)
-        self.matrices = MatrixCache(device, self.budget)
+        self.copies = CopyStream(device)
+        self.matrices = MatrixCache(device, self.budget, self.copies)
         # Matrices that a thread built before they were asked for.
         self._built: dict[Hashable, SnapshotMatrices] = {}
         self.timeline: Timeline | None = None
-        self._rows, self._given = RowCache(device, self.budget), RowCache(device, self.budget)
+        self._rows, self._given = (RowCache(device, self.budget, self.copies) for _ in range(2))
         # The groups that were chosen, by operator, weighting and eight of snapshots; and the choices in words.
         self._groups: dict[Hashable, list[Option]] = {}
         self.decisions: list[str] = []
@@ -234,6 +236,18 @@ class SnapshotPlan:
     def prefetch_features(self, operator: Operator, time: int, weighted: bool = True) -> None:
         """Begin to copy aggregated features that are soon asked for, beside what the device computes."""
         self._rows.prefetch((operator, weighted, time), self.timeline)
+
+    def prefetch_given(self, time: int) -> None:
+        """Begin to copy features that were read before, beside what the device computes."""
+        self._given.prefetch(time, self.timeline)
+
+    def prefetch_matrices(self, operator: Operator, time: int, weighted: bool = True) -> None:
+        """Begin to copy the matrices of a snapshot's group, if they were before, beside what the device computes."""
+        known = self._groups.get((operator, weighted, self._find_block(time)[0]), ())
+        for group in known:
+            if group.first <= time < group.last:
+                factors = [self.factorise(operator, t, weighted) for t in range(group.first, group.last)]
+                self.matrices.prefetch(_matrices_key(group.form, factors), self.timeline)
 
     def read_features(self, time: int) -> Tensor:
         """The features of a snapshot on the device, kept there while the budget lasts.

@@ -7,7 +7,7 @@ these edges, and its diagonal is their square. Whether this is so is seen from t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +22,13 @@ class Sent(NamedTuple):
         matrices: What is sent.
         makes_row: Whether `row`, which is also `column`, is the inverse root of a node's edges and one.
         makes_diagonal: Whether `diagonal` is the square of `row`.
+        is_symmetric: Whether edges by source are known to be those by target, so that nobody asks again.
     """
 
     matrices: SnapshotMatrices
     makes_row: bool = False
     makes_diagonal: bool = False
+    is_symmetric: bool = False
 
     @classmethod
     def least(cls, matrices: SnapshotMatrices) -> Sent:
@@ -67,6 +69,10 @@ class Sent(NamedTuple):
         """A copy on a device, or this where it is there; from page-locked memory nobody waits for it."""
         return self._replace(matrices=self.matrices.to(device, non_blocking=True))
 
+    def record_stream(self, stream: Any) -> None:
+        """As of a tensor."""
+        self.matrices.record_stream(stream)
+
     def complete(self) -> SnapshotMatrices:
         """The matrices with all factors, where they are."""
         made = self.matrices
@@ -76,7 +82,7 @@ class Sent(NamedTuple):
         if self.makes_diagonal:
             assert made.row is not None, "a diagonal is left out for what rows are scaled with"
             made = replace(made, diagonal=made.row * made.row)
-        return made
+        return replace(made, _by_source=made.pieces) if self.is_symmetric else made
 
 
 def _make_row(matrices: SnapshotMatrices) -> Tensor:

@@ -150,9 +150,10 @@ class FrameTrainer:
             with nullcontext() if meter is None else meter.measure(self._times[first]):
                 with trace(timeline, "move"):
                     self._frame.move(first)
+                # Before passes that the host is long in queueing.
+                self._frame.prefetch()
                 with trace(timeline, "passes"):
                     total += self._run_frame()
-                self._frame.prefetch()
                 if self._captured_step is None:
                     with trace(timeline, "step"):
                         self.optimizer.step()

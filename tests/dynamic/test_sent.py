@@ -3,10 +3,14 @@
 import pytest
 import torch
 
+from pyg_direct.dynamic.cache import Budget
+from pyg_direct.dynamic.copies import CopyStream
 from pyg_direct.dynamic.group import FORMS, build_group
+from pyg_direct.dynamic.matrices import MatrixCache
 from pyg_direct.dynamic.operator import GCN, Mean, Sum
 from pyg_direct.dynamic.sent import Sent
 from pyg_direct.dynamic.snapshot import order_edges
+from pyg_direct.ops.sliced import SlicedCSR
 from tests.snapshots import make_snapshots
 
 NODES = 40
@@ -83,6 +87,29 @@ def test_a_number_that_differs_is_sent():
 
     assert (sent.makes_row, sent.makes_diagonal) == (False, False)
     assert_equal(sent.complete(), group)
+
+
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_edges_that_are_symmetric_are_turned_once(device, monkeypatch, is_symmetric):
+    edges = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2 if is_symmetric else 0]])
+    group = build_group([GCN().factorise(order_edges(edges, None, NODES))], NODES)
+    budget = Budget(0)
+    matrices, calls = MatrixCache(torch.device(device), budget, CopyStream(torch.device(device))), []
+    real = SlicedCSR.transpose
+    monkeypatch.setattr(SlicedCSR, "transpose", lambda piece: calls.append(1) or real(piece))
+    turned = []
+
+    for _ in range(3):
+        # The frame before was of other snapshots.
+        matrices.visit(range(5, 6))
+        matrices.visit(range(1))
+        here = matrices.get("a", range(1), lambda: group)
+        turned.append(here.by_source())
+
+    assert len(calls) == (1 if is_symmetric else 3)
+    assert all(a.equals(b) for parts in turned for a, b in zip(parts, turned[0], strict=True))
+    assert (turned[0] is group.pieces or turned[0][0].equals(group.pieces[0].to(device))) == is_symmetric
+    assert budget.used == 0
 
 
 @pytest.mark.gpu
