@@ -66,12 +66,14 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     all_edges = union.keys.numel()
 
     def sum_up(parts: Sequence[tuple[int, int, float]], num_tests: int, num_bytes: int) -> float:
-        copied = speeds.send_seconds + num_bytes / speeds.bytes_per_second if speeds.bytes_per_second else 0.0
+        others = max(0, sum(count > 0 for count, _, _ in parts) - 1)
+        copied = 0.0
+        if speeds.bytes_per_second:
+            copied = speeds.send_seconds + others * speeds.send_more_seconds + num_bytes / speeds.bytes_per_second
         # The row that a slice is added to takes as long as that of an edge.
         work = sum(speeds.add_up(count + slices, width, footprint) for count, slices, width in parts)
-        launches = (sum(count > 0 for count, _, _ in parts) - 1) * speeds.launch_seconds
         work += num_nodes * size * channels * speeds.per_number(footprint) + num_tests * speeds.test_seconds
-        return work + speeds.call_seconds + max(0.0, launches) + copied
+        return work + speeds.call_seconds + others * speeds.launch_seconds + copied
 
     rest = num_edges - size * shared
     slices, shared_slices, rest_slices = (

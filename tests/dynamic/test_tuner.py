@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.dynamic import stream
+from pyg_direct.dynamic import speeds, stream
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.dynamic.operator import Factors
 from pyg_direct.dynamic.speeds import Speeds, find_speeds, level
@@ -199,6 +199,44 @@ def test_what_is_made_on_the_device_is_not_sent():
     )
 
     assert sent.seconds - there.seconds == pytest.approx(1e-3 + 5e5 / 5e10)
+
+
+def test_a_second_structure_is_sent_too():
+    union = unite(make_keys(2, 0.5))
+
+    (mask, split), (free_mask, free_split), (_, there) = (
+        expect_options(union, 200_000, 16, 0, replace(SPEEDS, send_more_seconds=more, bytes_per_second=rate))
+        for more, rate in ((1e-3, 5e10), (0.0, 5e10), (1e-3, 0.0))
+    )
+
+    assert mask.seconds == free_mask.seconds
+    assert split.seconds - free_split.seconds == pytest.approx(1e-3)
+    # What is made on the device is not sent.
+    assert there.seconds < free_split.seconds
+    # Where all is shared, there is none.
+    alike = unite(make_keys(2, 0.0))
+    sent = [expect_options(alike, 200_000, 16, 0, replace(SPEEDS, send_more_seconds=more))[1] for more in (1e-3, 0.0)]
+    assert sent[0].seconds == sent[1].seconds
+
+
+def test_calls_of_a_sequence_are_not_awaited_one_by_one(monkeypatch):
+    # The device is done 5 s after it was asked, the host asks for something every 1 s.
+    clock, done = [0.0], [0.0]
+
+    def ask():
+        clock[0] += 1
+        done[0] = max(done[0], clock[0] + 4)
+
+    def wait(work, device):
+        begin = clock[0]
+        work()
+        clock[0] = max(clock[0], done[0])
+        return clock[0] - begin
+
+    monkeypatch.setattr(speeds, "_run", wait)
+
+    assert speeds._time(ask, torch.device("cpu")) == 5
+    assert speeds._time_in_turn(ask, torch.device("cpu"), 16) == (16 + 4) / 16
 
 
 def test_threads_begin_once_for_each_structure():
