@@ -30,7 +30,7 @@ _EDGES = {"cpu": 20_000, "cuda": 1_000_000}
 _MANY = {"cpu": 200_000, "cuda": 10_000_000}
 _PRODUCTS = {"cpu": SMALL, "cuda": 2**22}
 # Of how they are measured.
-_VERSION = {"cpu": 7, "cuda": 7}
+_VERSION = {"cpu": 7, "cuda": 8}
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Speeds:
         threads_seconds: Of letting all threads of a CPU begin with a structure.
         seconds_of_number: Of a number of the features, whatever the edges: laid beside those of other snapshots,
             scaled, and laid apart again; as `footprints` tells.
+        is_queued: Whether the device works while the host asks for what follows.
     """
 
     seconds_of_edge: tuple[tuple[float, ...], ...]
@@ -65,6 +66,11 @@ class Speeds:
     send_more_seconds: float = 0.0
     threads_seconds: float = 0.0
     seconds_of_number: tuple[float, ...] = (0.0, 0.0, 0.0)
+    is_queued: bool = False
+
+    def together(self, host: float, device: float) -> float:
+        """Seconds that one group of a sequence adds, of what the host does for it and the device."""
+        return max(host, device) if self.is_queued else host + device
 
     def add_up(self, num_edges: int, width: float, footprint: int) -> float:
         """Seconds of so many edges in one structure."""
@@ -134,7 +140,7 @@ def _measure(device: torch.device) -> Speeds:
         host = torch.zeros(1 << 24, dtype=torch.uint8)
         rate = host.numel() / _time(partial(host.to, device), device)
     return Speeds(table, test, call, max(0.0, two - call), rate, few, _FOOTPRINTS[device.type], send, more, threads,
-                  tuple(numbers))  # fmt: skip
+                  tuple(numbers), device.type == "cuda")  # fmt: skip
 
 
 def _measure_edges(device: torch.device) -> tuple[tuple[tuple[float, ...], ...], float, float, float]:

@@ -73,7 +73,7 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
         # The row that a slice is added to takes as long as that of an edge.
         work = sum(speeds.add_up(count + slices, width, footprint) for count, slices, width in parts)
         work += num_nodes * size * channels * speeds.per_number(footprint) + num_tests * speeds.test_seconds
-        return work + speeds.call_seconds + others * speeds.launch_seconds + copied
+        return speeds.together(speeds.call_seconds + others * speeds.launch_seconds + copied, work)
 
     rest = num_edges - size * shared
     slices, shared_slices, rest_slices = (

@@ -83,7 +83,7 @@ def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
     assert find_speeds(device) == speeds
     assert all(seconds > 0 for row in speeds.seconds_of_edge for seconds in row)
     assert speeds.call_seconds > 0
-    assert (speeds.bytes_per_second > 0) == (device.type == "cuda")
+    assert (speeds.bytes_per_second > 0) == speeds.is_queued == (device.type == "cuda")
 
 
 def test_speeds_lie_between_those_measured():
@@ -237,6 +237,22 @@ def test_calls_of_a_sequence_are_not_awaited_one_by_one(monkeypatch):
 
     assert speeds._time(ask, torch.device("cpu")) == 5
     assert speeds._time_in_turn(ask, torch.device("cpu"), 16) == (16 + 4) / 16
+
+
+def test_a_device_works_while_the_host_asks_for_more():
+    union = unite(make_keys(1, 0.0))
+    slow_host, slow_device = (
+        replace(SPEEDS, call_seconds=call, bytes_per_second=0.0, is_queued=True) for call in (1.0, 1e-6)
+    )
+    work = 100_000 * SPEEDS.per_edge(16)
+
+    (by_host,), (by_device,), (apart,) = (
+        expect_options(union, 100_000, 16, 0, known)
+        for known in (slow_host, slow_device, replace(slow_device, is_queued=False))
+    )
+
+    assert (by_host.seconds, by_device.seconds) == pytest.approx((1.0, work))
+    assert apart.seconds == pytest.approx(work + 1e-6)
 
 
 def test_threads_begin_once_for_each_structure():
