@@ -17,7 +17,7 @@ from torch import Tensor
 from pyg_direct.dynamic.ahead import Ahead
 from pyg_direct.dynamic.cache import Budget, RowCache
 from pyg_direct.dynamic.copies import CopyStream
-from pyg_direct.dynamic.edges import Parts, SequenceEdges
+from pyg_direct.dynamic.edges import Parts, SequenceEdges, find_alike
 from pyg_direct.dynamic.group import GROUP_SIZES, build_group, tell_weights
 from pyg_direct.dynamic.limit import Candidate, choose_kept, count_entries
 from pyg_direct.dynamic.matrices import MatrixCache
@@ -82,7 +82,7 @@ class SnapshotPlan:
         """The snapshots among which groups are chosen, or the group where its size is given."""
         size = self.group_size if isinstance(self.group_size, int) else MAX_GROUP
         first = time - time % size
-        return _find_alike(self.parts, time, first, min(first + size, len(self.parts)))
+        return find_alike(self.parts, time, first, min(first + size, len(self.parts)))
 
     def _find_group(self, operator: Operator, time: int, weighted: bool) -> Option:
         """The group that a snapshot is aggregated with."""
@@ -90,30 +90,34 @@ class SnapshotPlan:
         key = operator, weighted, low
         if key not in self._groups:
             ready = self._ahead.finish(key)
-            chosen, built = self._choose(operator, low, high, weighted, self._limit(time)) if ready is None else ready
+            chosen, built = (
+                self._choose(operator, low, high, weighted, self._tell_speeds(time)) if ready is None else ready
+            )
             self._groups[key] = chosen
             self._built.update(built)
             if self.group_size == "auto" and high - low > 1:
                 self.decisions += map(str, chosen)
         return next(option for option in self._groups[key] if option.first <= time < option.last)
 
-    def _limit(self, time: int) -> tuple[Speeds | None, int]:
-        """Speeds of the device, where a choice needs them, and the largest group that memory allows."""
+    def _tell_speeds(self, time: int) -> Speeds | None:
+        """Speeds of the device, where a choice needs them."""
         low, high = self._find_block(time)
-        x = self.parts[time].x
-        if isinstance(self.group_size, int) or high - low == 1 or x is None:
-            return None, MAX_GROUP
-        largest = MAX_GROUP
-        if self.budget.limit is not None:
-            # What goes in and comes out lies on the device at once.
-            row_bytes = 8 * self.num_nodes * max(1, x.shape[1:].numel())
-            largest = max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // row_bytes))
-        return self.edges.tell_speeds(find_speeds(self.device)), largest
+        if isinstance(self.group_size, int) or high - low == 1 or self.parts[time].x is None:
+            return None
+        return self.edges.tell_speeds(find_speeds(self.device))
 
-    def _choose(self, operator: Operator, low: int, high: int, weighted: bool, limit: tuple[Speeds | None, int],
+    def _count_at_once(self, time: int) -> int:
+        """Snapshots whose features memory lets be aggregated at once."""
+        x = self.parts[time].x
+        if x is None or self.budget.limit is None:
+            return MAX_GROUP
+        # What goes in and comes out lies on the device at once.
+        row_bytes = 8 * self.num_nodes * max(1, x.shape[1:].numel())
+        return max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // row_bytes))
+
+    def _choose(self, operator: Operator, low: int, high: int, weighted: bool, speeds: Speeds | None,
                 build: bool = False) -> tuple[list[Option], dict[Hashable, SnapshotMatrices]]:  # fmt: skip
         """The groups of snapshots [low, high), and with `build` the matrices of each, on the host."""
-        speeds, largest = limit
         factors = [self.factorise(operator, t, weighted) for t in range(low, high)]
         x = self.parts[low].x
         if speeds is None or x is None:
@@ -122,7 +126,7 @@ class SnapshotPlan:
             weights = int(any(f.weight is not None for f in factors))
             channels = x.shape[1:].numel()
             keys = [f.keys for f in factors]
-            chosen = choose_groups(keys, channels, speeds, low, weights, largest, self.num_nodes, find_stacked(factors))
+            chosen = choose_groups(keys, channels, speeds, low, weights, self.num_nodes, find_stacked(factors))
         built = {}
         for option in chosen if build else ():
             group = factors[option.first - low : option.last - low]
@@ -136,7 +140,7 @@ class SnapshotPlan:
         low, high = self._find_block(time)
         key = operator, weighted, low
         if key not in self._groups:
-            work = partial(self._choose, operator, low, high, weighted, self._limit(time), True)
+            work = partial(self._choose, operator, low, high, weighted, self._tell_speeds(time), True)
             self._ahead.begin(key, work, self.timeline)
 
     def get_matrices(self, operator: Operator, first: int, last: int, weighted: bool = True,
@@ -290,11 +294,19 @@ class SnapshotPlan:
         raise NotImplementedError("only plans of frames have windows")
 
     def _compute(self, operator: Operator, first: int, last: int, weighted: bool, form: str) -> list[Tensor]:
+        count, out = self._count_at_once(first), list[Tensor]()
+        for low in range(first, last, count):
+            out += self._compute_part(operator, range(first, last), range(low, min(low + count, last)), weighted, form)
+        return out
+
+    def _compute_part(self, operator: Operator, group: range, times: range, weighted: bool, form: str) -> list[Tensor]:
+        """Aggregated features of some snapshots of a group."""
         features = []
-        for part in self.parts[first:last]:
-            if part.x is None:
+        for time in times:
+            x = self.parts[time].x
+            if x is None:
                 raise ArgumentError("x must be features of every snapshot that a layer aggregates, got None")
-            rows = part.x.reshape(part.x.shape[0], -1)
+            rows = x.reshape(x.shape[0], -1)
             features.append(F.pad(rows, (0, 0, 0, self.num_nodes - rows.shape[0])))
         # The snapshots of a node side by side, so that one read brings them all.
         packed = torch.stack(features, dim=1)
@@ -304,9 +316,10 @@ class SnapshotPlan:
         # Layers that follow may ask for them again; if none does, a bounded budget is for the rows.
         keep = self.budget.limit is None
         with torch.no_grad():
-            out = aggregate_snapshots(packed, self.get_matrices(operator, first, last, weighted, form, keep))
+            matrices = self.get_matrices(operator, group.start, group.stop, weighted, form, keep)
+            out = aggregate_snapshots(packed, matrices, times.start - group.start)
         apart = out.transpose(0, 1).contiguous()
-        return [rows[: part.num_nodes] for rows, part in zip(apart.unbind(0), self.parts[first:last], strict=True)]
+        return [rows[: self.parts[time].num_nodes] for rows, time in zip(apart.unbind(0), times, strict=True)]
 
     def keep(self, key: Hashable, time: int, make: Callable[[], Any]) -> Any:
         """What `make()` gives for a snapshot, which must depend on nothing else; kept while the budget lasts."""
@@ -375,17 +388,3 @@ def _count_bytes(made: Any) -> int:
     if isinstance(made, (list, tuple)):
         return sum(map(_count_bytes, made))
     return made.num_bytes if isinstance(made, SnapshotMatrices) else made.numel() * made.element_size()
-
-
-def _find_alike(parts: Sequence[Parts], time: int, first: int, last: int) -> tuple[int, int]:
-    """The snapshots around `time` in [first, last) whose features have its width and that have any."""
-
-    def width(part: Parts) -> Any:
-        return None if part.x is None else (part.x.shape[1:], part.x.dtype)
-
-    low, high = time, time + 1
-    while low > first and width(parts[low - 1]) == width(parts[time]):
-        low -= 1
-    while high < last and width(parts[high]) == width(parts[time]):
-        high += 1
-    return low, high

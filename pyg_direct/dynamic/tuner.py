@@ -104,7 +104,7 @@ def _expect_slices(num_edges: int, num_rows: int) -> int:
 
 
 def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: int = 0, num_weights: int = 0,
-                  largest: int = 8, num_nodes: int = 0, is_stacked: bool = False) -> list[Option]:  # fmt: skip
+                  num_nodes: int = 0, is_stacked: bool = False) -> list[Option]:  # fmt: skip
     """The options that together take the least for consecutive snapshots.
 
     Args:
@@ -113,7 +113,6 @@ def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: 
         speeds: Of the device.
         first: Number of the first snapshot.
         num_weights: Weights of an edge in a snapshot, 0 or 1.
-        largest: Snapshots of a group at most, where memory bounds it.
         num_nodes: N; 0 where rows are few.
         is_stacked: Whether edges have a weight of their own for each snapshot.
     """
@@ -134,7 +133,7 @@ def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: 
                 union, num_edges, channels, apart[0].first, speeds, num_weights, num_nodes, is_stacked
             )
             best = min(options, key=lambda option: option.seconds)
-            whole = union.num_snapshots <= largest and best.seconds <= sum(option.seconds for option in apart)
+            whole = best.seconds <= sum(option.seconds for option in apart)
             merged.append((union, num_edges, [best] if whole else apart))
         groups = merged + groups[2 * len(merged) :]
     return groups[0][2]

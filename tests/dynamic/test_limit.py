@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_direct.dynamic import stream
+from pyg_direct.dynamic import plan, stream
 from pyg_direct.dynamic.limit import Candidate, choose_kept, count_entries
 from tests.frames import NODES, TIMES, make_signal, make_trainer
 
@@ -98,6 +98,22 @@ def test_what_a_window_has_at_the_end_of_an_epoch_stays_in_it(device):
 
     # Of the four others one is kept.
     assert trainer.history[-1]["moved_bytes"] == 3 * NODES * 4 * 4
+
+
+@pytest.mark.parametrize(("memory", "sizes"), [(8, [4, 2, 1]), (3, [1] * 7), (100, [4, 3])])
+def test_memory_bounds_how_many_are_aggregated_at_once_and_not_how_many_share_edges(device, monkeypatch, memory, sizes):
+    given = stream(make_signal(), device, memory=memory * NODES * 16, keep="host", group_size=4)
+    operator, seen = make_trainer("TGCN", make_signal()).model.cell.operator, []
+    real = plan.aggregate_snapshots
+    monkeypatch.setattr(plan, "aggregate_snapshots", lambda x, *rest: seen.append(x.shape[1]) or real(x, *rest))
+
+    rows = [given.plan.aggregate_features(operator, t) for t in range(TIMES)]
+
+    assert seen == sizes
+    assert len(given.plan.matrices.sent_bytes) == 2
+    free = stream(make_signal(), device, group_size=1).plan
+    for t, part in enumerate(rows):
+        torch.testing.assert_close(part, free.aggregate_features(operator, t), rtol=1e-5, atol=1e-6)
 
 
 def test_features_of_several_dimensions_are_aggregated_where_they_lie(device):

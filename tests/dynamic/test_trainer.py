@@ -78,7 +78,8 @@ def test_memory_changes_nothing_but_what_is_moved(device, memory):
 def test_features_come_before_structures_in_memory(device, name, kept, made):
     # Room for what the model reads of all snapshots; aggregated rows are made of features where these are read too.
     rows = TIMES * NODES * 4 * 4
-    trainer = make_trainer(name, make_signal(), device=device, memory=rows, **NO_REPLAY[device.type])
+    given = stream(make_signal(), device, memory=rows, keep="host", group_size=2)
+    trainer = make_trainer(name, given, device=device, **NO_REPLAY[device.type])
 
     trainer.fit(3)
 

@@ -41,12 +41,6 @@ def test_what_shares_nothing_is_not_read_for_others():
     assert sum(option.seconds for option in options) <= apart
 
 
-def test_memory_bounds_groups():
-    options = choose_groups(make_keys(8, 0.0), 1, SPEEDS, first=16, largest=3)
-
-    assert [(option.first, option.last) for option in options] == [(16, 18), (18, 20), (20, 22), (22, 24)]
-
-
 @given(count=st.integers(1, 8), change=st.floats(0, 1), channels=st.integers(1, 64))
 def test_choice_is_the_best_of_all_nested_ones(count, change, channels):
     keys = make_keys(count, change, 1000)
