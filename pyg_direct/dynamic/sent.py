@@ -1,7 +1,8 @@
 """Matrices of snapshots as they are sent: without factors that the device makes of what is sent anyway.
 
-The factors of a normalised convolution of edges without weights are the inverse roots of degrees, which are sums over
-these edges, and its diagonal is their square. Whether this is so is seen from the numbers, which must be equal.
+The factors of a normalised convolution of edges without weights, or with small whole ones, as of edges that were given
+several times, are the inverse roots of degrees, which are sums over these edges, and its diagonal is their square. That
+this is so is seen from the numbers, which must be equal. Small whole weights are sent as bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_direct.ops.sliced import SlicedCSR
 from pyg_direct.ops.snapshots import SnapshotMatrices, multiply_snapshots
 
 
@@ -38,11 +40,13 @@ class Sent(NamedTuple):
         makes_row = (
             row is not None
             and matrices.column is row
-            and all(piece.weight is None for piece in matrices.pieces)
+            and all(piece.weight is None or _is_whole(piece.weight) for piece in matrices.pieces)
             and torch.equal(row, _make_row(matrices))
         )
         kept = replace(
             matrices,
+            pieces=tuple(map(_narrow, matrices.pieces)),
+            _by_source=None,
             row=None if makes_row else row,
             column=None if makes_row else matrices.column,
             diagonal=None if makes_diagonal else diagonal,
@@ -76,6 +80,8 @@ class Sent(NamedTuple):
     def complete(self) -> SnapshotMatrices:
         """The matrices with all factors, where they are."""
         made = self.matrices
+        if any(piece.weight is not None and piece.weight.dtype == torch.uint8 for piece in made.pieces):
+            made = replace(made, pieces=tuple(map(_widen, made.pieces)))
         if self.makes_row:
             row = _make_row(made)
             made = replace(made, row=row, column=row)
@@ -90,3 +96,19 @@ def _make_row(matrices: SnapshotMatrices) -> Tensor:
     bare = replace(matrices, row=None, column=None, diagonal=None)
     ones = torch.ones(bare.num_nodes, bare.num_snapshots, 1, device=bare.device)
     return (multiply_snapshots(ones, bare).squeeze(2) + 1).pow(-0.5)
+
+
+def _is_whole(weight: Tensor) -> bool:
+    """Whether weights are whole numbers that a byte holds; sums of 2**16 of them are exact."""
+    return torch.equal(weight.to(torch.uint8).to(weight.dtype), weight)
+
+
+def _narrow(piece: SlicedCSR) -> SlicedCSR:
+    """A structure with its weights as bytes, where they can be."""
+    weight = piece.weight
+    return piece if weight is None or not _is_whole(weight) else replace(piece, weight=weight.to(torch.uint8))
+
+
+def _widen(piece: SlicedCSR) -> SlicedCSR:
+    """A structure with its weights as fp32."""
+    return piece if piece.weight is None else replace(piece, weight=piece.weight.float())

@@ -79,6 +79,26 @@ def test_what_does_not_follow_is_sent(device, operator, options, expected):
     assert_equal(sent.to(device).complete(), group)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("largest", "is_byte"), [(3.0, True), (255.0, True), (256.0, False), (2.5, False), (-1.0, False)]
+)
+def test_small_whole_weights_are_sent_as_bytes(device, form, largest, is_byte):
+    edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    weights = [torch.tensor([1.0, 2.0, 1.0, largest]), torch.tensor([1.0, 1.0, 2.0, 1.0])]
+    group = build_group([GCN().factorise(order_edges(edges, weight, NODES)) for weight in weights], NODES, form)
+    held = sum(piece.weight.numel() for piece in group.pieces)
+
+    sent = Sent.least(group)
+
+    assert all((piece.weight.dtype == torch.uint8) == is_byte for piece in sent.matrices.pieces) or form == "split"
+    if is_byte:
+        assert sent.num_bytes == group.num_bytes - 3 * held - 2 * 4 * NODES * 2
+    got = sent.to(device).complete()
+    assert_equal(got, group)
+    assert all(piece.weight.dtype == torch.float32 for piece in got.pieces)
+
+
 def test_a_number_that_differs_is_sent():
     group = make_group(GCN())
     group.row[5, 1] *= 1.001
