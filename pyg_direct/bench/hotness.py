@@ -7,15 +7,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GraphSAGE
 
-from pyg_direct.bench.loader import run_steps, without_end
+from pyg_direct.bench.loader import make_step, run_steps, without_end
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock, wait_for_gpu
 from pyg_direct.features.expected import expected_reads
@@ -99,17 +96,7 @@ def measure_ranking(data: Data, train_idx: Tensor, num_classes: int, name: str, 
                               hotness=hotness)  # fmt: skip
 
     loader = make("degree")
-    first = next(iter(loader))
-    model = GraphSAGE(first.x.shape[1], 256, 3, num_classes).to(loader.device)
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def step(batch: Any) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                    num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-        F.cross_entropy(out, batch.y[: batch.batch_size].long()).backward()
-        optimizer.step()
-
+    step = make_step(next(iter(loader)), num_classes)
     times = run_steps(without_end(loader), step, batches)
     epoch = sorted(times)[len(times) // 2] * len(loader)
     for hotness in ("expected", "frequency"):

@@ -40,3 +40,35 @@ def test_a_topology_goes_to_the_gpu_where_it_leaves_half_of_little_memory(monkey
     monkeypatch.setattr(placed, "choose_host_memory", lambda index: "unified")
 
     assert placed.choose_placement(4000, GPU) == expected
+
+
+@pytest.mark.parametrize(("free", "offsets", "edge_ids"), [
+    (8 * 64, "cuda", "cuda"), (8 * 64 - 1, "unified", "cuda"), (8 * 32, "unified", "cuda"),
+    (8 * 32 - 1, "unified", "unified"),
+])  # fmt: skip
+def test_more_offsets_than_edges_leave_room_for_edge_ids(monkeypatch, places, free, offsets, edge_ids):
+    # 7 nodes have offsets of 64 bytes, 8 edges have ids of 32.
+    topo = CSRTopo(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0], [6, 5, 4, 3, 2, 1, 0, 1]]), num_nodes=7)
+    monkeypatch.setattr(placed, "free_bytes", lambda index: free)
+    monkeypatch.setattr(topology, "resolve_device", lambda device: GPU)
+
+    topo.place("unified", "cuda")
+
+    assert places == {"offsets": offsets, "neighbors": "unified", "edge ids": edge_ids}
+
+
+@pytest.mark.gpu
+def test_a_share_of_gpu_memory_below_the_topology_keeps_edge_ids_out_of_it():
+    torch.cuda.empty_cache()
+    topo, before = CSRTopo(torch.randint(1000, (2, 1 << 20)), num_nodes=1000), torch.cuda.memory_allocated()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((before + (7 << 20)) / total)
+    try:
+        got = topo.place("unified", "cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+    # Each takes 4 MiB, and 1 MiB would have been more than an eighth of what was left.
+    assert [block.placement for block in got.blocks] == ["unified", "unified"]
+    assert torch.cuda.memory_allocated() - before < 1 << 20
+    assert torch.equal(got.edge_ids.cpu(), topo.eid)

@@ -7,7 +7,6 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError
-from pyg_direct.graph import placed, topology
 from pyg_direct.graph.topology import CSRTopo
 from tests.graphs import GRAPHS, Graph, make_graph, odd_graphs
 from tests.reference.compress import compress
@@ -365,41 +364,3 @@ def test_an_adjacency_compressed_by_column_is_refused_in_data():
 
     with pytest.raises(ArgumentError, match=r"data.adj_t must be compressed by row; call to_sparse_csr\(\)"):
         CSRTopo(data)
-
-
-@pytest.mark.parametrize(("free", "offsets", "edge_ids"), [(8 * 64, "cuda", "cuda"), (8 * 64 - 1, "unified", "cuda"),
-                                                           (8 * 32, "unified", "cuda"), (8 * 32 - 1, "unified",
-                                                                                         "unified")])  # fmt: skip
-def test_what_gpu_memory_is_too_short_for_lives_with_the_neighbors(monkeypatch, free, offsets, edge_ids):
-    # 7 nodes have offsets of 64 bytes, 8 edges have ids of 32.
-    topo = CSRTopo(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0], [6, 5, 4, 3, 2, 1, 0, 1]]), num_nodes=7)
-    asked = {}
-
-    def place_array(source, placement, device, what):
-        asked[what] = placement
-        return source, source, None
-
-    monkeypatch.setattr(topology, "resolve_device", lambda device: torch.device("cuda", 0))
-    monkeypatch.setattr(topology, "place_array", place_array)
-    monkeypatch.setattr(placed, "free_bytes", lambda index: free)
-
-    topo.place("unified", "cuda")
-
-    assert asked == {"offsets": offsets, "neighbors": "unified", "edge ids": edge_ids}
-
-
-@pytest.mark.gpu
-def test_a_share_of_gpu_memory_below_the_topology_keeps_edge_ids_out_of_it():
-    torch.cuda.empty_cache()
-    topo, before = CSRTopo(torch.randint(1000, (2, 1 << 20)), num_nodes=1000), torch.cuda.memory_allocated()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((before + (7 << 20)) / total)
-    try:
-        got = topo.place("unified", "cuda")
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-    # Each takes 4 MiB, and 1 MiB would have been more than an eighth of what was left.
-    assert [block.placement for block in got.blocks] == ["unified", "unified"]
-    assert torch.cuda.memory_allocated() - before < 1 << 20
-    assert torch.equal(got.edge_ids.cpu(), topo.eid)
