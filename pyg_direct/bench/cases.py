@@ -18,6 +18,7 @@ from pyg_direct.bench.beside import (
     measure_tables,
 )
 from pyg_direct.bench.clients import measure_clients
+from pyg_direct.bench.clique import measure_clique
 from pyg_direct.bench.convolutions import measure_convolutions
 from pyg_direct.bench.disk import measure_disk_feature, measure_disk_rows, measure_disk_training
 from pyg_direct.bench.dist_accuracy import measure_dist_accuracy
@@ -42,6 +43,7 @@ from pyg_direct.bench.hetero import (
 from pyg_direct.bench.hotness import make_skewed_graph, measure_drift, measure_hit_rates, measure_ranking
 from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from pyg_direct.bench.launch import measure_launch
+from pyg_direct.bench.link_share import measure_link_share
 from pyg_direct.bench.loader import measure_loader, measure_python_time
 from pyg_direct.bench.memory import measure_host_memory
 from pyg_direct.bench.mixed import measure_mixed
@@ -59,7 +61,9 @@ from pyg_direct.bench.sharded import measure_sharded
 from pyg_direct.bench.shared_start import measure_shared_start
 from pyg_direct.bench.startup import measure_startup
 from pyg_direct.bench.typed import make_mag
+from pyg_direct.bench.typed_steps import measure_typed_steps
 from pyg_direct.bench.unified import measure_figure_6, measure_figure_7, measure_indexing
+from pyg_direct.bench.whole import measure_whole_graphs
 from pyg_direct.datasets import NodeDataset, load_folder, synthetic_graph
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
@@ -131,6 +135,24 @@ def convolutions(scale: float) -> Iterator[Row]:
     yield from measure_convolutions(_sample_batch(_make_graph(scale)), _name(scale))
 
 
+def link_share(scale: float) -> Iterator[Row]:
+    """What rows read from the host take from a replayed step beside them, by the blocks that read."""
+    resolve_device("cuda")
+    graph = _make_graph(scale)
+    yield from measure_link_share(graph.to_data(), graph.train_idx, graph.num_classes, _name(scale))
+
+
+def whole_graphs(scale: float) -> Iterator[Row]:
+    """Models trained on whole graphs, without batches: one of Cora's shape, and a twentieth of products."""
+    device = resolve_device(None)
+    nodes = max(10, int(2708 * min(1.0, scale)))
+    edge_index = torch.randint(nodes, (2, 4 * nodes), device=device)
+    yield from measure_whole_graphs(edge_index, nodes, 1433, f"Cora x {scale:g}" if scale < 1 else "Cora")
+    graph = synthetic_graph("products", scale=scale / 20, device=device.type).to_data()
+    edge_index = graph.edge_index[:, torch.randperm(graph.edge_index.shape[1])].to(device)
+    yield from measure_whole_graphs(edge_index, int(graph.num_nodes), 100, f"{_name(scale)} / 20")
+
+
 def models(scale: float) -> Iterator[Row]:
     """Training of PyG's models as they are and accelerated."""
     graph, name = _make_graph(scale), _name(scale)
@@ -138,6 +160,7 @@ def models(scale: float) -> Iterator[Row]:
     yield from measure_accelerated_steps(batch, graph.num_classes, name)
     mag = make_mag(0.2 * scale, resolve_device(None), num_features=batch.x.shape[1])
     yield from measure_relational_layers(batch, mag, "paper", name)
+    yield from measure_typed_steps(mag, "paper", name, batches=48 if batch.x.is_cuda else 6)
     del mag
     yield from measure_epochs(graph.to_data(), graph.train_idx, graph.num_classes, name,
                               batches=48 if batch.x.is_cuda else 6)  # fmt: skip
@@ -292,6 +315,14 @@ def shared_start(scale: float) -> Iterator[Row]:
     yield from measure_shared_start(scale / 4, (num_gpus,) if num_gpus > 1 else (2,))
 
 
+def clique(scale: float) -> Iterator[Row]:
+    """Worker mode of 1, 2, 4 and 8 processes of this host that keep the graph in one memory: GPUs in each other's."""
+    num_gpus = torch.cuda.device_count()
+    graph = synthetic_graph("products", scale=0.2 * scale, device="cuda" if num_gpus else "cpu").to("cpu")
+    counts = [n for n in (1, 2, 4, 8) if n <= (num_gpus or 2)]
+    yield from measure_clique(graph, _name(0.2 * scale), "cuda" if num_gpus else "cpu", counts)
+
+
 def distributed(scale: float) -> Iterator[Row]:
     """Loading a graph in parts from 1, 2 and 4 processes of this host, a model of more hosts, rows shared out over
     processes, and clients of servers.
@@ -341,12 +372,15 @@ LONG_CASES: dict[str, Case] = {
     "labor": labor,
     "accuracy": accuracy,
     "convolutions": convolutions,
+    "link_share": link_share,
+    "whole_graphs": whole_graphs,
     "peers": peers,
     "mixed": mixed,
     "multi_gpu": multi_gpu,
     "multi_gpu_rows": multi_gpu_rows,
     "multi_gpu_papers": multi_gpu_papers,
     "shared_start": shared_start,
+    "clique": clique,
     "distributed": distributed,
     "partition": partition,
     **DYNAMIC_CASES,

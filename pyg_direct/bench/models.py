@@ -56,12 +56,13 @@ def measure_accelerated_steps(batch: Data, num_classes: int, name: str, hidden: 
 def _make_step(model: torch.nn.Module, batch: Data) -> Callable[[], None]:
     def step() -> None:
         model.zero_grad(set_to_none=True)
-        _find_loss(model, batch).backward()
+        find_loss(model, batch).backward()
 
     return step
 
 
-def _find_loss(model: torch.nn.Module, batch: Any) -> Tensor:
+def find_loss(model: torch.nn.Module, batch: Any) -> Tensor:
+    """The loss of a trimmed model on a batch."""
     out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
                 num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
     return F.cross_entropy(out, batch.y[: batch.batch_size].long())
@@ -125,7 +126,7 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
                                 feature_cache=cache)  # fmt: skip
         first = next(iter(loader))
         alone = _median(run_steps(without_end(loader), lambda batch: None, batches))
-        link = 1e3 * _count_host_bytes(loader, first, batches) / pinned_copy_rate() if on_gpu else 0.0
+        link = 1e3 * count_host_bytes(loader, first, batches) / pinned_copy_rate() if on_gpu else 0.0
         for kind, model_class in kinds.items():
             model = model_class(first.x.shape[1], 256, len(_FANOUTS), num_classes).to(first.x.device)
             case, times = f"models/{name}/{kind} epoch, {place}", {}
@@ -152,7 +153,7 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
                 yield Row.of(case, f"PyG's kernels over {way}", "x", [ratio])
 
 
-def _count_host_bytes(loader: NeighborLoader, batch: Data, batches: int) -> float:
+def count_host_bytes(loader: NeighborLoader, batch: Data, batches: int) -> float:
     """Bytes of the rows of a batch that are read from the host, as often as they are in the mean of some batches."""
     feature: Feature = loader._list_places()[1]["x"]
     feature.count_served()
@@ -169,11 +170,11 @@ def _median(values: list[float]) -> float:
 def _make_epoch_step(model: torch.nn.Module, is_replayed: bool = False) -> Callable[[Any], Any]:
     optimizer = torch.optim.Adam(model.parameters())
     if is_replayed:
-        return GraphedStep(model, partial(_find_loss, model), optimizer, warm_up=_WARM_UP)
+        return GraphedStep(model, partial(find_loss, model), optimizer, warm_up=_WARM_UP)
 
     def step(batch: Any) -> None:
         optimizer.zero_grad(set_to_none=True)
-        _find_loss(model, batch).backward()
+        find_loss(model, batch).backward()
         optimizer.step()
 
     return step

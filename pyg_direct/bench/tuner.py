@@ -48,7 +48,7 @@ def measure_tuner(sets: Mapping[str, Sequence[Data]], widths: Sequence[int] = WI
         for width in widths:
             x = list(torch.randn(len(signal), num_nodes, width, device=where))
             keys = [f.keys for f in factors]
-            options = choose_groups(keys, width, speeds, 0, weights, MAX_GROUP, num_nodes, find_stacked(factors))
+            options = choose_groups(keys, width, speeds, 0, weights, num_nodes, find_stacked(factors))
             chosen = [(o.first, o.last, o.form if o.last - o.first > 1 else "mask") for o in options]
             seconds = _time_groups(x, built, rounds)
             best = find_best(seconds, 0, len(signal))

@@ -1,7 +1,4 @@
-"""Where a graph in parts lies in the memories of GPUs that NVLink joins, or in that of one GPU. Collective.
-
-Only one GPU comes here yet: `DistGraph` lets the processes of several exchange, until this has been run on some.
-"""
+"""Where a graph in parts lies in the memories of GPUs that NVLink joins, or in that of one GPU. Collective."""
 
 from __future__ import annotations
 
@@ -11,17 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_direct.features.clique import PARTS
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.peers import spread_over_peers
 from pyg_direct.graph.placed import PlacedTopology, interleave
 from pyg_direct.ops.general import Rows
 from pyg_direct.runtime.size import parse_size
+from pyg_direct.runtime.spread import GRANULE
 
 
 def move_arrays(arrays: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Arrays that all processes see, shared out over the GPUs of all of them."""
     filled = [array for array in arrays if array.numel()]
-    views = iter(spread_over_peers(filled, device) if filled else [])
+    # Objects go over the current GPU of each process, which need not be the one that samples.
+    with torch.cuda.device(device):
+        views = iter(spread_over_peers(filled, device) if filled else [])
     return [next(views) if array.numel() else array.to(device) for array in arrays]
 
 
@@ -43,7 +44,7 @@ def place_on_gpus(rows: Rows, device: torch.device, rank: int, size: int) -> Pla
         return PlacedTopology(indptr, neighbors, ids, where, pairs=pairs)
     # Of the others, only the sizes are read.
     halves = torch.stack([indices, edge_ids], 1) if rank == 0 else indices[:1, None].expand(indices.numel(), 2)
-    (halves,) = spread_over_peers([halves], device)
+    (halves,) = move_arrays([halves], device)
     return PlacedTopology(indptr, halves[:, 0], halves[:, 1], where, pairs=halves.view(torch.int64).view(-1))
 
 
@@ -61,8 +62,17 @@ def make_feature(rows: Tensor, device: torch.device, size: int, device_cache_siz
     if size == 1:
         feature = Feature(device=device, device_cache_size=device_cache_size, placement=placement)
         return feature.from_cpu_tensor(rows)
-    own = -(-rows.numel() * rows.element_size() // size)
-    budget = parse_size(device_cache_size, own)
+    budget = fit_cache(rows.numel() * rows.element_size(), size, device_cache_size)
     shared: dict[str, Any] = {"device_list": "group", "cache_policy": "p2p_clique_replicate", "cold_policy": "pinned"}
-    feature = Feature(device=device, device_cache_size="100%" if budget >= own else budget, **shared)
-    return feature.from_cpu_tensor(rows)
+    with torch.cuda.device(device):
+        return Feature(device=device, device_cache_size=budget, **shared).from_cpu_tensor(rows)
+
+
+def fit_cache(num_bytes: int, size: int, device_cache_size: int | str) -> int:
+    """GPU memory in bytes that each of `size` processes gives to rows of so many bytes; of all rows where the sizes add
+    up to them.
+    """
+    own = -(-num_bytes // size)
+    budget = parse_size(device_cache_size, own)
+    # All of them take whole chunks.
+    return budget if budget < own else min(size * own, own + PARTS * GRANULE)

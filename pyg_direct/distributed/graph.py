@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.distributed.pairs import PairExchange
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.plan import DistPlan
@@ -40,17 +41,19 @@ class DistGraph:
         group: A process group whose ranks hold the parts; None for all.
         backend: `nccl` or `gloo`; by default by the device.
         check: What to compare files with: `"full"`: checksums, `"size"`: sizes, None: nothing.
-        device_cache_size: GPU memory for hot rows among the part's own, see `Feature`.
-        placement: Host memory for the part's own rows, see `Feature`.
+        device_cache_size: GPU memory for hot rows among the part's own, see `Feature`; a share is one of these.
+        placement: Host memory for the part's own rows, see `Feature`; where processes share a graph, it is page-locked.
         replicas: Rows of other parts to keep copies of: bytes, `"200M"`, or a share of the rows of this part such as
             `"20%"`, those that the part's own neighbor lists name most often; or `"plan"` for what `plan_replicas`
             wrote; or ids of a node type, by type with types.
         share_rows: Let processes of one host, on the CPU, read each other's rows in memory that they share; only rows
             of other hosts are then exchanged. The same in all processes.
-        share_graph: `"auto"`: where all processes are on the CPUs of one host, or there is one alone, the graph lies in
-            one memory that all see, each with an equal share of it, and each samples and reads alone, without an
-            exchange; `obstacle` says why where it does not. True: an error then. False: each keeps its part and they
-            exchange, which is what `replicas` and `share_rows` are for. The same in all processes.
+        share_graph: `"auto"`: where all processes are on the CPUs of one host, or on GPUs of it that NVLink joins, or
+            there is one alone, the graph lies in one memory that all see, each with an equal share of it, and each
+            samples and reads alone, without an exchange; `obstacle` says why where it does not. True: an error then.
+            False: each keeps its part and they exchange, which is what `replicas` and `share_rows` are for. The same
+            in all processes. GPUs share out neighbors, and rows as far as `device_cache_size` allows, the other rows
+            lie in host memory once; parts are put together there first, where there must be room for the whole graph.
         timeout, silence: Seconds that an exchange waits for the slowest process, and for one that gives no sign of
             life.
 
@@ -80,7 +83,7 @@ class DistGraph:
             raise ArgumentError(f"share_rows needs device='cpu', got {str(self.device)!r}")
         self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout,
                                          silence=silence)  # fmt: skip
-        self.obstacle = self._find_obstacle(share_graph)
+        self.obstacle = self._find_obstacle(share_graph, folder)
         # In turn, so that what is wrong with one part is told to all.
         self.part: GraphPart = self.communicator.run(self._open, folder, check)
         self.pairs = PairExchange(self.part, self.communicator)
@@ -99,20 +102,24 @@ class DistGraph:
         if replicas is not None:
             self.communicator.run(self._keep, self.rows, folder, replicas)
 
-    def _find_obstacle(self, share_graph: bool | str) -> str | None:
+    def _find_obstacle(self, share_graph: bool | str, folder: str | PathLike[str]) -> str | None:
         """Why the graph is not kept in one memory."""
         if share_graph not in (True, False, "auto"):
             raise ArgumentError(f"share_graph must be True, False or 'auto', got {share_graph!r}")
         obstacle = None
         if not share_graph:
             obstacle = "share_graph=False"
-        elif self.device.type == "cuda" and self.communicator.size > 1:
-            obstacle = "processes on GPUs exchange"
         elif self.communicator.size > 1:
-            obstacle = self.communicator.run(find_obstacle, self.communicator)
+            obstacle = self.communicator.run(self._ask_all, folder)
         if share_graph is True and obstacle is not None:
             raise ArgumentError(f"share_graph=True needs processes that can keep the graph in one memory: {obstacle}")
         return obstacle
+
+    def _ask_all(self, folder: str | PathLike[str]) -> str | None:
+        """`find_obstacle` for the graph in a folder."""
+        # Of parts on GPUs nothing would lie on the host; those on CPUs take there what the whole takes.
+        files = Manifest.read(folder).files.values() if self.device.type == "cuda" else []
+        return find_obstacle(self.communicator, sum(known["bytes"] for known in files))
 
     def _open(self, folder: str | PathLike[str], check: str | None) -> GraphPart:
         # What all share is filled from the files of each.

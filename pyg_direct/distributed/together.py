@@ -13,8 +13,12 @@ from torch import Tensor
 
 from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.group import identify_host
+from pyg_direct.runtime.host import available_bytes
 from pyg_direct.runtime.peer import p2pCliqueTopo
 from pyg_direct.runtime.shared import SharedMemory, open_shared
+
+# Of the host memory that is free, what a graph may take.
+_SHARE = 0.8
 
 
 class Shape(NamedTuple):
@@ -52,10 +56,14 @@ def share_arrays(communicator: Communicator, shapes: Sequence[Shape]) -> list[Te
     return [memory.view(*shape) for memory, shape in zip(own, shapes, strict=True)]
 
 
-def find_obstacle(communicator: Communicator) -> str | None:
+def find_obstacle(communicator: Communicator, num_bytes: int = 0) -> str | None:
     """Why the processes cannot keep a graph in one memory, the same words in all of them; None where they can.
 
     Collective, as `tell`.
+
+    Args:
+        communicator: The way to the others.
+        num_bytes: Host memory that it takes beyond what the parts would take.
     """
     device = communicator.device
     name = "" if device.type == "cpu" else _name_gpu(device.index or 0)
@@ -63,7 +71,7 @@ def find_obstacle(communicator: Communicator) -> str | None:
     obstacle = _compare(told) or (_compare_gpus(told) if device.type == "cuda" else None)
     # GPUs may be seen in another way by others.
     obstacle = next((words for words in tell(communicator, obstacle) if words is not None), None)
-    return _try_memory(communicator) if obstacle is None else obstacle
+    return _try_memory(communicator, num_bytes) if obstacle is None else obstacle
 
 
 def _compare(told: list[list[Any]]) -> str | None:
@@ -93,10 +101,12 @@ def _name_gpu(index: int) -> str:
     return str(torch.cuda.get_device_properties(index).uuid)
 
 
-def _try_memory(communicator: Communicator) -> str | None:
-    """A piece of memory that is opened before much is."""
+def _try_memory(communicator: Communicator, num_bytes: int) -> str | None:
+    """A piece of memory that is opened before much is, and whether there is as much."""
     own = SharedMemory(1)
-    process, descriptor = tell(communicator, [os.getpid(), own.descriptor])[0]
+    process, descriptor, room = tell(communicator, [os.getpid(), own.descriptor, int(_SHARE * available_bytes())])[0]
+    if num_bytes > room:
+        return f"it takes {num_bytes} bytes of host memory to put the graph together, which has {room} to give"
     words = None
     try:
         open_shared(process, descriptor, 1)

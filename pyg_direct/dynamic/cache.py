@@ -1,17 +1,20 @@
 """Where aggregated features live between epochs: on the device while a budget lasts, the rest in host memory.
 
-Snapshots come round in one order, epoch after epoch, so that whatever is used longest ago is used soonest: those kept
-first stay, and no other choice would save more copies.
+Snapshots come round in one order, epoch after epoch, so that whatever is used longest ago is used soonest: what is kept
+stays, the first at first, until it is known what an epoch reads (`limit.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_direct.dynamic.timeline import Timeline, trace
+from pyg_direct.dynamic.copies import Coming, CopyStream
+from pyg_direct.dynamic.timeline import Timeline
 from pyg_direct.runtime.device import free_bytes
 
 # Of the free memory of a GPU, what one thing that is kept may take where nobody set a limit, and what is left besides
@@ -51,21 +54,25 @@ class Budget:
 
 
 class RowCache:
-    """Rows by key; those that do not fit the budget are copied to the device when they are fetched.
+    """Rows by key; those that do not fit the budget are copied to the device when they are fetched, or begun before.
 
     Attributes:
         moved_bytes: Copied from host memory to the device so far.
     """
 
-    def __init__(self, device: torch.device, budget: Budget) -> None:
+    def __init__(self, device: torch.device, budget: Budget, copies: CopyStream | None = None) -> None:
         self.device, self.budget, self.moved_bytes = device, budget, 0
+        self._copies = CopyStream(device) if copies is None else copies
         self._here: dict[Hashable, Tensor] = {}
         self._there: dict[Hashable, Tensor] = {}
-        self._coming: dict[Hashable, tuple[Tensor, torch.cuda.Event]] = {}
-        self._stream: torch.cuda.Stream | None = None
+        self._coming: dict[Hashable, Coming[Tensor]] = {}
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._here or key in self._there
+
+    def is_here(self, key: Hashable) -> bool:
+        """Whether rows are on the device."""
+        return key in self._here
 
     @property
     def device_bytes(self) -> int:
@@ -81,20 +88,40 @@ class RowCache:
         """Keep rows that are on the device."""
         if self.budget.take(rows.numel() * rows.element_size()):
             self._here[key] = rows
-        elif self.device.type == "cuda":
+        else:
+            self._put_there(key, rows)
+
+    def _put_there(self, key: Hashable, rows: Tensor) -> None:
+        if self.device.type == "cuda":
             host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
             self._there[key] = host.copy_(rows)
         else:
             self._there[key] = rows
 
+    def list_sizes(self) -> dict[Any, int]:
+        """Bytes of the rows of each key, wherever they are."""
+        return {key: rows.numel() * rows.element_size() for key, rows in (*self._here.items(), *self._there.items())}
+
+    def keep_only(self, keys: Collection[Hashable]) -> None:
+        """Let rows of other keys leave the device."""
+        for key in [key for key in self._here if key not in keys]:
+            rows = self._here.pop(key)
+            self.budget.used -= rows.numel() * rows.element_size()
+            self._put_there(key, rows)
+
+    def bring(self, keys: Collection[Hashable]) -> None:
+        """Let rows of these keys stay on the device; the budget has room for them."""
+        for key in keys:
+            if key in self._there:
+                self._here[key] = rows = self.fetch(key)
+                self.budget.used += rows.numel() * rows.element_size()
+                del self._there[key]
+
     def prefetch(self, key: Hashable, timeline: Timeline | None = None) -> None:
         """Begin to copy rows that are not on the device, beside what it computes."""
-        if key in self._there and key not in self._coming and self.device.type == "cuda":
-            if self._stream is None:
-                self._stream = torch.cuda.Stream(self.device)
-            with torch.cuda.stream(self._stream), trace(timeline, "copy"):
-                rows = self._there[key].to(self.device, non_blocking=True)
-                self._coming[key] = rows, self._stream.record_event()
+        if key in self._there and key not in self._coming and self._copies.is_apart:
+            copy = partial(self._there[key].to, self.device, non_blocking=True)
+            self._coming[key] = self._copies.begin(copy, timeline)
 
     def fetch(self, key: Hashable) -> Tensor:
         """The rows, on the device."""
@@ -103,11 +130,7 @@ class RowCache:
         host = self._there[key]
         self.moved_bytes += host.numel() * host.element_size()
         if key in self._coming:
-            rows, copied = self._coming.pop(key)
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(copied)
-            rows.record_stream(stream)
-            return rows
+            return self._coming.pop(key).take(self.device)
         return host.to(self.device, non_blocking=True)
 
     def gather(self, keys: Sequence[Hashable]) -> Tensor | None:

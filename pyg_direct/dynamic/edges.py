@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,20 @@ class Parts(NamedTuple):
     edge_index: Tensor
     edge_weight: Tensor | None
     num_nodes: int
+
+
+def find_alike(parts: Sequence[Parts], time: int, first: int, last: int) -> tuple[int, int]:
+    """The snapshots around `time` in [first, last) whose features have its width and that have any."""
+
+    def width(part: Parts) -> Any:
+        return None if part.x is None else (part.x.shape[1:], part.x.dtype)
+
+    low, high = time, time + 1
+    while low > first and width(parts[low - 1]) == width(parts[time]):
+        low -= 1
+    while high < last and width(parts[high]) == width(parts[time]):
+        high += 1
+    return low, high
 
 
 class SequenceEdges:

@@ -20,6 +20,8 @@ from pyg_direct.errors import PygDirectError
 
 # Of the free memory of a GPU, what copies that only save time may take.
 _SHARE = 0.2
+# Snapshots that are copied ahead at most, beside those of a frame: where an epoch begins anew, all are other ones.
+_AHEAD = 2
 
 
 class NotReplayableError(PygDirectError, RuntimeError):
@@ -45,6 +47,9 @@ class FramePlan(SnapshotPlan):
         # What a window is filled from, of all snapshots; None where they do not all lie on the device.
         self._sources: dict[Hashable, Tensor | None] = {}
         self._slots: dict[tuple[Operator, bool], Slots | None] = {}
+        # What later layers aggregate with, and whose first aggregation is made here of features that came.
+        self._multiplied: set[tuple[Operator, bool]] = set()
+        self._derived: set[tuple[Operator, bool]] = set()
         self._once: dict[Hashable, Any] = {}
         self._deferred: list[Callable[[], None]] = []
         self.y = self._targets[:window].clone()
@@ -52,7 +57,7 @@ class FramePlan(SnapshotPlan):
     def move(self, first: int) -> None:
         """Let the frame begin at snapshot `first`."""
         # What an exception left half moved is filled anew.
-        step, self.first = -1 if self._is_moving else first - self.first, first
+        step, self.first = self.window if self._is_moving else first - self.first, first
         self._is_moving = True
         times = self.times[first : first + self.window]
         self.parts = tuple(self.real.parts[time] for time in times)
@@ -69,18 +74,18 @@ class FramePlan(SnapshotPlan):
     def _move_windows(self, step: int) -> None:
         part = slice(self.first, self.first + self.window)
         windows, sources = [self.y], [self._targets[part]]
-        for (operator, weighted), rows in self._windows.items():
-            source = self._gather(operator, weighted)
-            if source is None:
-                self._fill(rows, step, partial(self._aggregate_at, operator, weighted))
-            else:
-                windows, sources = [*windows, rows], [*sources, source[part]]
         if self._features is not None:
             source = self._gather_features()
             if source is None:
                 self._fill(self._features, step, self._features_at)
             else:
                 windows, sources = [*windows, self._features], [*sources, source[part]]
+        for (operator, weighted), rows in self._windows.items():
+            source = self._gather(operator, weighted)
+            if source is None:
+                self._fill(rows, step, partial(self._aggregate_at, operator, weighted))
+            else:
+                windows, sources = [*windows, rows], [*sources, source[part]]
         torch._foreach_copy_(windows, sources)
 
     def _gather(self, operator: Operator, weighted: bool) -> Tensor | None:
@@ -107,24 +112,51 @@ class FramePlan(SnapshotPlan):
         return self._sources["x"]
 
     def prefetch(self) -> None:
-        """Begin to copy what the next frame has and this one has not."""
-        following = self.first + self.window
-        if following < len(self.times):
-            for operator, weighted in self._windows:
-                self.real.prefetch_features(operator, self.times[following], weighted)
+        """Begin to copy what the next frame has and this one has not; behind the last one that is the first."""
+        last = len(self.times) - self.window
+        following = self.first + 1 if self.first < last else 0
+        fresh = [n for n in range(following, following + self.window) if not 0 <= n - self.first < self.window]
+        for number in fresh[:_AHEAD]:
+            time = self.times[number]
+            for operator, weighted in self._multiplied:
+                if self._slots.get((operator, weighted)) is None:
+                    self.real.prefetch_matrices(operator, time, weighted)
+            if self._features is not None:
+                self.real.prefetch_given(time)
+            for operator, weighted in self._windows.keys() - self._derived:
+                self.real.prefetch_features(operator, time, weighted)
+
+    def settle_frames(self) -> None:
+        """Choose what stays on the device under a limit, when all frames were trained on once.
+
+        First aggregations are not copied where their features and matrices come anyway: what is small is made of them.
+        """
+        if self.real.budget.limit is None:
+            return
+        multiplied = {key for key in self._multiplied if self._slots.get(key) is None}
+        self._derived = multiplied & self._windows.keys() if self._features is not None else set()
+        copied = self._windows.keys() - self._derived
+        last = len(self.times) - self.window
+        frames = [self.times[first : first + self.window] for first in range(last + 1)]
+        self.real.settle(frames, copied, self._features is not None)
 
     def _aggregate_at(self, operator: Operator, weighted: bool, number: int) -> Tensor:
-        return self.real.aggregate_features(operator, self.times[number], weighted)
+        time = self.times[number]
+        if (operator, weighted) in self._derived and not self.real.has_rows(operator, time, weighted):
+            assert self._features is not None, "features came before"
+            rows = self._features[number - self.first].flatten(1).unsqueeze(1)
+            return self.real.multiply_window(operator, rows, weighted, time).squeeze(1)
+        return self.real.aggregate_features(operator, time, weighted)
 
     def _features_at(self, number: int) -> Tensor:
         return self.real.read_features(self.times[number])
 
     def _fill(self, rows: Tensor, step: int, read: Callable[[int], Tensor]) -> None:
-        kept = self.window - step
-        if 0 < step < self.window:
-            rows[:kept].copy_(rows[step:].clone())
-        fresh = range(max(0, kept), self.window) if step > 0 else range(self.window) if step < 0 else range(0)
-        for place in fresh:
+        kept = max(0, self.window - abs(step))
+        old, new = max(0, step), max(0, -step)
+        if kept:
+            rows[new : new + kept].copy_(rows[old : old + kept].clone())
+        for place in [*range(new), *range(new + kept, self.window)] if kept else range(self.window):
             rows[place].copy_(read(self.first + place), non_blocking=True)
 
     def get_snapshots(self) -> list[Data]:
@@ -182,6 +214,7 @@ class FramePlan(SnapshotPlan):
     def multiply_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0,
                         transposed: bool = False) -> Tensor:  # fmt: skip
         """Aggregate other rows of consecutive snapshots of the frame; without a gradient."""
+        self._multiplied.add((operator, weighted))
         slots = self._find_slots(operator, weighted)
         if slots is not None:
             num_nodes = x.shape[0]

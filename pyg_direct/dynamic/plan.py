@@ -6,7 +6,7 @@ several snapshots at a time, and kept (PiPAD, section 4.3): on the device while 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,11 @@ from torch import Tensor
 
 from pyg_direct.dynamic.ahead import Ahead
 from pyg_direct.dynamic.cache import Budget, RowCache
-from pyg_direct.dynamic.edges import Parts, SequenceEdges
+from pyg_direct.dynamic.copies import CopyStream
+from pyg_direct.dynamic.edges import Parts, SequenceEdges, find_alike
 from pyg_direct.dynamic.group import GROUP_SIZES, build_group, tell_weights
+from pyg_direct.dynamic.limit import Candidate, choose_kept, count_entries
+from pyg_direct.dynamic.matrices import MatrixCache
 from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.speeds import Speeds, find_speeds
 from pyg_direct.dynamic.timeline import Timeline, trace
@@ -55,19 +58,12 @@ class SnapshotPlan:
         self.budget = Budget(memory, device)
         self._ahead = Ahead()
         self.edges = SequenceEdges(self.parts, self.num_nodes, device, self.budget, self._ahead)
-        self._matrices: dict[Hashable, SnapshotMatrices] = {}
-        # Which of them stay on the device, and what each is sent as: its transpose is made there.
-        self._resident: set[Hashable] = set()
-        self._sent_bytes: dict[Hashable, int] = {}
-        # Those that the budget has no room for, on the device while their snapshots are being trained on: a frame asks
-        # for them forwards and backwards, and so do the next ones.
-        self._visiting: dict[Hashable, tuple[range, SnapshotMatrices]] = {}
-        # The snapshots of the frame; None without frames.
-        self._visited: range | None = None
+        self.copies = CopyStream(device)
+        self.matrices = MatrixCache(device, self.budget, self.copies)
         # Matrices that a thread built before they were asked for.
         self._built: dict[Hashable, SnapshotMatrices] = {}
         self.timeline: Timeline | None = None
-        self._rows, self._given = RowCache(device, self.budget), RowCache(device, self.budget)
+        self._rows, self._given = (RowCache(device, self.budget, self.copies) for _ in range(2))
         # The groups that were chosen, by operator, weighting and eight of snapshots; and the choices in words.
         self._groups: dict[Hashable, list[Option]] = {}
         self.decisions: list[str] = []
@@ -86,7 +82,7 @@ class SnapshotPlan:
         """The snapshots among which groups are chosen, or the group where its size is given."""
         size = self.group_size if isinstance(self.group_size, int) else MAX_GROUP
         first = time - time % size
-        return _find_alike(self.parts, time, first, min(first + size, len(self.parts)))
+        return find_alike(self.parts, time, first, min(first + size, len(self.parts)))
 
     def _find_group(self, operator: Operator, time: int, weighted: bool) -> Option:
         """The group that a snapshot is aggregated with."""
@@ -94,30 +90,34 @@ class SnapshotPlan:
         key = operator, weighted, low
         if key not in self._groups:
             ready = self._ahead.finish(key)
-            chosen, built = self._choose(operator, low, high, weighted, self._limit(time)) if ready is None else ready
+            chosen, built = (
+                self._choose(operator, low, high, weighted, self._tell_speeds(time)) if ready is None else ready
+            )
             self._groups[key] = chosen
             self._built.update(built)
             if self.group_size == "auto" and high - low > 1:
                 self.decisions += map(str, chosen)
         return next(option for option in self._groups[key] if option.first <= time < option.last)
 
-    def _limit(self, time: int) -> tuple[Speeds | None, int]:
-        """Speeds of the device, where a choice needs them, and the largest group that memory allows."""
+    def _tell_speeds(self, time: int) -> Speeds | None:
+        """Speeds of the device, where a choice needs them."""
         low, high = self._find_block(time)
-        x = self.parts[time].x
-        if isinstance(self.group_size, int) or high - low == 1 or x is None:
-            return None, MAX_GROUP
-        largest = MAX_GROUP
-        if self.budget.limit is not None:
-            # What goes in and comes out lies on the device at once.
-            row_bytes = 8 * self.num_nodes * max(1, x.shape[1:].numel())
-            largest = max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // row_bytes))
-        return self.edges.tell_speeds(find_speeds(self.device)), largest
+        if isinstance(self.group_size, int) or high - low == 1 or self.parts[time].x is None:
+            return None
+        return self.edges.tell_speeds(find_speeds(self.device))
 
-    def _choose(self, operator: Operator, low: int, high: int, weighted: bool, limit: tuple[Speeds | None, int],
+    def _count_at_once(self, time: int) -> int:
+        """Snapshots whose features memory lets be aggregated at once."""
+        x = self.parts[time].x
+        if x is None or self.budget.limit is None:
+            return MAX_GROUP
+        # What goes in and comes out lies on the device at once.
+        row_bytes = 8 * self.num_nodes * max(1, x.shape[1:].numel())
+        return max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // row_bytes))
+
+    def _choose(self, operator: Operator, low: int, high: int, weighted: bool, speeds: Speeds | None,
                 build: bool = False) -> tuple[list[Option], dict[Hashable, SnapshotMatrices]]:  # fmt: skip
         """The groups of snapshots [low, high), and with `build` the matrices of each, on the host."""
-        speeds, largest = limit
         factors = [self.factorise(operator, t, weighted) for t in range(low, high)]
         x = self.parts[low].x
         if speeds is None or x is None:
@@ -126,7 +126,7 @@ class SnapshotPlan:
             weights = int(any(f.weight is not None for f in factors))
             channels = x.shape[1:].numel()
             keys = [f.keys for f in factors]
-            chosen = choose_groups(keys, channels, speeds, low, weights, largest, self.num_nodes, find_stacked(factors))
+            chosen = choose_groups(keys, channels, speeds, low, weights, self.num_nodes, find_stacked(factors))
         built = {}
         for option in chosen if build else ():
             group = factors[option.first - low : option.last - low]
@@ -140,7 +140,7 @@ class SnapshotPlan:
         low, high = self._find_block(time)
         key = operator, weighted, low
         if key not in self._groups:
-            work = partial(self._choose, operator, low, high, weighted, self._limit(time), True)
+            work = partial(self._choose, operator, low, high, weighted, self._tell_speeds(time), True)
             self._ahead.begin(key, work, self.timeline)
 
     def get_matrices(self, operator: Operator, first: int, last: int, weighted: bool = True,
@@ -149,40 +149,54 @@ class SnapshotPlan:
         factors = [self.factorise(operator, t, weighted) for t in range(first, last)]
         form = self.form if form is None else form
         key = _matrices_key(form, factors)
-        if key in self._visiting:
-            return self._visiting[key][1]
-        if key in self._resident:
-            return self._matrices[key]
-        if key not in self._matrices:
+
+        def make() -> SnapshotMatrices:
             made = self._built.pop(key, None) or build_group(factors, self.num_nodes, form)
-            self._matrices[key], self._sent_bytes[key] = made, made.num_bytes
             if last - first > 1:
                 told = f"{tell_weights(made)}, {made.num_bytes:,} bytes"
                 self.decisions.append(f"snapshots {first} to {last - 1}: {told}")
-        known = self._matrices[key]
-        is_sent = known.device.type == "cpu"
-        self.moved_bytes += self._sent_bytes[key] if is_sent else 0
-        stays = keep and self.budget.take(self._sent_bytes[key])
-        if keep and not stays and self.device.type == "cuda" and not known.is_pinned:
-            # They are sent in every epoch, which nobody waits for from page-locked memory.
-            self._matrices[key] = known.to(torch.device("cpu")).pin_memory()
-        here = (self._matrices[key] if is_sent else known).to(self.device, non_blocking=True)
-        if stays:
-            self._resident.add(key)
-            self._matrices[key] = here
-        else:
-            if self._visited is None:
-                self._visiting.clear()
-            self._visiting[key] = range(first, last), here
-        return here
+            return made
+
+        return self.matrices.get(key, range(first, last), make, keep)
+
+    def settle(self, frames: Sequence[range], rows: Collection[tuple[Operator, bool]], reads_features: bool) -> None:
+        """Choose what stays on the device under a limit, now that it is known what an epoch reads.
+
+        Args:
+            frames: Snapshots of each frame, in order.
+            rows: Operators and weightings whose aggregated features are copied where they are not on the device.
+            reads_features: Whether features as they were given are.
+        """
+        if self.budget.limit is None:
+            return
+        count = count_entries(frames)
+        candidates = [
+            Candidate((0, time), size, size * count(range(time, time + 1)) * reads_features)
+            for time, size in self._given.list_sizes().items()
+        ]
+        for key, size in self._rows.list_sizes().items():
+            operator, weighted, time = key
+            copied = (operator, weighted) in rows
+            candidates.append(Candidate((1, key), size, size * count(range(time, time + 1)) * copied))
+        candidates += [c._replace(key=(2, c.key)) for c in self.matrices.list_candidates(count)]
+        caches = self._given, self._rows, self.matrices
+        chosen = choose_kept(candidates, self.budget.limit - self.budget.used + sum(c.device_bytes for c in caches))
+        # First others go, so that there is room for all that comes.
+        for change in ("keep_only", "bring"):
+            for number, cache in enumerate(caches):
+                getattr(cache, change)([c.key[1] for c in candidates if c.key in chosen and c.key[0] == number])
+        left = sum(c.saved_bytes for c in candidates if c.key not in chosen)
+        self.decisions.append(f"memory: of what frames bring, {left:,} bytes are copied in every epoch")
 
     def visit(self, times: range) -> None:
         """Say which snapshots a frame has: until the next one, matrices of others leave the device if the budget has no
         room for them.
         """
-        self._visited = times
-        low, high = min(times[0], times[-1]), max(times[0], times[-1]) + 1
-        self._visiting = {k: v for k, v in self._visiting.items() if v[0].start < high and low < v[0].stop}
+        self.matrices.visit(times)
+
+    def has_rows(self, operator: Operator, time: int, weighted: bool = True) -> bool:
+        """Whether the aggregated features of a snapshot are on the device."""
+        return self._rows.is_here((operator, weighted, time))
 
     def aggregate_features(self, operator: Operator, time: int, weighted: bool = True) -> Tensor:
         """The aggregated features of a snapshot, `[N, F]` (further dimensions flat) on the device; its whole group is
@@ -227,6 +241,18 @@ class SnapshotPlan:
         """Begin to copy aggregated features that are soon asked for, beside what the device computes."""
         self._rows.prefetch((operator, weighted, time), self.timeline)
 
+    def prefetch_given(self, time: int) -> None:
+        """Begin to copy features that were read before, beside what the device computes."""
+        self._given.prefetch(time, self.timeline)
+
+    def prefetch_matrices(self, operator: Operator, time: int, weighted: bool = True) -> None:
+        """Begin to copy the matrices of a snapshot's group, if they were before, beside what the device computes."""
+        known = self._groups.get((operator, weighted, self._find_block(time)[0]), ())
+        for group in known:
+            if group.first <= time < group.last:
+                factors = [self.factorise(operator, t, weighted) for t in range(group.first, group.last)]
+                self.matrices.prefetch(_matrices_key(group.form, factors), self.timeline)
+
     def read_features(self, time: int) -> Tensor:
         """The features of a snapshot on the device, kept there while the budget lasts.
 
@@ -268,11 +294,19 @@ class SnapshotPlan:
         raise NotImplementedError("only plans of frames have windows")
 
     def _compute(self, operator: Operator, first: int, last: int, weighted: bool, form: str) -> list[Tensor]:
+        count, out = self._count_at_once(first), list[Tensor]()
+        for low in range(first, last, count):
+            out += self._compute_part(operator, range(first, last), range(low, min(low + count, last)), weighted, form)
+        return out
+
+    def _compute_part(self, operator: Operator, group: range, times: range, weighted: bool, form: str) -> list[Tensor]:
+        """Aggregated features of some snapshots of a group."""
         features = []
-        for part in self.parts[first:last]:
-            if part.x is None:
+        for time in times:
+            x = self.parts[time].x
+            if x is None:
                 raise ArgumentError("x must be features of every snapshot that a layer aggregates, got None")
-            rows = part.x.reshape(part.x.shape[0], -1)
+            rows = x.reshape(x.shape[0], -1)
             features.append(F.pad(rows, (0, 0, 0, self.num_nodes - rows.shape[0])))
         # The snapshots of a node side by side, so that one read brings them all.
         packed = torch.stack(features, dim=1)
@@ -282,9 +316,10 @@ class SnapshotPlan:
         # Layers that follow may ask for them again; if none does, a bounded budget is for the rows.
         keep = self.budget.limit is None
         with torch.no_grad():
-            out = aggregate_snapshots(packed, self.get_matrices(operator, first, last, weighted, form, keep))
+            matrices = self.get_matrices(operator, group.start, group.stop, weighted, form, keep)
+            out = aggregate_snapshots(packed, matrices, times.start - group.start)
         apart = out.transpose(0, 1).contiguous()
-        return [rows[: part.num_nodes] for rows, part in zip(apart.unbind(0), self.parts[first:last], strict=True)]
+        return [rows[: self.parts[time].num_nodes] for rows, time in zip(apart.unbind(0), times, strict=True)]
 
     def keep(self, key: Hashable, time: int, make: Callable[[], Any]) -> Any:
         """What `make()` gives for a snapshot, which must depend on nothing else; kept while the budget lasts."""
@@ -331,16 +366,16 @@ class SnapshotPlan:
         """Sizes: snapshots, nodes, edges; bytes of matrices, features and their aggregates held; bytes copied to the
         device so far (on a CPU, those that a device with memory of its own would be sent).
         """
-        held = {id(m): m.num_bytes for m in self._matrices.values()}
         return {
             "snapshots": len(self.parts),
             "nodes": self.num_nodes,
             "edges": sum(part.edge_index.shape[1] for part in self.parts),
-            "matrix_bytes": sum(held.values()),
+            "matrix_bytes": self.matrices.num_bytes,
             "aggregated_bytes": self._rows.device_bytes,
             "aggregated_host_bytes": self._rows.host_bytes,
             "feature_bytes": self._given.device_bytes,
-            "moved_bytes": self.moved_bytes + self.edges.moved_bytes + self._rows.moved_bytes + self._given.moved_bytes,
+            "moved_bytes": self.moved_bytes
+            + sum(counted.moved_bytes for counted in (self.edges, self.matrices, self._rows, self._given)),
         }
 
 
@@ -353,17 +388,3 @@ def _count_bytes(made: Any) -> int:
     if isinstance(made, (list, tuple)):
         return sum(map(_count_bytes, made))
     return made.num_bytes if isinstance(made, SnapshotMatrices) else made.numel() * made.element_size()
-
-
-def _find_alike(parts: Sequence[Parts], time: int, first: int, last: int) -> tuple[int, int]:
-    """The snapshots around `time` in [first, last) whose features have its width and that have any."""
-
-    def width(part: Parts) -> Any:
-        return None if part.x is None else (part.x.shape[1:], part.x.dtype)
-
-    low, high = time, time + 1
-    while low > first and width(parts[low - 1]) == width(parts[time]):
-        low -= 1
-    while high < last and width(parts[high]) == width(parts[time]):
-        high += 1
-    return low, high

@@ -30,7 +30,7 @@ _EDGES = {"cpu": 20_000, "cuda": 1_000_000}
 _MANY = {"cpu": 200_000, "cuda": 10_000_000}
 _PRODUCTS = {"cpu": SMALL, "cuda": 2**22}
 # Of how they are measured.
-_VERSION = {"cpu": 7, "cuda": 6}
+_VERSION = {"cpu": 7, "cuda": 8}
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,18 @@ class Speeds:
         seconds_of_edge: Seconds of an edge whose row has 1, 4, 16, 64 and 256 numbers, and of the row that a slice is
             added to; for rows of so many bytes in all as `footprints` tells.
         test_seconds: Of asking whether a snapshot has an edge.
-        call_seconds: Of an aggregation of a single edge.
+        call_seconds: Of an aggregation of a single edge; on a GPU of one of many that are asked for without waiting, as
+            those of a sequence are.
         launch_seconds: Of a second structure in one aggregation.
         bytes_per_second: From host memory to the device; 0 where these are one, or structures are made there.
         few_factor: How much longer an edge takes where there is so little to do that one CPU thread does it.
         footprints: Bytes, ascending.
         send_seconds: Of sending what a single edge takes.
+        send_more_seconds: Of sending a second structure of one.
         threads_seconds: Of letting all threads of a CPU begin with a structure.
         seconds_of_number: Of a number of the features, whatever the edges: laid beside those of other snapshots,
             scaled, and laid apart again; as `footprints` tells.
+        is_queued: Whether the device works while the host asks for what follows.
     """
 
     seconds_of_edge: tuple[tuple[float, ...], ...]
@@ -60,8 +63,14 @@ class Speeds:
     few_factor: float = 1.0
     footprints: tuple[int, ...] = _FOOTPRINTS["cpu"]
     send_seconds: float = 0.0
+    send_more_seconds: float = 0.0
     threads_seconds: float = 0.0
     seconds_of_number: tuple[float, ...] = (0.0, 0.0, 0.0)
+    is_queued: bool = False
+
+    def together(self, host: float, device: float) -> float:
+        """Seconds that one group of a sequence adds, of what the host does for it and the device."""
+        return max(host, device) if self.is_queued else host + device
 
     def add_up(self, num_edges: int, width: float, footprint: int) -> float:
         """Seconds of so many edges in one structure."""
@@ -116,16 +125,22 @@ def _measure(device: torch.device) -> Speeds:
     first, second = (Factors(torch.tensor([key]), None, ones, ones, ones) for key in (0, 1))
     alone, split = (build_group(f, 2) for f in ([first], [first._replace(keys=torch.arange(2)), second]))
     rows = [torch.zeros(2, 1, device=device)] * 2
-    call, two = (_time(partial(run_group, rows, group.to(device)), device) for group in (alone, split))
+    here = [partial(run_group, rows, group.to(device)) for group in (alone, split)]
+    # Alone, as what its size adds is measured.
+    call = _time(here[0], device)
     rounds = [[_measure_numbers(size, call, device) for size in _FOOTPRINTS[device.type]] for _ in range(3)]
     (numbers,) = level([list(map(min, zip(*rounds, strict=True)))])
-    rate = send = 0.0
+    rate = send = more = 0.0
+    measure = _time_in_turn if device.type == "cuda" else _time
+    call, two = (measure(work, device) for work in here)
     if device.type == "cuda":
-        send = max(0.0, _time(partial(run_group, rows, alone), device) - call)
+        sent, sent_two = (measure(partial(run_group, rows, group), device) for group in (alone, split))
+        send = max(0.0, sent - call)
+        more = max(0.0, sent_two - two - send)
         host = torch.zeros(1 << 24, dtype=torch.uint8)
         rate = host.numel() / _time(partial(host.to, device), device)
-    return Speeds(table, test, call, max(0.0, two - call), rate, few, _FOOTPRINTS[device.type], send, threads,
-                  tuple(numbers))  # fmt: skip
+    return Speeds(table, test, call, max(0.0, two - call), rate, few, _FOOTPRINTS[device.type], send, more, threads,
+                  tuple(numbers), device.type == "cuda")  # fmt: skip
 
 
 def _measure_edges(device: torch.device) -> tuple[tuple[tuple[float, ...], ...], float, float, float]:
@@ -252,3 +267,13 @@ def _time(work: Callable[[], Any], device: torch.device) -> float:
     while len(times) < 9 and sum(times[1:]) < 0.02:
         times.append(_run(work, device))
     return min(times)
+
+
+def _time_in_turn(work: Callable[[], Any], device: torch.device, count: int = 16) -> float:
+    """Seconds of one of several that are begun without waiting for each: the host's, or the device's if more."""
+
+    def run_all() -> None:
+        for _ in range(count):
+            work()
+
+    return _time(run_all, device) / count

@@ -23,6 +23,7 @@ from pyg_direct.dynamic.stream import SnapshotStream, stream
 from pyg_direct.dynamic.timeline import LANES, Timeline, trace
 from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.graphed import steps_on_gpu
+from pyg_direct.runtime.recording import record_graph
 from pyg_direct.typing import Device
 
 TARGETS = ("last", "all")
@@ -150,9 +151,10 @@ class FrameTrainer:
             with nullcontext() if meter is None else meter.measure(self._times[first]):
                 with trace(timeline, "move"):
                     self._frame.move(first)
+                # Before passes that the host is long in queueing.
+                self._frame.prefetch()
                 with trace(timeline, "passes"):
                     total += self._run_frame()
-                self._frame.prefetch()
                 if self._captured_step is None:
                     with trace(timeline, "step"):
                         self.optimizer.step()
@@ -170,6 +172,7 @@ class FrameTrainer:
             self.plan.timeline = given
         self.costs = meter.costs()
         self.plan.budget.need = max(cost.peak_bytes - cost.held_bytes for cost in self.costs)
+        self._frame.settle_frames()
         return mean
 
     def trace_epoch(self) -> Timeline:
@@ -216,6 +219,27 @@ class FrameTrainer:
 
     def _record(self) -> None:
         """Capture the passes of a frame, if the model allows it."""
+        try:
+            self._try_record()
+        except torch.OutOfMemoryError:
+            # What a graph uses is none of the memory that torch has cached.
+            self._forget_gradients()
+            torch.cuda.empty_cache()
+            try:
+                self._try_record()
+            except torch.OutOfMemoryError as error:
+                self._go_on_without(error)
+
+    def _go_on_without(self, error: Exception) -> None:
+        """Frames are trained one operation after the other from now on."""
+        if self._must_replay:
+            raise error
+        torch.cuda.synchronize(self.plan.device)
+        self._may_replay, self._captured_step = False, None
+        self._forget_gradients()
+        self.decisions.append(f"frames are not replayed: {str(error).splitlines()[0]}")
+
+    def _try_record(self) -> None:
         self._frame.move(0)
         graph, device = torch.cuda.CUDAGraph(), self.plan.device
         self._forget_gradients()
@@ -227,7 +251,7 @@ class FrameTrainer:
             with torch.cuda.stream(torch.cuda.current_stream(device)), warnings.catch_warnings():
                 # Of graphs that hold nothing, where the model was refused at once, and that not all waits are found.
                 warnings.simplefilter("ignore")
-                with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)), _waits_refused():
+                with record_graph(graph, torch.cuda.Stream(device)), _waits_refused():
                     cost = self._compute()
                     cost.backward()
                     if self._may_capture_step():
@@ -237,14 +261,10 @@ class FrameTrainer:
             self._gradients = [(parameter, parameter.grad) for parameter in self._list_parameters()]
             what = "frames are" if self._captured_step is None else "frames and steps are"
             self.decisions.append(f"{what} replayed as one CUDA graph")
+        except torch.OutOfMemoryError:
+            raise
         except (NotReplayableError, RuntimeError) as error:
-            if self._must_replay:
-                raise
-            torch.cuda.synchronize(device)
-            self._may_replay, self._captured_step = False, None
-            self._forget_gradients()
-            reason = str(error).splitlines()[0]
-            self.decisions.append(f"frames are not replayed: {reason}")
+            self._go_on_without(error)
         finally:
             self._frame.is_recording = False
             torch.clear_autocast_cache()

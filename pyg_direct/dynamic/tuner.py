@@ -66,12 +66,14 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     all_edges = union.keys.numel()
 
     def sum_up(parts: Sequence[tuple[int, int, float]], num_tests: int, num_bytes: int) -> float:
-        copied = speeds.send_seconds + num_bytes / speeds.bytes_per_second if speeds.bytes_per_second else 0.0
+        others = max(0, sum(count > 0 for count, _, _ in parts) - 1)
+        copied = 0.0
+        if speeds.bytes_per_second:
+            copied = speeds.send_seconds + others * speeds.send_more_seconds + num_bytes / speeds.bytes_per_second
         # The row that a slice is added to takes as long as that of an edge.
         work = sum(speeds.add_up(count + slices, width, footprint) for count, slices, width in parts)
-        launches = (sum(count > 0 for count, _, _ in parts) - 1) * speeds.launch_seconds
         work += num_nodes * size * channels * speeds.per_number(footprint) + num_tests * speeds.test_seconds
-        return work + speeds.call_seconds + max(0.0, launches) + copied
+        return speeds.together(speeds.call_seconds + others * speeds.launch_seconds + copied, work)
 
     rest = num_edges - size * shared
     slices, shared_slices, rest_slices = (
@@ -102,7 +104,7 @@ def _expect_slices(num_edges: int, num_rows: int) -> int:
 
 
 def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: int = 0, num_weights: int = 0,
-                  largest: int = 8, num_nodes: int = 0, is_stacked: bool = False) -> list[Option]:  # fmt: skip
+                  num_nodes: int = 0, is_stacked: bool = False) -> list[Option]:  # fmt: skip
     """The options that together take the least for consecutive snapshots.
 
     Args:
@@ -111,7 +113,6 @@ def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: 
         speeds: Of the device.
         first: Number of the first snapshot.
         num_weights: Weights of an edge in a snapshot, 0 or 1.
-        largest: Snapshots of a group at most, where memory bounds it.
         num_nodes: N; 0 where rows are few.
         is_stacked: Whether edges have a weight of their own for each snapshot.
     """
@@ -132,7 +133,7 @@ def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: 
                 union, num_edges, channels, apart[0].first, speeds, num_weights, num_nodes, is_stacked
             )
             best = min(options, key=lambda option: option.seconds)
-            whole = union.num_snapshots <= largest and best.seconds <= sum(option.seconds for option in apart)
+            whole = best.seconds <= sum(option.seconds for option in apart)
             merged.append((union, num_edges, [best] if whole else apart))
         groups = merged + groups[2 * len(merged) :]
     return groups[0][2]

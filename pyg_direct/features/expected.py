@@ -34,9 +34,9 @@ def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_nei
     """
     check_ids("input_nodes", input_nodes)
     if isinstance(indptr, Tensor) and indptr.is_cuda and indptr.numel() > 0:
-        # What they hold would be waited for.
+        # What they hold would be waited for. An empty part tells what kind they are: others might be copied.
         for name, array in (("indptr", indptr), ("indices", indices)):
-            check_ids(name, array)
+            check_ids(name, array[:0] if isinstance(array, Tensor) and array.dim() > 0 else array)
     else:
         check_topology(indptr, indices)
     num_nodes = indptr.numel() - 1

@@ -113,7 +113,7 @@ class TableTier(Tier):
         # The same number, as Python reads it fastest.
         self._position = ctypes.c_int64.from_address(self._errors.data_ptr())
         self._gather: Gather | None = None
-        self._row = tuple(table.shape[1:])
+        self._row, self._is_empty = tuple(table.shape[1:]), 0 in table.shape[1:]
 
     @property
     def table(self) -> Tensor:
@@ -123,23 +123,29 @@ class TableTier(Tier):
         return self._table
 
     def take(self, ids: Tensor) -> Tensor:
-        """Rows of ids that were checked, in a tensor of their own; otherwise as `read`."""
+        """Rows of ids on a GPU that were checked, as the process was, in a tensor of their own; otherwise as `read`."""
         if self._position.value != NO_POSITION:
             self.raise_earlier_error()
-        out = self._table.new_empty((ids.numel(), *self._row))
-        if out.numel() > 0:
-            self._read(ids.contiguous(), out)
+        count = ids.numel()
+        # Sizes one by one are parsed faster than a tuple of them.
+        out = self._table.new_empty(count, *self._row)
+        if count == 0 or self._is_empty:
+            return out
+        # Torch allocates what is aligned.
+        (self._gather or self._choose_gather())(ids if ids.is_contiguous() else ids.contiguous(), out)
         return out
 
     def _read(self, ids: Tensor, out: Tensor) -> None:
         if not ids.is_cuda or out.data_ptr() % PIECE:
             gather_rows(self.table, ids, out=out, errors=self._errors, max_blocks=self._max_blocks)
             return
-        if self._gather is None:
-            self._gather = choose_gather(self._table, None, None, self.dtype, None, self._errors, self._max_blocks)
         if self._block is not None:
             self._block.check_process()
-        self._gather(ids, out)
+        (self._gather or self._choose_gather())(ids, out)
+
+    def _choose_gather(self) -> Gather:
+        self._gather = choose_gather(self._table, None, None, self.dtype, None, self._errors, self._max_blocks)
+        return self._gather
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
         """Replace row `ids[i]` by `rows[i]`; on a GPU enqueued on the current stream.

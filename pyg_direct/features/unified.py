@@ -54,14 +54,22 @@ class _Bytes:
         """All bytes as the GPU sees them, to be used on its current stream."""
         if self._flat is None:
             self._flat = self.block.view_on_gpu(torch.uint8, (self.block.num_bytes,), self.device)
-        self.block.check_process()
-        stream, streams = current_stream(self.gpu), self.block.streams  # type: ignore[arg-type]
+        self.join()
+        return self._flat
+
+    def join(self) -> None:
+        """Let the GPU's current stream use the bytes, after what others write."""
+        block = self.block
+        block.check_process()
+        number = torch._C._cuda_getCurrentRawStream(self.gpu)  # type: ignore[arg-type]
+        if number in block.streams and not self._is_dirty:
+            return
+        stream, streams = current_stream(self.gpu), block.streams  # type: ignore[arg-type]
         if self._is_dirty and streams.keys() != {stream.cuda_stream} and not torch.cuda.is_current_stream_capturing():
             # Autograd takes them for the CPU's, and orders no streams for them.
             for other in streams.values():
                 stream.wait_stream(other)
         streams[stream.cuda_stream] = stream
-        return self._flat
 
     def mark_written(self) -> None:
         """The GPU will have written here."""
@@ -209,23 +217,32 @@ class UnifiedTensor(Tensor):
     def __getitem__(self, index: Any) -> Any:
         # A default device, or names of devices, would look at each of these calls.
         with torch._C.DisableTorchFunction():
-            is_ids = (type(index) is Tensor and index.get_device() == self.memory.gpu and index.dim() == 1
+            memory = self.memory
+            is_ids = (type(index) is Tensor and index.get_device() == memory.gpu and index.dim() == 1
                       and index.dtype in INDEX_DTYPES)  # fmt: skip
-            if is_ids and (self._rows is not None or (self.host_view.is_contiguous() and self.dim() > 0)):
-                if self.requires_grad and torch.is_grad_enabled():
-                    return _Rows.apply(self, index)
-                return self.read_rows(index)
+            if is_ids:
+                rows = self._rows
+                if rows is None and self.host_view.is_contiguous() and self.dim() > 0:
+                    rows = self._make_rows()
+                if rows is not None:
+                    if self.requires_grad and torch.is_grad_enabled():
+                        return _Rows.apply(self, index)
+                    memory.join()
+                    return rows.take(index)
         return super().__getitem__(index)
 
     def read_rows(self, ids: Tensor) -> Tensor:
         """Rows of ids on the GPU, `[n, ...]` there, without a gradient."""
-        self.memory.on_gpu()
-        if self._rows is None:
-            row_bytes = self.host_view.shape[1:].numel() * self.itemsize
-            # A grid with a cap asks for whole rows, which is what the link serves best.
-            self._rows = TableTier(self.on_gpu(), "unified", block=self.memory.block,
-                                   max_blocks=blocks_for_rows(_BLOCKS, row_bytes, row_bytes))  # fmt: skip
-        return self._rows.take(ids)
+        self.memory.join()
+        return (self._rows or self._make_rows()).take(ids)
+
+    def _make_rows(self) -> TableTier:
+        """What reads rows over the link."""
+        row_bytes = self.host_view.shape[1:].numel() * self.itemsize
+        # A grid with a cap asks for whole rows, which is what the link serves best.
+        self._rows = TableTier(self.on_gpu(), "unified", block=self.memory.block,
+                               max_blocks=blocks_for_rows(_BLOCKS, row_bytes, row_bytes))  # fmt: skip
+        return self._rows
 
     def numpy(self, *, force: bool = False) -> Any:
         """An array over the same memory."""

@@ -13,7 +13,7 @@ from pyg_direct.nn.product import multiply
 from pyg_direct.nn.propagate import DTYPES, is_plain, wins_on_cpu
 from pyg_direct.nn.sorted import SortedBatch, SortedEdges, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
-from pyg_direct.nn.whole import find_whole
+from pyg_direct.nn.whole import WholeGraph, find_whole
 from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.ops.launch import runs_on_gpu
 
@@ -51,7 +51,8 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
     # Under autocast the matrix returns another dtype.
     dtype = torch.promote_types(rows.dtype, weight.dtype)
     transposed = None
-    if rows.requires_grad and (torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows)):
+    sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows) or isinstance(batch, WholeGraph)
+    if rows.requires_grad and sorts:
         transposed = batch.transpose(edges, num_sources)
     out = aggregate(rows.to(dtype), edges.indptr, edges.row, weight=weight.to(dtype), target=edges.target,
                     num_targets=num_targets, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
+from torch_geometric.data import Data
 from torch_geometric.nn import norm
 
 from pyg_direct.errors import ArgumentError, warn
 from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
+from pyg_direct.nn.padded_types import PaddedTypes, TypedSizes, read_typed_sizes
 
 _NAMES = ("x", "y", "edge_attr", "edge_weight")
 # Batches in a row of those that found no room, after which there is made more.
@@ -25,7 +27,8 @@ _MISSES = 4
 
 
 class GraphedStep:
-    """Trains a model by whole steps that a GPU replays; call it with each batch of a `NeighborLoader`.
+    """Trains a model by whole steps that a GPU replays; call it with each batch of a `NeighborLoader`, with types or
+    without.
 
     The first steps are ordinary ones, and tell how large batches are. Then a step is recorded as a CUDA graph over
     places for batches that are a little larger, and batches are copied there. A batch that finds no room, such as the
@@ -39,6 +42,7 @@ class GraphedStep:
         compute: `compute(batch)` runs the model on a batch and gives the loss, a number. It must read nothing back from
             the GPU, use only what `names` lists, `edge_index`, `batch_size`, `num_sampled_nodes` and
             `num_sampled_edges` of the batch, and of the results only the rows of the seeds, the first `batch_size`.
+            With types these are of each type and relation, such as `batch.x_dict`.
         optimizer: Steps after each replay as usual; within it where all its groups are `capturable` with a tensor of
             the GPU for the learning rate. Gradients of other parameters of the model are those of the last step too.
         names: Attributes of nodes and edges to be copied; None takes `x`, `y`, `edge_attr` and `edge_weight`, those
@@ -79,9 +83,9 @@ class GraphedStep:
         self._names, self._warm_up, self._margin = names, warm_up, margin
         self.replayed = self.ordinary = 0
         self.reason: str | None = None
-        self._largest: Sizes | None = None
+        self._largest: Sizes | TypedSizes | None = None
         self._seen = self._missed = 0
-        self._padded: PaddedBatch | None = None
+        self._padded: PaddedBatch | PaddedTypes | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream: torch.cuda.Stream | None = None
         self._loss: Tensor | None = None
@@ -112,11 +116,11 @@ class GraphedStep:
 
     def _note(self, batch: Any) -> None:
         """Learn the size of a batch that is an ordinary step, and record once enough are known."""
-        sizes = read_sizes(batch)
-        if sizes is None or self.reason is not None or not batch.edge_index.is_cuda:
+        sizes = read_sizes(batch) or read_typed_sizes(batch)
+        if sizes is None or self.reason is not None or _device_of(batch).type != "cuda":
             return
-        is_alike = self._largest is not None and len(self._largest.edges) == len(sizes.edges)
-        self._largest = self._largest.join(sizes) if is_alike and self._largest is not None else sizes
+        largest: Any = self._largest
+        self._largest = largest.join(sizes) if largest is not None and largest.is_like(sizes) else sizes
         self._seen += 1
         self._missed += 1
         if self._seen > self._warm_up if self._graph is None else self._missed >= _MISSES:
@@ -129,8 +133,12 @@ class GraphedStep:
         self._gradients, self._missed = [], 0
         names = self._names
         if names is None:
-            names = [name for name in _NAMES if isinstance(getattr(batch, name, None), Tensor)]
-        self._padded = PaddedBatch(batch, self._largest, self._margin, names)
+            names = [name for name in _NAMES if any(isinstance(part._mapping.get(name), Tensor)
+                                                    for part in batch.stores)]  # fmt: skip
+        if isinstance(self._largest, TypedSizes):
+            self._padded = PaddedTypes(batch, self._largest, self._margin, names)
+        else:
+            self._padded = PaddedBatch(batch, self._largest, self._margin, names)
         if not self._padded.fill(batch):
             self._padded = None
             return
@@ -141,7 +149,7 @@ class GraphedStep:
             return
         # What was computed of its edges must be computed within the graph.
         self._padded.fill(batch)
-        device = batch.edge_index.device
+        device = _device_of(batch)
         # Torch's own stream for it is one of the GPU that was current when it was first asked for.
         self._stream = self._stream or torch.cuda.Stream(device)
         graph = torch.cuda.CUDAGraph()
@@ -205,6 +213,13 @@ def steps_on_gpu(optimizer: torch.optim.Optimizer) -> bool:
         group.get("capturable", False) and isinstance(group.get("lr"), Tensor) and group["lr"].is_cuda
         for group in optimizer.param_groups
     )
+
+
+def _device_of(batch: Any) -> torch.device:
+    """Where the edges of a batch are."""
+    stores = batch.stores if isinstance(batch, Data) else batch.edge_stores
+    device: torch.device = stores[0]._mapping["edge_index"].device
+    return device
 
 
 def _mixes_rows(module: torch.nn.Module) -> bool:

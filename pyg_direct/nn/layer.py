@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pyg_direct.nn.product import multiply_plainly
+from pyg_direct.nn.product import add_up, multiply_plainly
 from pyg_direct.nn.sorted import SortedEdges
 from pyg_direct.ops.aggregate import Transposed, aggregate, spread_known, sum_known
 
@@ -27,7 +27,8 @@ def convolve(x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_we
         weight, bias, own_weight: `[O, C]`, `[O]`, `[O, D]` of the dtype of the rows.
         edges: Checked: their ends lie below N and T.
         reduce: `sum` or `mean`.
-        transposed: The edges by source, where `x` gets a gradient.
+        transposed: The edges by source, where `x` gets a gradient; on a GPU None for gradients in any order, which
+            need no sort.
     """
     if torch.is_grad_enabled() and (x.requires_grad or own.requires_grad or weight.requires_grad
                                     or own_weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -55,18 +56,21 @@ class _Layer(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, own, weight, _, own_weight, summed, indptr, row, _ = ctx.saved_tensors
+        _, own, weight, _, own_weight, summed, indptr, row, target = ctx.saved_tensors
         wants = ctx.needs_input_grad
         if torch.is_grad_enabled():
             return *_differentiate(ctx, grad), None, None, None
-        turned = grad.t()
-        to_own = grad @ own_weight if wants[1] else None
-        to_x = None
+        turned, to_x = grad.t(), None
         if wants[0]:
+            to_x = spread_known(grad @ weight, indptr, row, target, ctx.num_rows, ctx.mean, ctx.max_degree,
+                                ctx.transposed)  # fmt: skip
+        if wants[0] and ctx.is_same:
             # Where the targets are all rows, both gradients meet in one memory.
-            onto, to_own = (to_own, None) if ctx.is_same else (None, to_own)
-            to_x = spread_known(grad @ weight, indptr, row.numel(), ctx.num_rows, ctx.mean, ctx.transposed, onto)
-        return (to_x, to_own, turned @ summed if wants[2] else None, grad.sum(0) if wants[3] else None,
+            assert to_x is not None
+            to_x, to_own = to_x.addmm_(grad, own_weight), None
+        else:
+            to_own = grad @ own_weight if wants[1] else None
+        return (to_x, to_own, turned @ summed if wants[2] else None, add_up(grad) if wants[3] else None,
                 turned @ own if wants[4] else None, None, None, None)  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from pyg_direct.nn.sorted import find_batch, register_sorted
 from pyg_direct.ops.pad import fits, pad_edges
 
 # Edges of a target of which no bound is known, in places that are left over.
-_FEW_EDGES = 16
+FEW_EDGES = 16
 
 
 class Sizes(NamedTuple):
@@ -26,6 +26,10 @@ class Sizes(NamedTuple):
 
     nodes: tuple[int, ...]
     edges: tuple[int, ...]
+
+    def is_like(self, other: Any) -> bool:
+        """Whether both have as many hops."""
+        return isinstance(other, Sizes) and len(self.edges) == len(other.edges)
 
     def join(self, other: Sizes) -> Sizes:
         """The larger of both."""
@@ -56,6 +60,15 @@ def read_sizes(batch: Any) -> Sizes | None:
     return Sizes(tuple(nodes), tuple(edges))
 
 
+def copy_hops(rows: Tensor, out: Tensor, counts: Sequence[int], places: Sequence[int]) -> None:
+    """Rows of each hop to its places, the first of them."""
+    first = begin = 0
+    for count, room in zip(counts, places, strict=True):
+        if count > 0:
+            out.narrow(0, begin, count).copy_(rows.narrow(0, first, count))
+        first, begin = first + count, begin + room
+
+
 class PaddedBatch:
     """Places for batches of up to some size.
 
@@ -76,7 +89,7 @@ class PaddedBatch:
         known = find_batch(batch.edge_index)
         assert known is not None, "edges are not known to be sorted"
         self._num_seeds, self._max_degree = batch.batch_size, known.max_degree
-        self._most_edges, self._names = known.max_degree or _FEW_EDGES, tuple(names)
+        self._most_edges, self._names = known.max_degree or FEW_EDGES, tuple(names)
         self.places = places = largest.widen(margin, self._num_seeds, self._most_edges)
         self.data, self._of_edges = Data(), dict[str, bool]()
         for name in self._names:
@@ -105,11 +118,7 @@ class PaddedBatch:
         # What was known of the batch before is forgotten; places left over give a target no more edges than others.
         register_sorted(self.data.edge_index, *self.places, self._max_degree)
         for name in self._names:
-            rows, out = batch[name], self.data[name]
-            first = begin = 0
-            for count, room in zip(self._read(name, sizes), self._read(name, self.places), strict=True):
-                out.narrow(0, begin, count).copy_(rows.narrow(0, first, count))
-                first, begin = first + count, begin + room
+            copy_hops(batch[name], self.data[name], self._read(name, sizes), self._read(name, self.places))
         return True
 
     def _read(self, name: str, sizes: Sizes) -> tuple[int, ...]:

@@ -41,6 +41,11 @@ def multiply_plainly(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Ten
     return out if own is None or own_weight is None else out.addmm_(own, own_weight.t())
 
 
+def add_up(grad: Tensor) -> Tensor:
+    """The sum of the rows of a gradient, which is that of a bias."""
+    return torch.mv(grad.t(), grad.new_ones(grad.shape[0])) if runs_on_gpu(grad) else grad.sum(0)
+
+
 class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, own: Tensor | None,
@@ -56,7 +61,7 @@ class _Products(torch.autograd.Function):
         return (
             grad @ weight if wants[0] else None,
             turned @ rows if wants[1] else None,
-            torch.mv(turned, grad.new_ones(grad.shape[0])) if wants[2] else None,
+            add_up(grad) if wants[2] else None,
             grad @ own_weight if wants[3] else None,
             turned @ own if wants[4] else None,
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.sorted import SortedEdges, find_batch
-from pyg_direct.nn.whole import find_whole
+from pyg_direct.nn.whole import WholeGraph, find_whole
 from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.ops.launch import runs_on_gpu
 
@@ -100,7 +100,7 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
         return aggregate(rows, edges.indptr, reduce=reduce, weight=weight, target=edges.target,
                          num_targets=num_targets, max_degree=edges.max_degree)  # fmt: skip
     transposed = None
-    sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows)
+    sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows) or isinstance(batch, WholeGraph)
     if sorts and tracked and reduce in ("sum", "mean"):
         transposed = batch.transpose(edges, num_sources)
     return aggregate(rows, edges.indptr, edges.row, reduce=reduce, weight=weight, target=edges.target,

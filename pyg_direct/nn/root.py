@@ -14,7 +14,7 @@ from pyg_direct.nn.product import multiply
 from pyg_direct.nn.propagate import find_reduce, is_plain, wins_on_cpu
 from pyg_direct.nn.sorted import SortedBatch, find_batch
 from pyg_direct.nn.trimmed import is_accelerated, is_linear
-from pyg_direct.nn.whole import find_whole
+from pyg_direct.nn.whole import WholeGraph, find_whole
 from pyg_direct.ops.launch import runs_on_gpu
 
 _DTYPES = (torch.float32, torch.float64)
@@ -64,12 +64,11 @@ def _combine_graph(self: Any, batch: SortedBatch, x: Any, edge_index: Tensor, ed
 
 def _convolve_at_once(self: Any, batch: SortedBatch, rows: Tensor, own: Tensor, edge_index: Tensor, first: Any,
                       second: Any, size: Any) -> Tensor | None:  # fmt: skip
-    """Sum and products in one step of autograd, on a CPU; None where they take several."""
+    """Sum and products in one step of autograd; None where they take several."""
     reduce, (num_sources, width), num_targets = find_reduce(self), rows.shape, own.shape[0]
-    tracked = torch.is_grad_enabled() and rows.requires_grad
+    tracked, on_gpu = torch.is_grad_enabled() and rows.requires_grad, runs_on_gpu(rows)
     if (
-        runs_on_gpu(rows)
-        or reduce not in ("sum", "mean")
+        reduce not in ("sum", "mean")
         or rows.dtype not in _DTYPES
         or not is_accelerated(self)
         or not rows.device == own.device == edge_index.device
@@ -78,12 +77,16 @@ def _convolve_at_once(self: Any, batch: SortedBatch, rows: Tensor, own: Tensor, 
         or width != first.weight.shape[1]
         or own.shape[1] != second.weight.shape[1]
         or not batch.fits(edge_index, num_sources, num_targets)
-        or not wins_on_cpu(rows, reduce, tracked)
+        or not (on_gpu or wins_on_cpu(rows, reduce, tracked))
     ):
         return None
     edges = batch.view(edge_index)
-    batch.check(edges, num_sources, num_targets)
-    transposed = batch.transpose(edges, num_sources) if tracked else None
+    if not on_gpu:
+        # A GPU is not waited for.
+        batch.check(edges, num_sources, num_targets)
+    # What is sorted by source serves a batch once, and a whole graph in each step.
+    sorts = not on_gpu or isinstance(batch, WholeGraph) or torch.are_deterministic_algorithms_enabled()
+    transposed = batch.transpose(edges, num_sources) if sorts and tracked else None
     return convolve(rows, own, first.weight, first.bias, second.weight, edges, reduce=reduce, transposed=transposed)
 
 

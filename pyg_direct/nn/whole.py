@@ -18,8 +18,8 @@ from pyg_direct.runtime.mode import ordinary_tensors
 
 # Layers that met the same edges before they are sorted: more than a model has for a batch of some other loader.
 _OFTEN = 8
-# Numbers in the rows of edges that PyG's code would make, from which on sums are faster without them: on two cores of a
-# CPU steps of 2,700 nodes and 10,600 edges gain nothing with rows of 16 numbers, and a fifth and more with those of 64.
+# Numbers in the rows of edges that PyG's code would make, from which on a CPU sums faster without them: on two cores
+# of 2,700 nodes and 10,600 edges gain nothing with rows of 16 numbers, and a fifth and more with those of 64.
 _WORTH = 1 << 19
 
 
@@ -27,16 +27,19 @@ class WholeGraph(SortedBatch):
     """The edges of a whole `edge_index`, those of a target in their order; what belongs to edges is in another order.
 
     Attributes:
-        given: The edges as they were given.
+        given: The edges as they were given; None on a GPU, where comparing them would be waited for.
+        stream: That of the GPU on which they were sorted; 0 on a CPU.
     """
 
     def __init__(self, form: Form, edge_index: Tensor, num_targets: int) -> None:
         row, target = edge_index.unbind(0)
         least = int(row.max()) + 1, int(target.max()) + 1
-        super().__init__(form, (least[0], 0), (num_targets, 0), (edge_index.shape[1],), None)
-        self.given = edge_index.clone()
         ordered, order = torch.sort(target, stable=True)
-        self._edges = SortedEdges(compress(ordered, num_targets), row.index_select(0, order), ordered, *least, None)
+        indptr = compress(ordered, num_targets)
+        degree = int(indptr.diff().max())
+        super().__init__(form, (least[0], 0), (num_targets, 0), (edge_index.shape[1],), degree)
+        self.given, self.stream = None if edge_index.is_cuda else edge_index.clone(), _stream_of(edge_index)
+        self._edges = SortedEdges(indptr, row.index_select(0, order), ordered, *least, degree)
 
     def view(self, edge_index: Tensor) -> SortedEdges:
         """All edges, sorted."""
@@ -46,6 +49,10 @@ class WholeGraph(SortedBatch):
         """Whether the edges lie among so many nodes."""
         edges = self._edges
         return edges.least_sources <= num_sources and edges.least_targets <= num_targets < edges.indptr.numel()
+
+
+def _stream_of(tensor: Tensor) -> int:
+    return torch._C._cuda_getCurrentRawStream(tensor.get_device()) if tensor.is_cuda else 0
 
 
 class _Met:
@@ -61,9 +68,11 @@ _MET: dict[tuple[int, int], _Met] = {}
 
 
 def find_whole(edge_index: Tensor, num_targets: int, width: int) -> WholeGraph | None:
-    """The sorted edges of a graph that layers met often; None for any other, and on a GPU.
+    """The sorted edges of a graph that layers met often; None for any other.
 
-    Only for what brings nothing that belongs to edges, such as their weights.
+    Only for what brings nothing that belongs to edges, such as their weights. On a GPU the host waits once, when they
+    are sorted, and they serve the stream that this was done on; a captured graph would outlive them, and gets none.
+    There writes through `edge_index.data`, which torch does not count, are not seen.
 
     Args:
         edge_index: (source, target), `[2, E]` in any order.
@@ -77,8 +86,8 @@ def find_whole(edge_index: Tensor, num_targets: int, width: int) -> WholeGraph |
         or edge_index.shape[0] != 2
         or edge_index.dtype not in INDEX_DTYPES
         or edge_index.is_inference()
-        or runs_on_gpu(edge_index)
-        or edge_index.shape[1] * width < _WORTH
+        or (edge_index.shape[1] * width < _WORTH and not runs_on_gpu(edge_index))
+        or (edge_index.is_cuda and torch.cuda.is_current_stream_capturing())
     ):
         return None
     storage = edge_index.untyped_storage()
@@ -92,8 +101,10 @@ def find_whole(edge_index: Tensor, num_targets: int, width: int) -> WholeGraph |
     if met.times <= _OFTEN:
         return None
     # NumPy writes to the same memory leave no trace, so the edges are compared: a fraction of what rows take.
-    if met.graph is not None and not torch.equal(met.graph.given, edge_index):
+    if met.graph is not None and met.graph.given is not None and not torch.equal(met.graph.given, edge_index):
         met.graph, met.times = None, 1
+        return None
+    if met.graph is not None and met.graph.stream != _stream_of(edge_index):
         return None
     if met.graph is None or not met.graph.fits(edge_index, met.graph.view(edge_index).least_sources, num_targets):
         met.graph = _sort(met.form, edge_index, num_targets)

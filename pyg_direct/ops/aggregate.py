@@ -145,19 +145,23 @@ def sum_known(x: Tensor, indptr: Tensor, row: Tensor, num_targets: int, mean: bo
     return made
 
 
-def spread_known(grad: Tensor, indptr: Tensor, num_edges: int, num_rows: int, mean: bool, transposed: Transposed,
-                 onto: Tensor | None) -> Tensor:  # fmt: skip
-    """The gradient of `sum_known` in its rows, `[N, F]`, added to `onto`.
+def spread_known(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_rows: int, mean: bool,
+                 max_degree: int | None, transposed: Transposed | None) -> Tensor:  # fmt: skip
+    """The gradient of `sum_known` in its rows, `[N, F]`, in new memory.
 
     Args:
         grad: Gradients of the sums, `[T, F]`; overwritten.
-        onto: `[N, F]`; overwritten. None for zeros.
+        transposed: The edges by source; None for any order of additions, on a GPU.
     """
+    if transposed is None:
+        work = _kernels if torch._C._len_torch_dispatch_stack() else aggregate_kernels
+        degree = -1 if max_degree is None else max_degree
+        made: Tensor = work.spread_rows(grad, indptr, row, target, None, num_rows, mean, degree)
+        return made
     if mean:
         # A target's share before its edges multiply it.
-        grad = grad.div_(indptr[: grad.shape[0] + 1].clamp(max=num_edges).diff().clamp_(min=1).unsqueeze(1))
-    made = sum_known(grad, transposed.indptr, transposed.target, num_rows, False, None)
-    return made if onto is None else onto.add_(made)
+        grad = grad.div_(indptr[: grad.shape[0] + 1].clamp(max=row.numel()).diff().clamp_(min=1).unsqueeze(1))
+    return sum_known(grad, transposed.indptr, transposed.target, num_rows, False, None)
 
 
 class _Sum(torch.autograd.Function):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.kernels import expected as kernels
-from pyg_direct.ops.launch import cpu_chunks, run_cpu
+from pyg_direct.ops.launch import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu
 from pyg_direct.progress import Bar
 
 # Edges looked at together.
@@ -17,13 +17,17 @@ def spread_values(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar | No
     """Sum over the rows that list a node of their values, float32 `[N]`, once for each listing.
 
     Args:
-        indptr, indices: Rows, int64 `[N + 1]` and int32 or int64 `[E]` within [0, N), which is not checked.
+        indptr, indices: Rows, int64 `[N + 1]` and int32 or int64 `[E]` within [0, N), which is not checked;
+            on a GPU other ids are left out.
         values: Of each row, float32 `[N]`, on the device of the rows.
         bar: What is told of edges that were looked at.
     """
     num_nodes, num_edges = indptr.numel() - 1, indices.numel()
-    if values.is_cuda:
-        return _spread_in_pieces(indptr, indices, values, bar)
+    if runs_on_gpu(values):
+        sums = _spread_on_gpu(indptr, indices, values)
+        if bar is not None:
+            bar.update(num_edges)
+        return sums
     # Threads add to sums of their own, which together take no more memory than the edges.
     parts = max(1, min(cpu_chunks(), num_edges // max(1, num_nodes)))
     sums = torch.zeros(parts, num_nodes)
@@ -39,17 +43,13 @@ def spread_values(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar | No
     return sums[0] if parts == 1 else sums.sum(0)
 
 
-def _spread_in_pieces(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar | None) -> Tensor:
-    sums = torch.zeros_like(values)
-    num_nodes, num_edges = indptr.numel() - 1, indices.numel()
-    # So many rows have a piece's edges on average.
-    step = max(1, _PIECE * num_nodes // max(1, num_edges))
-    firsts = list(range(0, num_nodes, step))
-    begins = indptr[torch.tensor(firsts, dtype=torch.int64, device=indptr.device)].tolist()
-    for row, begin, end in zip(firsts, begins, [*begins[1:], num_edges], strict=True):
-        rows = slice(row, row + step)
-        counts = indptr[1:][rows] - indptr[:-1][rows]
-        sums.index_add_(0, indices[begin:end].long(), values[rows].repeat_interleave(counts, output_size=end - begin))
-        if bar is not None:
-            bar.update(end - begin)
+def _spread_on_gpu(indptr: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+    sums, num_edges = torch.zeros_like(values), indices.numel()
+    if num_edges == 0:
+        return sums
+    step = indices.stride(0)
+    # Where each lies beside the id of its edge.
+    flat = indices if step == 1 else indices.as_strided(((num_edges - 1) * step + 1,), (1,))
+    grid = min(full_grid(values), -(-num_edges // kernels.TURN))
+    run_gpu(kernels.spread_values_gpu, grid, indptr.contiguous(), flat, step, values.contiguous(), sums)
     return sums

@@ -16,7 +16,8 @@ from pyg_direct.kernels.bitmap import WORD, rank_words_cpu, rank_words_gpu, sum_
 from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
-from pyg_direct.ops.launch import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.ops.launch import cpu_chunks, full_grid, prepare_gpu, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.runtime.launch import OPEN
 from pyg_direct.runtime.pages import use_large_pages
 from pyg_direct.runtime.raw import as_bytes
 
@@ -262,20 +263,23 @@ def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None,
     # A grid with a cap reads the link, as one of two tables mostly does.
     if max_blocks is not None or directory.bits.numel() > 0 or address % kernels.PIECE != 0:
         lane_bits = group_bits(row_bytes)
+        launch = prepare_gpu(kernels.gather_groups_gpu, hot_address, cold_address, *directory, OPEN, num_rows,
+                             source_bytes, row_bytes, lane_bits, kind, exponents, OPEN, errors)  # fmt: skip
+        lanes, share = 1 << lane_bits, kernels.ROWS * THREADS
 
         def read_groups(ids: Tensor, out: Tensor, keep: tuple[Tensor, Tensor] = tables) -> None:
-            grid = min(most_blocks, -(-(ids.shape[0] << lane_bits) // (kernels.ROWS * THREADS)))
-            run_gpu(kernels.gather_groups_gpu, grid, hot_address, cold_address, *directory, ids, num_rows,
-                    source_bytes, row_bytes, lane_bits, kind, exponents, out.data_ptr(), errors)  # fmt: skip
+            grid = -(-ids.numel() * lanes // share)
+            launch(grid if grid < most_blocks else most_blocks, (ids, out.data_ptr()))
 
         return read_groups
     kernel, pieces = (kernels.gather_odd_pieces_gpu, 1) if is_odd else (kernels.gather_pieces_gpu, 2)
     order = () if is_odd else (strands,)
+    launch = prepare_gpu(kernel, hot_address, OPEN, num_rows, source_bytes, row_bytes, kind, *order, exponents, OPEN,
+                         errors)  # fmt: skip
+    share = pieces * kernels.PIECE * THREADS
 
     def read_pieces(ids: Tensor, out: Tensor, keep: tuple[Tensor, Tensor] = tables) -> None:
-        grid = -(-ids.shape[0] * row_bytes // (pieces * kernels.PIECE * THREADS))
-        run_gpu(kernel, grid, hot_address, ids, num_rows, source_bytes, row_bytes, kind, *order, exponents,
-                out.data_ptr(), errors)  # fmt: skip
+        launch(-(-ids.numel() * row_bytes // share), (ids, out.data_ptr()))
 
     return read_pieces
 
@@ -298,10 +302,10 @@ def _choose_items(hot: Tensor, cold: Tensor, directory: Directory, dtype: torch.
         widening = STORED[hot.dtype], exponents
         kernel = kernels.widen_items_gpu
     width, tables = row_bytes // target_unit.itemsize, (_flat(hot, unit), _flat(cold, unit))
+    launch = prepare_gpu(kernel, *tables, *directory, OPEN, num_rows, width, *widening, OPEN, errors)
 
     def read_items(ids: Tensor, out: Tensor) -> None:
         target = out.view(target_unit) if dtype.itemsize == target_unit.itemsize else _flat(out, target_unit)
-        grid = min(most_blocks, -(-ids.shape[0] * width // THREADS))
-        run_gpu(kernel, grid, *tables, *directory, ids, num_rows, width, *widening, target.view(-1), errors)
+        launch(min(most_blocks, -(-ids.numel() * width // THREADS)), (ids, target.view(-1)))
 
     return read_items

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_direct.kernels.jit import SIMULATED, THREADS, CpuKernel, GpuKernel, get_cpu_threads, run_alone
 from pyg_direct.runtime.device import abilities
-from pyg_direct.runtime.launch import Launcher
+from pyg_direct.runtime.launch import OPEN, Launcher
 
 _CODES = {torch.int8: "i1", torch.uint8: "u1", torch.int16: "i2", torch.int32: "i4", torch.uint32: "u4",
           torch.int64: "i8", torch.float32: "f4", torch.float64: "f8"}  # fmt: skip
@@ -71,13 +71,23 @@ class _Dispatch:
         self.first_array = next(i for i, token in enumerate(kernel.signature) if token.endswith("[]"))
         self.telling = [codes.index(letter) for letter in kernel.variants]
         self.several_gpus = torch.cuda.device_count() > 1
-        self.launchers: dict[Any, Callable[..., None]] = {}
+        self.launchers: dict[Any, Launcher] = {}
+        # Their `launch`.
+        self.launches: dict[Any, Callable[..., None]] = {}
 
-    def compile(self, index: int, args: tuple[Any, ...]) -> Callable[..., None]:
-        """A launch for the dtypes of `args` on GPU `index`."""
+    def compile(self, key: Any, args: tuple[Any, ...]) -> Callable[..., None]:
+        """A launch for the GPU and the dtypes of `args`, which `key` stands for."""
+        index = args[self.first_array].get_device()
         choice = self.kernel.choose([_CODES.get(a.dtype, "") if isinstance(a, Tensor) else "" for a in args])
         code = self.kernel.compile(abilities(index).compute_capability, choice)
-        return Launcher(code, self.kernel.parameters(choice), index).launch
+        self.launchers[key] = launcher = Launcher(code, self.kernel.parameters(choice), index)
+        self.launches[key] = launcher.launch
+        return launcher.launch
+
+    def make_key(self, args: Sequence[Any]) -> Any:
+        """What tells specialisations apart."""
+        index = args[self.first_array].get_device()
+        return (index, *[args[i].dtype for i in self.telling]) if self.telling else index
 
 
 _DISPATCHES: dict[GpuKernel, _Dispatch] = {}
@@ -93,13 +103,51 @@ def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None)
     dispatch = _DISPATCHES.get(kernel)
     if dispatch is None:
         dispatch = _DISPATCHES[kernel] = _Dispatch(kernel)
+    # As `make_key`, without a call.
     index = args[dispatch.first_array].get_device()
     key = (index, *[args[i].dtype for i in dispatch.telling]) if dispatch.telling else index
-    launch = dispatch.launchers.get(key)
-    if launch is None:
-        launch = dispatch.launchers[key] = dispatch.compile(index, args)
+    launch = dispatch.launches.get(key) or dispatch.compile(key, args)
     if dispatch.several_gpus and index != torch.cuda.current_device():
         with torch.cuda.device(index):
             launch(grid, THREADS, args, stream)
     else:
         launch(grid, THREADS, args, stream)
+
+
+def prepare_gpu(kernel: GpuKernel, *args: Any) -> Callable[[int, tuple[Any, ...]], None]:
+    """`run_gpu` on torch's current stream for calls that differ in few arguments: (grid, those arguments) -> None.
+
+    The others are written for the driver once, from the second call on: the first may be the only one.
+
+    Args:
+        args: Of the kernel, with `OPEN` for those that differ, of which the first is an array on the GPU. If the
+            kernel has variants, its dtype alone tells them apart.
+    """
+    changing = [i for i, arg in enumerate(args) if arg is OPEN]
+    settled: dict[Any, Callable[..., None] | None] = {}
+    several_gpus = not SIMULATED and torch.cuda.device_count() > 1
+
+    def start(key: Any, grid: int, values: tuple[Any, ...]) -> None:
+        whole = list(args)
+        for i, value in zip(changing, values, strict=True):
+            whole[i] = value
+        if key in settled:
+            dispatch = _DISPATCHES[kernel]
+            settled[key] = dispatch.launchers[dispatch.make_key(whole)].settle(args)
+        elif not SIMULATED:
+            settled[key] = None
+        run_gpu(kernel, grid, *whole)
+
+    def launch_settled(grid: int, values: tuple[Any, ...]) -> None:
+        first = values[0]
+        key = (first.dtype, first.get_device()) if several_gpus else first.dtype
+        launch = settled.get(key)
+        if launch is None:
+            start(key, grid, values)
+        elif several_gpus and key[1] != torch.cuda.current_device():
+            with torch.cuda.device(key[1]):
+                launch(grid, THREADS, values)
+        else:
+            launch(grid, THREADS, values)
+
+    return launch_settled

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,6 +84,11 @@ class SlicedCSR:
     def pin_memory(self) -> SlicedCSR:
         """A copy in page-locked memory."""
         return self._replace({name: tensor.pin_memory() for name, tensor in self._tensors().items()})
+
+    def record_stream(self, stream: Any) -> None:
+        """Let memory be kept, once let go of, until the work that a stream of a GPU has then is done."""
+        for tensor in self._tensors().values():
+            tensor.record_stream(stream)
 
     def expand_rows(self) -> Tensor:
         """Target of each edge, int64 `[nnz]`."""

@@ -74,11 +74,16 @@ class SnapshotMatrices:
         return all(piece.num_edges == 0 or piece.cols.is_pinned() for piece in self.pieces)
 
     @property
+    def is_symmetric(self) -> bool:
+        """Whether edges by source are known to be those by target; nobody asks where no gradient was asked for yet."""
+        return self._by_source is self.pieces
+
+    @property
     def num_bytes(self) -> int:
         """Memory of structures and factors."""
         # Where rows and columns are scaled alike, that is one tensor.
         factors = {id(f): f for f in (self.row, self.column, self.diagonal) if f is not None}.values()
-        by_source = () if self._by_source is None or self._by_source is self.pieces else self._by_source
+        by_source = () if self._by_source is None or self.is_symmetric else self._by_source
         return sum(p.num_bytes for p in self.pieces + by_source) + sum(4 * f.numel() for f in factors)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> SnapshotMatrices:
@@ -90,6 +95,12 @@ class SnapshotMatrices:
     def pin_memory(self) -> SnapshotMatrices:
         """A copy in page-locked memory."""
         return self._copy(lambda part: part.pin_memory())
+
+    def record_stream(self, stream: Any) -> None:
+        """Let memory be kept, once let go of, until the work that a stream of a GPU has then is done."""
+        for part in (*self.pieces, *(self._by_source or ()), self.row, self.column, self.diagonal):
+            if part is not None:
+                part.record_stream(stream)
 
     def _copy(self, copy: Callable[[Any], Any]) -> SnapshotMatrices:
         """The same of copies of all structures and factors."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -69,41 +70,68 @@ def load_function(code: Code, index: int) -> Any:
         return function
 
 
-class _ParameterBlock:
-    """The parameters of a kernel where the driver reads them; each stream of each thread has its own."""
+# Stands for an argument that is given at each launch, where others are settled.
+OPEN: Any = object()
 
-    def __init__(self, parameters: Sequence[Parameter], is_short: bool) -> None:
-        # What differs between calls lies in one buffer: address and length of an array, the value of a scalar.
-        layout = struct.Struct("<" + "".join("qq" if p.is_array else _PACK[p.code] for p in parameters))
-        self._buffer = ctypes.create_string_buffer(max(layout.size, 8))
+
+def _layout(parameters: Iterable[Parameter]) -> struct.Struct:
+    """Address and length of an array, the value of a scalar."""
+    return struct.Struct("<" + "".join("qq" if p.is_array else _PACK[p.code] for p in parameters))
+
+
+class _ParameterBlock:
+    """The parameters of a kernel where the driver reads them; each stream of each thread has its own.
+
+    Args:
+        parameters: Of the kernel.
+        is_short: Whether an array is passed in 5 values rather than 7.
+        args: What is written once, and `OPEN` for what `write` takes at each launch.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], is_short: bool, args: Sequence[Any]) -> None:
+        # What differs between calls lies together, so that it is written at once.
+        order = sorted(range(len(args)), key=lambda i: args[i] is not OPEN)
+        changing = _layout(parameters[i] for i in order if args[i] is OPEN)
+        settled = [i for i in order if args[i] is not OPEN]
+        layout = _layout(parameters[i] for i in settled)
+        self._buffer = ctypes.create_string_buffer(max(changing.size + layout.size, 8))
+        values = ((args[i].data_ptr(), args[i].numel()) if parameters[i].is_array else (args[i],) for i in settled)
+        layout.pack_into(self._buffer, changing.size, *itertools.chain.from_iterable(values))
         self._fixed = (ctypes.c_int64 * (2 + len(parameters)))(0, 1, *(_ITEM_BYTES[p.code] for p in parameters))
-        at, null = ctypes.addressof(self._buffer), ctypes.addressof(self._fixed)
-        pointers = []
-        for number, parameter in enumerate(parameters, 2):
+        sizes = [16 if parameters[i].is_array else 8 for i in order]
+        places = dict(zip(order, itertools.accumulate(sizes, initial=ctypes.addressof(self._buffer)), strict=False))
+        null, pointers = ctypes.addressof(self._fixed), []
+        for number, parameter in enumerate(parameters):
+            at = places[number]
             if parameter.is_array:
-                item_bytes = null + 8 * number
+                item_bytes = null + 8 * (number + 2)
                 pointers += ([at, at, null, at + 8, null + 8] if is_short else
                              [null, null, at + 8, item_bytes, at, at + 8, item_bytes])  # fmt: skip
             else:
                 pointers.append(at)
-            at += 16 if parameter.is_array else 8
         self._pointers = (ctypes.c_void_p * len(pointers))(*pointers)
         self.address = ctypes.addressof(self._pointers)
-        self.write = functools.partial(layout.pack_into, self._buffer, 0)
+        self.write = functools.partial(changing.pack_into, self._buffer, 0)
 
 
 # All that a launch does, for one kernel: its names are bound beforehand and its arguments written out, as looking them
 # up in an object and in a loop would cost as much as all the rest.
 _LAUNCH = """
-def launch(grid, block, args, stream=None):
-    if stream is None:
-        stream = current_stream(index)
-    handle, write, address = bound.get((stream, get_ident())) or bind(stream)
-    write({values})
-    code = enqueue(function, grid, 1, 1, block, 1, 1, 0, handle, address, 0)[0]
-    if code:
-        repeat(grid, block, handle, address, code)
+def make(bound, bind):
+    def launch(grid, block, args, stream=None):
+        if stream is None:
+            stream = current_stream(index)
+        handle, write, address = bound.get((stream, get_ident())) or bind(stream)
+        write({values})
+        code = enqueue(function, grid, 1, 1, block, 1, 1, 0, handle, address, 0)[0]
+        if code:
+            repeat(grid, block, handle, address, code)
+    launch.bound = bound
+    return launch
 """
+
+# (stream, thread) -> the stream's handle, how to write parameters, and where the driver reads them.
+_Bound = dict[tuple[int, int], tuple[Any, Callable[..., None], int]]
 
 
 class Launcher:
@@ -111,7 +139,8 @@ class Launcher:
 
     Attributes:
         launch: (grid, block, arguments, stream) -> None: enqueues on `stream`, or on torch's current stream without it;
-            arrays must be contiguous and on this GPU.
+            arrays must be contiguous and on this GPU. Its `bound` holds what it has written where.
+        function: The driver's handle.
     """
 
     launch: Callable[..., None]
@@ -119,32 +148,50 @@ class Launcher:
     def __init__(self, code: Code, parameters: Sequence[Parameter], index: int) -> None:
         self.index = index
         self._parameters = tuple(parameters)
-        self._function = load_function(code, index)
+        self.function = load_function(code, index)
         num_passed = code.ptx.split(".entry", 1)[1].split(")", 1)[0].count(".param")
         # The compiler of the code shows in the number of values it takes.
         self._is_short = num_passed == sum(5 if p.is_array else 1 for p in parameters)
-        self._kept: list[_ParameterBlock] = []
-        # (stream, thread) -> the stream's handle, how to write parameters, and where the driver reads them.
-        self._bound: dict[tuple[int, int], tuple[Any, Callable[..., None], int]] = {}
-        values = (f"args[{i}].data_ptr(), args[{i}].numel()" if p.is_array else f"args[{i}]"
-                  for i, p in enumerate(parameters))  # fmt: skip
-        names: dict[str, Any] = {"bind": self._bind, "bound": self._bound, "enqueue": load_driver().cuLaunchKernel,
-                                 "current_stream": torch._C._cuda_getCurrentRawStream, "function": self._function,
-                                 "get_ident": get_ident, "index": index, "repeat": self._repeat}  # fmt: skip
+        self._makers: dict[tuple[int, ...], Callable[..., Callable[..., None]]] = {}
+        self.launch = self.settle([OPEN] * len(parameters))
+
+    def settle(self, args: Sequence[Any]) -> Callable[..., None]:
+        """`launch` with some arguments written once and for all, as far as they stay the same: it takes the others.
+
+        Args:
+            args: Of the kernel, all of them, with `OPEN` for those that each launch gives. Arrays are kept.
+        """
+        changing = tuple(i for i, arg in enumerate(args) if arg is OPEN)
+        make = self._makers.get(changing)
+        if make is None:
+            make = self._makers[changing] = self._write_out(changing)
+        bound: _Bound = {}
+        kept: list[_ParameterBlock] = []
+
+        def bind(stream: int) -> tuple[Any, Callable[..., None], int]:
+            bind_thread(self.index)
+            block = _ParameterBlock(self._parameters, self._is_short, args)
+            handle = load_driver().CUstream(stream)
+            bound[stream, get_ident()] = found = handle, block.write, block.address
+            kept.append(block)
+            return found
+
+        return make(bound, bind)
+
+    def _write_out(self, changing: Sequence[int]) -> Callable[..., Callable[..., None]]:
+        """What makes a launch that takes these arguments."""
+        values = (f"args[{n}].data_ptr(), args[{n}].numel()" if self._parameters[i].is_array else f"args[{n}]"
+                  for n, i in enumerate(changing))  # fmt: skip
+        names: dict[str, Any] = {"enqueue": load_driver().cuLaunchKernel, "get_ident": get_ident, "index": self.index,
+                                 "current_stream": torch._C._cuda_getCurrentRawStream, "function": self.function,
+                                 "repeat": self._repeat}  # fmt: skip
         exec(_LAUNCH.format(values=", ".join(values)), names)
-        self.launch = names["launch"]
+        make: Callable[..., Callable[..., None]] = names["make"]
+        return make
 
     def _repeat(self, grid: int, block: int, handle: Any, address: int, code: Any) -> None:
         """What to do about an error: numbers of threads are given again, and a new one has no context."""
         if bind_thread(self.index):
-            code = load_driver().cuLaunchKernel(self._function, grid, 1, 1, block, 1, 1, 0, handle, address, 0)[0]
+            code = load_driver().cuLaunchKernel(self.function, grid, 1, 1, block, 1, 1, 0, handle, address, 0)[0]
         if code:
             raise CudaError("cuLaunchKernel", int(code), code.name, f"grid {grid}, block {block}")
-
-    def _bind(self, stream: int) -> tuple[Any, Callable[..., None], int]:
-        bind_thread(self.index)
-        block = _ParameterBlock(self._parameters, self._is_short)
-        handle = load_driver().CUstream(stream)
-        self._bound[stream, get_ident()] = bound = handle, block.write, block.address
-        self._kept.append(block)
-        return bound

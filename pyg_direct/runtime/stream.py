@@ -32,6 +32,16 @@ def is_current(stream: torch.cuda.Stream) -> bool:
     return bool(torch._C._cuda_getCurrentRawStream(index) == stream.cuda_stream and torch._C._cuda_getDevice() == index)
 
 
+@functools.cache
+def side_streams(index: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """Two streams of GPU `index` for what is made ahead, the same ones in all of a process.
+
+    Torch's allocator keeps the memory of each stream apart: of new ones, every piece would be asked of the driver anew.
+    Their blocks come first where others could start too.
+    """
+    return torch.cuda.Stream(index, priority=-1), torch.cuda.Stream(index, priority=-1)
+
+
 class kept_stream:  # noqa: N801
     """`with kept_stream(index):` whatever is set inside, the current stream and GPU are afterwards as they were."""
 

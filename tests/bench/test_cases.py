@@ -36,6 +36,7 @@ EXPECTED = {
     "loader": {"step, loader and compute", "Data to first batch"},
     "aggregate": {"fused", "PyG's scatter"},
     "models": {"PyG, wall", "accelerated, wall", "PyG over accelerated, wall", "step with loader, accelerated"},
+    "whole_graphs": {"step, PyG", "step, accelerated", "inference, PyG over accelerated"},
     "hetero": {"1 relations", "100 relations", "LinkNeighborLoader over NeighborLoader, 16 nodes"},
     "disk": {"rate", "rows of a batch", "step, features in host memory", "step, features in a file, 10 % in memory"},
     "hotness": {
@@ -48,6 +49,7 @@ EXPECTED = {
     "accuracy": {"test, 4 epochs"},
     "mixed": {"edges"},
     "peers": {"pyg_direct, 1 thread", "pyg_direct, 2 threads, a batch each"},
+    "products": {"ours", "torch over ours"},
     "snapshots": {"one by one", "cuSPARSE, one by one", "best form, gathered"},
     "sweeps": {"rows of CSR over slices", "S=4, over ours one by one"},
     "dynamic_tuner": {"chosen groups over the best"},
@@ -80,7 +82,7 @@ def test_a_case_gives_its_rows(name):
 
 
 @pytest.mark.parametrize("name", ["gather", "unified", "power", "sampling_growth", "gather_growth", "multi_gpu",
-                                  "multi_gpu_rows", "multi_gpu_papers"])  # fmt: skip
+                                  "multi_gpu_rows", "multi_gpu_papers", "link_share"])  # fmt: skip
 def test_a_case_of_gpus_says_that_there_is_none(name):
     with pytest.raises(DeviceError, match=r"GPU|CUDA"):
         list(CASES[name](SCALE))

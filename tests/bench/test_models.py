@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_direct.bench.models import _count_host_bytes
+from pyg_direct.bench.link_share import SHARES, measure_link_share
+from pyg_direct.bench.models import count_host_bytes
+from pyg_direct.bench.typed import make_mag
+from pyg_direct.bench.typed_steps import measure_typed_steps
+from pyg_direct.datasets import synthetic_graph
 from pyg_direct.loader.neighbor import NeighborLoader
 
 
@@ -18,6 +22,27 @@ def test_bytes_of_rows_on_the_host_are_counted(placement, cache, least, most):
     loader = NeighborLoader(data, [5, 5], torch.arange(100), batch_size=50, placement=placement, feature_cache=cache)
     batch = next(iter(loader))
 
-    found = _count_host_bytes(loader, batch, 6) / (batch.x.numel() * 4)
+    found = count_host_bytes(loader, batch, 6) / (batch.x.numel() * 4)
 
     assert least <= found <= most
+
+
+def test_steps_over_types_are_measured(real_device):
+    rows = list(measure_typed_steps(make_mag(0.0005, real_device, num_features=16), "paper", "tiny", batches=6))
+
+    ways = ["PyG's kernels", "accelerated", "accelerated, replayed"][: 3 if torch.cuda.is_available() else 2]
+    assert [row.metric for row in rows] == [f"step with loader, {way}" for way in ways] + [
+        f"PyG's kernels over {way}" for way in ways[1:]]  # fmt: skip
+    assert all(row.p50 > 0 for row in rows)
+
+
+@pytest.mark.gpu
+def test_what_reads_take_from_a_step_is_measured():
+    graph = synthetic_graph("products", scale=0.02, device="cpu")
+
+    rows = list(measure_link_share(graph.to_data(), graph.train_idx, graph.num_classes, "tiny", batches=12))
+
+    blocks = [row.case.rpartition("/")[2] for row in rows if row.metric == "step with loader, replayed"]
+    assert len(blocks) == len(SHARES) + 1
+    assert len(rows) == 2 + 3 * len(SHARES)
+    assert all(row.p50 > 0 for row in rows)

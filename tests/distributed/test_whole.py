@@ -20,11 +20,14 @@ from pyg_direct.distributed import (
     graph,
     together,
 )
+from pyg_direct.distributed.clique import fit_cache
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.together import find_obstacle
 from pyg_direct.distributed.whole import WholeGraph
 from pyg_direct.errors import ArgumentError, PartitionError, RankError
+from pyg_direct.features.clique import PARTS, fit_rows
 from pyg_direct.runtime.shared import find_shared, open_shared
+from pyg_direct.runtime.spread import GRANULE
 from tests.distributed.ranks import CPU, as_dict, assert_equal, make_data, open_graph, write_data
 from tests.distributed.test_loader import (
     COMMON,
@@ -170,6 +173,15 @@ def test_one_reason_is_told_to_all(monkeypatch, hosts, words):
     assert told[0] is None if words is None else words in told[0]
 
 
+@pytest.mark.parametrize(("num_bytes", "words"), [
+    (1000, None), (1001, "it takes 1001 bytes of host memory to put the graph together, which has 1000 to give")
+])  # fmt: skip
+def test_a_graph_that_the_host_has_no_room_for_stays_in_parts(monkeypatch, num_bytes, words):
+    monkeypatch.setattr(together, "available_bytes", lambda: 1250)
+
+    assert run_threads(lambda comm: find_obstacle(comm, num_bytes), 3) == [words] * 3
+
+
 @pytest.mark.parametrize(("told", "words"), [
     ([["a", "cpu", 0, ""], ["a", "cuda", 0, "x"]], "rank 1 is on a cuda device, rank 0 on cpu"),
     ([["a", "cuda", 0, "x"], ["a", "cuda", 0, "x"]], "ranks 0 and 1 are on the same GPU"),
@@ -265,8 +277,9 @@ def load_on_gpu(rank, folder, cache):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cache", ["100%", 0])
-def test_one_gpu_gives_the_batches_of_one_machine(tmp_path, cache):
-    data, count = make_data(), 1
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.gpus)])
+def test_gpus_give_the_batches_of_one_machine(tmp_path, count, cache):
+    data = make_data()
     write_data(tmp_path / "p", data, count)
     write_data(tmp_path / "timed", data, count, times=True, weights=True)
     typed = write_types(tmp_path / "types", count)
@@ -279,3 +292,55 @@ def test_one_gpu_gives_the_batches_of_one_machine(tmp_path, cache):
             for number, batch in enumerate(alone):
                 assert_equal(ranks[number % count][name][epoch][number // count], to_cpu(as_dict(batch)))
     assert_typed(typed, [found["types"] for found in ranks])
+
+
+def make_large_data():
+    """Of more chunks of rows and of neighbors than one."""
+    data = make_data(20_000, 1_000_000)
+    data.x = torch.arange(20_000 * 128).view(20_000, 128).float()
+    return data
+
+
+def load_from_peers(rank, folder):
+    """Batches of a GPU, and bytes of their rows that lie on the other."""
+    torch.cuda.set_device(rank)
+    with open_graph(folder, device=torch.device("cuda", rank), device_cache_size="100%") as graph:
+        assert graph.obstacle is None
+        before = graph.communicator.sent.copy()
+        loader = DistNeighborLoader(graph, [10, 5], batch_size=512, shuffle=True, seed=1)
+        batches = [to_cpu(as_dict(batch)) for batch in loader]
+        assert graph.communicator.sent == before
+        topology, handle = graph.whole.place_plain(), graph.rows.describe()["x"].share_ipc()
+        assert (topology.placement, topology.device.index) == ("peer", rank)
+        return batches, handle.hot[0].spread.bytes_on(1 - rank)
+
+
+@pytest.mark.gpu
+@pytest.mark.gpus
+def test_gpus_read_each_others_memory(tmp_path):
+    data = make_large_data()
+    write_data(tmp_path / "p", data, 2)
+
+    ranks = run_ranks(load_from_peers, 2, tmp_path / "p")
+
+    alone = NeighborLoader(data, [10, 5], batch_size=512, shuffle=True, seed=1, device="cpu")
+    for number, batch in enumerate(alone):
+        assert_equal(ranks[number % 2][0][number // 2], as_dict(batch))
+    assert all(num_bytes >= data.x.nbytes // 4 for _, num_bytes in ranks)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("num_rows", [1, 300, 20_000, 2_449_029])
+@pytest.mark.parametrize("row_bytes", [1, 8, 400, 512])
+def test_shares_that_add_up_to_all_rows_hold_all(size, num_rows, row_bytes):
+    num_bytes = num_rows * row_bytes
+
+    budget = fit_cache(num_bytes, size, "100%")
+    count, chunk_bytes = fit_rows(num_rows, row_bytes, budget, size)
+
+    # Less than a chunk is copied by each.
+    assert count == num_rows if budget >= GRANULE else budget >= num_bytes
+    assert budget <= -(-num_bytes // size) + PARTS * GRANULE
+    assert chunk_bytes % GRANULE == 0
+    assert fit_cache(num_bytes, size, "50%") <= num_bytes / size / 2 + 1
+    assert fit_cache(num_bytes, size, 0) == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pyg_direct.dynamic import FrameTrainer
+from pyg_direct.dynamic import FrameTrainer, trainer as trainers
 from pyg_direct.dynamic.nn import MPNNLSTM
 from pyg_direct.dynamic.trainer import run_stateless
 from tests.frames import HIDDEN, NODES, WINDOW, Model, make_signal, make_trainer
@@ -69,7 +69,9 @@ def pretend_to_record(monkeypatch):
     for name in ("CUDAGraph", "Stream", "stream", "synchronize", "get_sync_debug_mode", "set_sync_debug_mode"):
         monkeypatch.setattr(torch.cuda, name, lambda *args: nullcontext(args))
     monkeypatch.setattr(torch.cuda, "current_stream", devices.append)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: nullcontext(devices.append(stream.enter_result[0])))
+    monkeypatch.setattr(
+        trainers, "record_graph", lambda graph, stream: nullcontext(devices.append(stream.enter_result[0]))
+    )
     monkeypatch.setattr(nullcontext, "replay", lambda self: None, raising=False)
     return devices
 
@@ -91,6 +93,48 @@ def test_replays_find_their_gradients_again(monkeypatch):
     # A graph must not add to what it does not own.
     assert spare.grad is None
     assert torch.equal(mine, torch.ones(2))
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+def test_cached_memory_is_given_back_where_a_graph_has_no_room(monkeypatch, failures):
+    trainer, emptied = make_trainer("TGCN", make_signal()), []
+    trainer.fit(1)
+    trainer._may_replay = True
+    pretend_to_record(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    compute, left = trainer._compute, [failures]
+
+    def run_out():
+        left[0] -= 1
+        if left[0] >= 0:
+            raise torch.OutOfMemoryError("no room")
+        return compute()
+
+    monkeypatch.setattr(trainer, "_compute", run_out)
+
+    trainer._record()
+
+    assert len(emptied) == min(failures, 1)
+    assert trainer._may_replay == (trainer._graph is not None) == (failures < 2)
+    told = "frames are not replayed: no room" if failures == 2 else "frames are replayed as one CUDA graph"
+    assert trainer.decisions == [told]
+    assert not trainer._frame.is_recording
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["TGCN", "MPNNLSTM"])
+def test_recording_leaves_cached_memory_alone(monkeypatch, name):
+    trainer = make_trainer(name, make_signal(), device="cuda")
+    cached = torch.empty(64 << 20, device="cuda")
+    del cached
+    before = torch.cuda.memory_reserved()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("memory was given back"))
+
+    losses = trainer.fit(3)
+
+    assert trainer.history[-1]["replayed"]
+    assert torch.cuda.memory_reserved() >= before
+    assert losses == pytest.approx(make_trainer(name, make_signal(), device="cuda", replay=False).fit(3), rel=1e-3)
 
 
 def make_steps_capturable(monkeypatch, trainer):

@@ -74,17 +74,19 @@ def test_memory_changes_nothing_but_what_is_moved(device, memory):
     assert capped.history[-1]["moved_bytes"] <= (0 if memory is None else TIMES * row_bytes)
 
 
-@pytest.mark.parametrize(("name", "kept"), [("TGCN", 1), ("MPNNLSTM", 2)])
-def test_rows_and_features_come_before_structures_in_memory(device, name, kept):
-    # Room for the aggregated rows of all snapshots, and for the features where a model reads these too.
+@pytest.mark.parametrize(("name", "kept", "made"), [("TGCN", "aggregated_bytes", 0), ("MPNNLSTM", "feature_bytes", 1)])
+def test_features_come_before_structures_in_memory(device, name, kept, made):
+    # Room for what the model reads of all snapshots; aggregated rows are made of features where these are read too.
     rows = TIMES * NODES * 4 * 4
-    trainer = make_trainer(name, make_signal(), device=device, memory=kept * rows, **NO_REPLAY[device.type])
+    given = stream(make_signal(), device, memory=rows, keep="host", group_size=2)
+    trainer = make_trainer(name, given, device=device, **NO_REPLAY[device.type])
 
     trainer.fit(3)
 
-    structures = sum(trainer.plan._sent_bytes.values()) if name == "MPNNLSTM" else 0
-    assert trainer.history[-1]["moved_bytes"] <= structures
-    assert trainer.plan.describe()["aggregated_bytes"] == rows
+    held = trainer.plan.describe()
+    assert trainer.history[-1]["moved_bytes"] == made * sum(trainer.plan.matrices.sent_bytes.values())
+    assert held[kept] == rows
+    assert held["aggregated_host_bytes"] == made * rows
 
 
 @pytest.mark.parametrize("groups", [pytest.param(1, marks=pytest.mark.slow), 4])
@@ -96,11 +98,11 @@ def test_matrices_that_do_not_fit_are_sent_once_an_epoch(device, groups):
     losses = trainer.fit(3)
 
     assert losses == pytest.approx(make_trainer("MPNNLSTM", signal, device=device).fit(3), rel=1e-3)
-    rows = TIMES * NODES * 4 * 4
-    # Not for each frame anew, of which every snapshot has a part in up to three; and with the aggregated rows and x.
-    matrices = sum(trainer.plan._sent_bytes.values())
-    assert matrices < trainer.history[-1]["moved_bytes"] <= matrices + 2 * rows
-    assert device.type != "cuda" or all(m.is_pinned for m in trainer.plan._matrices.values())
+    # Not for each frame anew, of which every snapshot has a part in up to three; and x of all but the one that is kept,
+    # but not what is made of it.
+    matrices = sum(trainer.plan.matrices.sent_bytes.values())
+    assert trainer.history[-1]["moved_bytes"] == matrices + (TIMES - 1) * NODES * 4 * 4
+    assert device.type != "cuda" or trainer.plan.matrices.is_pinned
 
 
 def test_what_fits_is_sent_once(device):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.dynamic import stream
+from pyg_direct.dynamic import speeds, stream
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.dynamic.operator import Factors
 from pyg_direct.dynamic.speeds import Speeds, find_speeds, level
@@ -39,12 +39,6 @@ def test_what_shares_nothing_is_not_read_for_others():
     assert all(option.form == "split" or option.last - option.first == 1 for option in options)
     apart = 8 * choose_groups(make_keys(1, 0.0), 16, SPEEDS)[0].seconds
     assert sum(option.seconds for option in options) <= apart
-
-
-def test_memory_bounds_groups():
-    options = choose_groups(make_keys(8, 0.0), 1, SPEEDS, first=16, largest=3)
-
-    assert [(option.first, option.last) for option in options] == [(16, 18), (18, 20), (20, 22), (22, 24)]
 
 
 @given(count=st.integers(1, 8), change=st.floats(0, 1), channels=st.integers(1, 64))
@@ -83,7 +77,7 @@ def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
     assert find_speeds(device) == speeds
     assert all(seconds > 0 for row in speeds.seconds_of_edge for seconds in row)
     assert speeds.call_seconds > 0
-    assert (speeds.bytes_per_second > 0) == (device.type == "cuda")
+    assert (speeds.bytes_per_second > 0) == speeds.is_queued == (device.type == "cuda")
 
 
 def test_speeds_lie_between_those_measured():
@@ -199,6 +193,60 @@ def test_what_is_made_on_the_device_is_not_sent():
     )
 
     assert sent.seconds - there.seconds == pytest.approx(1e-3 + 5e5 / 5e10)
+
+
+def test_a_second_structure_is_sent_too():
+    union = unite(make_keys(2, 0.5))
+
+    (mask, split), (free_mask, free_split), (_, there) = (
+        expect_options(union, 200_000, 16, 0, replace(SPEEDS, send_more_seconds=more, bytes_per_second=rate))
+        for more, rate in ((1e-3, 5e10), (0.0, 5e10), (1e-3, 0.0))
+    )
+
+    assert mask.seconds == free_mask.seconds
+    assert split.seconds - free_split.seconds == pytest.approx(1e-3)
+    # What is made on the device is not sent.
+    assert there.seconds < free_split.seconds
+    # Where all is shared, there is none.
+    alike = unite(make_keys(2, 0.0))
+    sent = [expect_options(alike, 200_000, 16, 0, replace(SPEEDS, send_more_seconds=more))[1] for more in (1e-3, 0.0)]
+    assert sent[0].seconds == sent[1].seconds
+
+
+def test_calls_of_a_sequence_are_not_awaited_one_by_one(monkeypatch):
+    # The device is done 5 s after it was asked, the host asks for something every 1 s.
+    clock, done = [0.0], [0.0]
+
+    def ask():
+        clock[0] += 1
+        done[0] = max(done[0], clock[0] + 4)
+
+    def wait(work, device):
+        begin = clock[0]
+        work()
+        clock[0] = max(clock[0], done[0])
+        return clock[0] - begin
+
+    monkeypatch.setattr(speeds, "_run", wait)
+
+    assert speeds._time(ask, torch.device("cpu")) == 5
+    assert speeds._time_in_turn(ask, torch.device("cpu"), 16) == (16 + 4) / 16
+
+
+def test_a_device_works_while_the_host_asks_for_more():
+    union = unite(make_keys(1, 0.0))
+    slow_host, slow_device = (
+        replace(SPEEDS, call_seconds=call, bytes_per_second=0.0, is_queued=True) for call in (1.0, 1e-6)
+    )
+    work = 100_000 * SPEEDS.per_edge(16)
+
+    (by_host,), (by_device,), (apart,) = (
+        expect_options(union, 100_000, 16, 0, known)
+        for known in (slow_host, slow_device, replace(slow_device, is_queued=False))
+    )
+
+    assert (by_host.seconds, by_device.seconds) == pytest.approx((1.0, work))
+    assert apart.seconds == pytest.approx(work + 1e-6)
 
 
 def test_threads_begin_once_for_each_structure():

@@ -10,6 +10,7 @@ from torch_geometric.nn import GraphConv, SAGEConv
 from pyg_direct import accelerate
 from pyg_direct.nn.layer import convolve
 from pyg_direct.nn.sorted import find_batch
+from pyg_direct.ops.launch import runs_on_gpu
 from tests.nn.convolutions import EDGES, NODES, WIDTH, Batch, assert_near, run
 
 NUM_NODES, NUM_TARGETS, OUT = sum(NODES), sum(NODES[:2]), 10
@@ -30,10 +31,10 @@ def expect(x, own, weight, bias, own_weight, batch, reduce):
     return F.linear(sums, weight, bias) + F.linear(own, own_weight)
 
 
-def given(batch, x):
+def given(batch, x, is_turned=True):
     known = find_batch(batch.edge_index)
     edges = known.view(batch.edge_index)
-    return {"edges": edges, "transposed": known.transpose(edges, len(x))}
+    return {"edges": edges, "transposed": known.transpose(edges, len(x)) if is_turned else None}
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
@@ -44,14 +45,15 @@ def test_equals_torch(device, reduce, is_same, has_bias):
     parts = make_parts(device, is_same, torch.float32, has_bias)
     wanted = list({id(part): part for part in parts if part is not None}.values())
     expected = expect(*parts, batch, reduce)
+    # A GPU also adds in any order.
+    for is_turned in (True, False) if runs_on_gpu(parts[0]) else (True,):
+        got = convolve(*parts, **given(batch, parts[0], is_turned), reduce=reduce)
 
-    got = convolve(*parts, **given(batch, parts[0]), reduce=reduce)
-
-    grad = torch.randn_like(got)
-    assert_near([got, *torch.autograd.grad(got, wanted, grad)],
-                [expected, *torch.autograd.grad(expected, wanted, grad)])  # fmt: skip
-    with torch.no_grad():
-        assert torch.equal(convolve(*parts, **given(batch, parts[0]), reduce=reduce), got)
+        grad = torch.randn_like(got)
+        assert_near([got, *torch.autograd.grad(got, wanted, grad)],
+                    [expected, *torch.autograd.grad(expected, wanted, grad, retain_graph=True)])  # fmt: skip
+        with torch.no_grad():
+            assert torch.equal(convolve(*parts, **given(batch, parts[0]), reduce=reduce), got)
 
 
 @pytest.mark.parametrize("is_same", [True, False], ids=["same", "bipartite"])
@@ -101,6 +103,52 @@ def test_layers_that_share_rows_and_edges_equal_pyg(device, make):
         out = both(convs)(rows, batch.edge_index)
         results.append([out, *torch.autograd.grad(out.square().sum(), [rows, *convs.parameters()])])
     assert_near(*results, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("make", [lambda: SAGEConv(WIDTH, OUT), lambda: GraphConv(WIDTH, OUT)], ids=["sage", "graph"])
+def test_a_layer_is_one_step_of_autograd(device, make):
+    batch, model = Batch(device), make().to(device)
+    accelerate(model)
+
+    out = model(torch.randn(batch.num_nodes, WIDTH, device=device, requires_grad=True), batch.edge_index)
+
+    assert type(out.grad_fn).__name__ == "_LayerBackward"
+
+
+@pytest.mark.gpu
+def test_a_layer_is_captured_with_its_gradients():
+    batch, model = Batch("cuda"), SAGEConv(WIDTH, OUT).cuda()
+    x = torch.randn(batch.num_nodes, WIDTH, device="cuda", requires_grad=True)
+    wanted = [x, *model.parameters()]
+    accelerate(model)
+
+    def work():
+        return torch.autograd.grad(model(x, batch.edge_index).square().sum(), wanted)
+
+    expected = work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = work()
+    with torch.no_grad():
+        x.mul_(2)
+    graph.replay()
+    assert not torch.allclose(got[0], expected[0])
+    assert_near(got, work())
+
+
+@pytest.mark.gpu
+def test_a_layer_does_not_wait_for_the_gpu():
+    batch, model = Batch("cuda"), SAGEConv(WIDTH, OUT).cuda()
+    x = torch.randn(batch.num_nodes, WIDTH, device="cuda", requires_grad=True)
+    accelerate(model)
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model(x, batch.edge_index).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert x.grad is not None
 
 
 @pytest.mark.parametrize("width", [WIDTH - 1, WIDTH + 1])

@@ -28,13 +28,13 @@ CONVOLUTIONS = {
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
 
 
-def make_edges():
+def make_edges(device="cpu"):
     """Loops, parallel edges, a hub with half of the edges, and nodes without any."""
     source, target = torch.randint(NUM_NODES - 3, (2, NUM_EDGES))
     target[::2] = 5
     source[:4] = target[:4]
     source[4:9], target[4:9] = 1, 2
-    return torch.stack([source, target])
+    return torch.stack([source, target]).to(device)
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +46,11 @@ def meet(edge_index, times=OFTEN, num_targets=NUM_NODES):
     return [find_whole(edge_index, num_targets, WIDTH) for _ in range(times)]
 
 
+@pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_equals_pyg_once_edges_came_back(name, calls):
-    edge_index, conv = make_edges(), CONVOLUTIONS[name]()
-    x = torch.randn(NUM_NODES, WIDTH)
+def test_equals_pyg_once_edges_came_back(device, name, calls):
+    edge_index, conv = make_edges(device), CONVOLUTIONS[name]().to(device)
+    x = torch.randn(NUM_NODES, WIDTH, device=device)
     grad = torch.rand_like(conv(x, edge_index))
     expected = run(conv, x, edge_index, grad=grad)
     accelerate(conv)
@@ -64,9 +65,9 @@ def test_equals_pyg_once_edges_came_back(name, calls):
 
 @pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 @pytest.mark.parametrize("name", MODELS)
-def test_models_train_as_with_pyg(name, calls):
-    edge_index, x = make_edges(), torch.randn(NUM_NODES, WIDTH)
-    plain = MODELS[name](WIDTH, 16, 2, OUT)
+def test_models_train_as_with_pyg(real_device, name, calls):
+    edge_index, x = make_edges(real_device), torch.randn(NUM_NODES, WIDTH, device=real_device)
+    plain = MODELS[name](WIDTH, 16, 2, OUT).to(real_device)
     losses = []
     for model in (plain, copy.deepcopy(plain)):
         if model is not plain:
@@ -109,6 +110,28 @@ def test_narrow_rows_of_few_edges_are_left_to_pyg(monkeypatch):
     meet(edge_index)
 
     assert find_whole(edge_index, NUM_NODES, WIDTH - 1) is None
+    assert find_whole(edge_index, NUM_NODES, WIDTH) is not None
+
+
+@pytest.mark.gpu
+def test_a_kept_graph_is_not_waited_for_and_not_captured():
+    edge_index, conv = make_edges("cuda"), SAGEConv(WIDTH, OUT).cuda()
+    x = torch.randn(NUM_NODES, WIDTH, device="cuda", requires_grad=True)
+    meet(edge_index, OFTEN + 1)
+    accelerate(conv)
+    conv(x, edge_index).sum().backward()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        conv(x, edge_index).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = find_whole(edge_index, NUM_NODES, WIDTH)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        beside = find_whole(edge_index, NUM_NODES, WIDTH)
+    assert captured is beside is None
     assert find_whole(edge_index, NUM_NODES, WIDTH) is not None
 
 

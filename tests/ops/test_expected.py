@@ -5,11 +5,14 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct import CSRTopo
+from pyg_direct.kernels.jit import SIMULATED
 from pyg_direct.ops import expected
 from pyg_direct.ops.expected import spread_values
 from tests.graphs import GRAPHS
 from tests.poison import poisoned_memory
 from tests.reference import expected as reference
+
+gpu_or_sim = pytest.mark.sim if SIMULATED else pytest.mark.gpu
 
 edges = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=60)
 
@@ -62,3 +65,14 @@ def test_neighbors_may_lie_among_edge_ids(device):
     got = spread_values(topo.indptr.to(device), pairs.to(device)[:, 0], values.to(device))
 
     torch.testing.assert_close(got.cpu(), spread_values(topo.indptr, topo.indices, values))
+
+
+@gpu_or_sim
+@pytest.mark.parametrize("bad", [12, -1, 2**31 - 1])
+def test_what_is_no_node_is_left_out(bad):
+    device = "cpu" if SIMULATED else "cuda"
+    indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([bad, 1, 0], dtype=torch.int32)
+
+    got = spread_values(indptr.to(device), indices.to(device), torch.tensor([0.5, 0.25], device=device))
+
+    assert got.tolist() == [0.25, 0.5]

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 from contextlib import nullcontext
+from threading import get_ident
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from pyg_direct.errors import CudaError, MemoryLimitError, PlacementWarning
 from pyg_direct.runtime import driver as driver_module, memory
-from pyg_direct.runtime.launch import Launcher
+from pyg_direct.runtime.launch import OPEN, Launcher
 from pyg_direct.runtime.memory import allocate, allocate_or_fall_back
 
 CODES = {2: "CUDA_ERROR_OUT_OF_MEMORY", 700: "CUDA_ERROR_ILLEGAL_ADDRESS", 719: "CUDA_ERROR_LAUNCH_FAILED",
@@ -260,6 +261,44 @@ class TestLauncher:
         assert ctypes.c_int32.from_address(pointers[per_array]).value == -5
         assert numbers.data_ptr() in words[per_array + 1 : -1]
         assert ctypes.c_double.from_address(pointers[-1]).value == 0.25
+
+    @pytest.mark.parametrize("is_short", [False, True], ids=["numba", "mlir"])
+    def test_settled_arguments_are_read_beside_those_of_each_launch(self, driver, is_short):
+        items, numbers, per_array = torch.arange(7), torch.arange(5.0), 5 if is_short else 7
+        ptx = f".visible .entry kernel({', '.join(['.param .u64 a'] * (2 * per_array + 2))})"
+        kinds = [("i8", True), ("i4", False), ("f4", True), ("f8", False)]
+        parameters = [SimpleNamespace(code=code, is_array=is_array) for code, is_array in kinds]
+        launcher = Launcher(SimpleNamespace(entry="kernel", ptx=ptx), parameters, 0)
+
+        launch = launcher.settle((items, OPEN, OPEN, 0.25))
+        found = []
+        for value, array in ((-5, numbers), (6, numbers[2:])):
+            launch(3, 32, (value, array), stream=9)
+            pointers = (ctypes.c_void_p * (2 * per_array + 2)).from_address(driver.launched[9])
+            words = [ctypes.c_int64.from_address(pointer).value for pointer in pointers]
+            found.append((words[:per_array], ctypes.c_int32.from_address(pointers[per_array]).value,
+                          words[per_array + 1 : -1], ctypes.c_double.from_address(pointers[-1]).value))  # fmt: skip
+
+        def as_passed(array):
+            at, length, item = array.data_ptr(), array.numel(), array.itemsize
+            return [at, at, 0, length, 1] if is_short else [0, 0, length, item, at, length, item]
+
+        assert found == [(as_passed(items), -5, as_passed(numbers), 0.25),
+                         (as_passed(items), 6, as_passed(numbers[2:]), 0.25)]  # fmt: skip
+        assert launcher.settle((items, OPEN, OPEN, 0.5)) is not launch
+
+    def test_each_stream_has_parameters_of_its_own(self, driver):
+        code = SimpleNamespace(entry="kernel", ptx=".visible .entry kernel(.param .u64 a, .param .u64 b)")
+        number = SimpleNamespace(is_array=False, code="i8")
+        launch = Launcher(code, [number, number], 0).settle((OPEN, 4))
+
+        places = []
+        for stream in (8, 9, 8):
+            launch(1, 32, (stream,), stream=stream)
+            places.append(driver.launched[9])
+
+        assert places[0] == places[2] != places[1]
+        assert set(launch.bound) == {(8, get_ident()), (9, get_ident())}
 
     def test_a_new_thread_with_the_number_of_an_old_one_launches(self, driver, monkeypatch):
         monkeypatch.setattr("pyg_direct.runtime.device._primary_context", lambda index: "context")

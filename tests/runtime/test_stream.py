@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream
+from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream, side_streams
 
 pytestmark = pytest.mark.gpu
 
@@ -31,3 +31,11 @@ def test_what_is_set_inside_is_undone_also_by_errors():
         fail()
 
     assert torch.cuda.current_stream() == before
+
+
+def test_side_streams_are_two_and_stay():
+    first, second = side_streams(torch.cuda.current_device())
+
+    assert len({first, second, torch.cuda.current_stream()}) == 3
+    assert side_streams(torch.cuda.current_device()) == (first, second)
+    assert first.priority < torch.cuda.default_stream().priority

@@ -1,0 +1,93 @@
+"""Training over types: epochs of a HeteroConv model as it is, accelerated, and replayed as a CUDA graph."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import HeteroConv, SAGEConv
+
+from pyg_direct.bench.loader import run_steps, without_end
+from pyg_direct.bench.row import Row
+from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.nn.accelerate import accelerate
+from pyg_direct.nn.graphed import GraphedStep
+
+_FANOUTS = [10, 5]
+_HIDDEN = 128
+_WARM_UP = 8
+
+
+class _Model(torch.nn.Module):
+    """Two layers of SAGEConv over all relations."""
+
+    def __init__(self, data: HeteroData, width: int) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            # Types that no relation leads to are told of.
+            warnings.simplefilter("ignore", UserWarning)
+            self.layers = torch.nn.ModuleList(HeteroConv({kind: SAGEConv((size, size), _HIDDEN) for kind in
+                                                          data.edge_types}) for size in (width, _HIDDEN))  # fmt: skip
+
+    def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor]) -> dict[str, Tensor]:
+        """Rows of each type that relations lead to."""
+        for layer in self.layers:
+            x = {kind: rows.relu() for kind, rows in layer(x, edges).items()}
+            edges = {kind: ids for kind, ids in edges.items() if kind[0] in x and kind[-1] in x}
+        return x
+
+
+def measure_typed_steps(data: HeteroData, node_type: str, name: str, batches: int = 48) -> Iterator[Row]:
+    """A training step with our loader over a graph with types; every type has rows of one width.
+
+    Args:
+        data: The graph.
+        node_type: Type of the seeds; relations lead to it.
+        name: Of the graph.
+        batches: Steps measured for each way.
+    """
+    size = min(1024, int(data[node_type].num_nodes))
+    loader = NeighborLoader(data, _FANOUTS, node_type, batch_size=size, shuffle=True, drop_last=True, seed=0)
+    first = next(iter(loader))
+    plain = _Model(data, first[node_type].x.shape[1]).to(first[node_type].x.device)
+    ways = ("PyG's kernels", "accelerated", "accelerated, replayed")
+    times: dict[str, list[float]] = {}
+    for way in ways[: 3 if torch.cuda.is_available() else 2]:
+        model = copy.deepcopy(plain)
+        if way != ways[0]:
+            accelerate(model)
+        step = _make_step(model, node_type, is_replayed=way == ways[2])
+        run_steps(without_end(loader), step, 2 * _WARM_UP, 2)
+        compute = sorted(run_steps(repeat(first), step, batches))
+        times[way] = run_steps(without_end(loader), step, batches)
+        note = f"{step.replayed} steps were replayed" if isinstance(step, GraphedStep) else ""
+        yield Row.of(f"models/{name}/HeteroConv epoch", f"step with loader, {way}", "ms", times[way],
+                     compute[len(compute) // 2], "compute on one batch", note)  # fmt: skip
+    middle = {way: sorted(values)[len(values) // 2] for way, values in times.items()}
+    for way in list(middle)[1:]:
+        yield Row.of(f"models/{name}/HeteroConv epoch", f"PyG's kernels over {way}", "x",
+                     [middle[ways[0]] / middle[way]])  # fmt: skip
+
+
+def _make_step(model: torch.nn.Module, node_type: str, is_replayed: bool) -> Callable[[Any], Any]:
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def compute(batch: HeteroData) -> Tensor:
+        out: Tensor = model(batch.x_dict, batch.edge_index_dict)[node_type]
+        return out[: batch[node_type].batch_size].square().mean()
+
+    if is_replayed:
+        return GraphedStep(model, compute, optimizer, names=["x"], warm_up=_WARM_UP)
+
+    def step(batch: HeteroData) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        compute(batch).backward()
+        optimizer.step()
+
+    return step

@@ -1,0 +1,62 @@
+"""Training and inference on whole graphs, without batches, of PyG's models as they are and accelerated."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
+
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.timing import time_on_clock
+from pyg_direct.nn.accelerate import accelerate
+
+_MODELS = {"SAGE": GraphSAGE, "GCN": GCN, "GIN": GIN, "GAT": GAT}
+_LAYERS = 2
+# Calls until edges are sorted, and a few more.
+_WARM_UP = 12
+
+
+def measure_whole_graphs(edge_index: Tensor, num_nodes: int, width: int, name: str, hidden: int = 64,
+                         repeats: int = 10) -> Iterator[Row]:  # fmt: skip
+    """Steps (forward and backward) and inference by the clock, the same in both ways within rounding.
+
+    Args:
+        edge_index: (source, target), `[2, E]`, in any order; every layer is given this tensor.
+        num_nodes: N.
+        width: Numbers of a row of features.
+        name: Of the graph.
+        hidden: Channels of the models.
+    """
+    x = torch.rand(num_nodes, width, device=edge_index.device)
+    for kind, model_class in _MODELS.items():
+        plain = model_class(width, hidden, _LAYERS, hidden).to(x.device)
+        fast = copy.deepcopy(plain)
+        accelerate(fast)
+        for metric, make in (("step", _make_step), ("inference", _make_inference)):
+            works = {"PyG": make(plain, x, edge_index), "accelerated": make(fast, x, edge_index)}
+            middle = {}
+            for way, work in works.items():
+                seconds = sorted(time_on_clock(work, repeats, _WARM_UP))
+                middle[way] = seconds[len(seconds) // 2]
+                yield Row.of(f"whole/{name}/{kind}", f"{metric}, {way}", "ms", [1e3 * one for one in seconds])
+            yield Row.of(f"whole/{name}/{kind}", f"{metric}, PyG over accelerated", "x",
+                         [middle["PyG"] / middle["accelerated"]])  # fmt: skip
+
+
+def _make_step(model: torch.nn.Module, x: Tensor, edge_index: Tensor) -> Callable[[], None]:
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        model(x, edge_index).square().mean().backward()
+
+    return step
+
+
+def _make_inference(model: torch.nn.Module, x: Tensor, edge_index: Tensor) -> Callable[[], None]:
+    @torch.no_grad()
+    def infer() -> None:
+        model(x, edge_index)
+
+    return infer

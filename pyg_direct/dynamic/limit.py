@@ -1,0 +1,53 @@
+"""What stays on the device under a limit: what saves the most bytes of copies for each byte that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+
+class Candidate(NamedTuple):
+    """Something that may stay on the device.
+
+    Attributes:
+        key: Its name.
+        held_bytes: What it takes there.
+        saved_bytes: What need not be copied in an epoch if it stays.
+    """
+
+    key: Any
+    held_bytes: int
+    saved_bytes: int
+
+
+def choose_kept(candidates: Iterable[Candidate], num_bytes: int) -> set[Hashable]:
+    """Keys of those that stay in `num_bytes`: by bytes saved for each byte held, as long as there is room.
+
+    Of equal ones the first come first. What saves nothing does not stay.
+    """
+    useful = [c for c in candidates if c.saved_bytes > 0]
+    kept: set[Hashable] = set()
+    for candidate in sorted(useful, key=lambda c: -c.saved_bytes / max(1, c.held_bytes)):
+        if candidate.held_bytes <= num_bytes:
+            num_bytes -= candidate.held_bytes
+            kept.add(candidate.key)
+    return kept
+
+
+def count_entries(frames: Sequence[range]) -> Callable[[range], int]:
+    """How often in an epoch, which begins anew behind its last frame, snapshots come into frames that the frame before
+    has not.
+
+    Args:
+        frames: Snapshots of each frame, in the order of an epoch.
+
+    Returns:
+        A function of snapshots [first, last): frames that have any of them where the frame before has none.
+    """
+    spans = [(min(f[0], f[-1]), max(f[0], f[-1]) + 1) for f in frames]
+
+    def count(times: range) -> int:
+        inside = [low < times.stop and times.start < high for low, high in spans]
+        return sum(now and not before for now, before in zip(inside, [inside[-1], *inside], strict=False))
+
+    return count

@@ -1,0 +1,168 @@
+"""Matrices of groups of snapshots: on the device while a budget lasts, others while their snapshots are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable
+from functools import partial
+
+import torch
+
+from pyg_direct.dynamic.cache import Budget
+from pyg_direct.dynamic.copies import Coming, CopyStream
+from pyg_direct.dynamic.limit import Candidate
+from pyg_direct.dynamic.sent import Sent
+from pyg_direct.dynamic.timeline import Timeline
+from pyg_direct.ops.snapshots import SnapshotMatrices
+
+
+class MatrixCache:
+    """Matrices by key, made when first asked for.
+
+    Args:
+        device: Where they are used.
+        budget: Of what stays there.
+        copies: Brings what was begun before it is asked for.
+
+    Attributes:
+        sent_bytes: What sending takes, by key.
+        moved_bytes: Copied from host memory to the device so far; on a CPU, what a device of its own would be sent.
+    """
+
+    def __init__(self, device: torch.device, budget: Budget, copies: CopyStream) -> None:
+        self._device, self._budget, self._copies = device, budget, copies
+        self.sent_bytes: dict[Hashable, int] = {}
+        self.moved_bytes = 0
+        # Those that stay, and what the others are sent of; with a limit all, as one that stays may have to leave.
+        self._here: dict[Hashable, SnapshotMatrices] = {}
+        self._there: dict[Hashable, Sent] = {}
+        # Those that the budget has no room for, on the device while their snapshots are being trained on: a frame asks
+        # for them forwards and backwards, and so do the next ones.
+        self._visiting: dict[Hashable, tuple[range, SnapshotMatrices]] = {}
+        # Those that were begun to be copied.
+        self._coming: dict[Hashable, Coming[Sent]] = {}
+        # The snapshots of the frame; None without frames.
+        self._visited: range | None = None
+        # What each takes on the device, as far as is known, and snapshots of those that were asked for to be kept.
+        self._held: dict[Hashable, int] = {}
+        self._asked: dict[Hashable, range] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all of them, wherever they stay, each once."""
+        away = (sent for key, sent in self._there.items() if key not in self._here)
+        return sum(m.num_bytes for m in self._here.values()) + sum(sent.num_bytes for sent in away)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether all that is sent again and again lies in page-locked memory."""
+        return all(sent.matrices.is_pinned for key, sent in self._there.items() if key not in self._here)
+
+    def get(self, key: Hashable, times: range, make: Callable[[], SnapshotMatrices],
+            keep: bool = True) -> SnapshotMatrices:  # fmt: skip
+        """The matrices on the device; with `keep` they stay where the budget has room.
+
+        Args:
+            key: Their name.
+            times: Of which snapshots they are.
+            make: Makes them, on the host or the device.
+            keep: Whether they may be asked for again.
+        """
+        if keep:
+            self._asked[key] = times
+        if key in self._visiting:
+            return self._visiting[key][1]
+        if key in self._here:
+            return self._here[key]
+        if key not in self._there:
+            made = make()
+            self._there[key] = sent = Sent(made) if self._budget.limit is None else Sent.least(made)
+            self.sent_bytes[key], self._held[key] = sent.num_bytes, made.num_bytes
+        stays = keep and self._budget.take(self._held[key])
+        here = self._bring(key, keep and not stays)
+        if stays:
+            self._here[key] = here
+            if self._budget.limit is None:
+                del self._there[key]
+        else:
+            if self._visited is None:
+                self._visiting.clear()
+            self._visiting[key] = times, here
+        return here
+
+    def prefetch(self, key: Hashable, timeline: Timeline | None = None) -> None:
+        """Begin to copy matrices that have been asked for before and are not on the device, beside what it computes."""
+        is_there = key in self._here or key in self._visiting or key in self._coming
+        if is_there or key not in self._asked or not self._copies.is_apart:
+            return
+        sent = self._there[key]
+        if sent.device.type == "cpu" and self._device.type == "cuda":
+            # Else the host would wait, and the copy with it.
+            self._there[key] = sent = sent.pin_memory()
+        self._coming[key] = self._copies.begin(partial(sent.to, self._device), timeline)
+
+    def _bring(self, key: Hashable, again: bool) -> SnapshotMatrices:
+        """A copy on the device of what is elsewhere; `again` tells that it will be sent in every epoch."""
+        sent = self._there[key]
+        is_sent = sent.device.type == "cpu"
+        self.moved_bytes += self.sent_bytes[key] if is_sent else 0
+        if again and self._device.type == "cuda":
+            # Which nobody waits for from page-locked memory.
+            self._there[key] = pinned = sent.pin_memory()
+            sent = pinned if is_sent else sent
+        coming = self._coming.pop(key, None)
+        # What was left out is made by the stream that computes.
+        return (sent.to(self._device) if coming is None else coming.take(self._device)).complete()
+
+    def visit(self, times: range) -> None:
+        """Say which snapshots a frame has: until the next one, matrices of others leave the device if the budget has no
+        room for them.
+        """
+        self._visited = times
+        low, high = min(times[0], times[-1]), max(times[0], times[-1]) + 1
+        self._weigh()
+
+        def has(seen: range) -> bool:
+            return seen.start < high and low < seen.stop
+
+        self._visiting = {key: known for key, known in self._visiting.items() if has(known[0])}
+        # Of a frame that did not follow.
+        self._coming = {key: coming for key, coming in self._coming.items() if has(self._asked[key])}
+
+    def _weigh(self) -> None:
+        """Count again what is on the device: gradients add edges by source."""
+        for key, (_, matrices) in self._visiting.items():
+            self._held[key] = matrices.num_bytes
+            if matrices.is_symmetric and key in self._there:
+                self._there[key] = self._there[key]._replace(is_symmetric=True)
+        for key, matrices in self._here.items():
+            self._budget.used += matrices.num_bytes - self._held[key]
+            self._held[key] = matrices.num_bytes
+
+    def list_candidates(self, count_entries: Callable[[range], int]) -> list[Candidate]:
+        """Those that may stay; `count_entries` tells how often an epoch comes to some snapshots."""
+        self._weigh()
+        return [
+            Candidate(key, self._held[key], self.sent_bytes[key] * count_entries(times))
+            for key, times in self._asked.items()
+        ]
+
+    @property
+    def device_bytes(self) -> int:
+        """What of the budget those that stay take."""
+        return sum(self._held[key] for key in self._here)
+
+    def keep_only(self, keys: Collection[Hashable]) -> None:
+        """Let all others go, which are sent when they are asked for. Only with a limit."""
+        for key in [key for key in self._here if key not in keys]:
+            self._visiting[key] = self._asked[key], self._here.pop(key)
+            self._budget.used -= self._held[key]
+            if self._device.type == "cuda":
+                self._there[key] = self._there[key].pin_memory()
+
+    def bring(self, keys: Collection[Hashable]) -> None:
+        """Let these stay; the budget has room for them."""
+        for key in keys:
+            if key not in self._here:
+                visiting = self._visiting.pop(key, None)
+                self._here[key] = self._bring(key, False) if visiting is None else visiting[1]
+                self._budget.used += self._held[key]

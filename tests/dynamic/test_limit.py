@@ -1,0 +1,128 @@
+"""Under a limit that stays on the device which saves the most copies; what is copied equals what was foreseen."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_direct.dynamic import plan, stream
+from pyg_direct.dynamic.limit import Candidate, choose_kept, count_entries
+from tests.frames import NODES, TIMES, make_signal, make_trainer
+
+NO_REPLAY = {"cuda": {"replay": False}, "cpu": {}}
+
+
+def test_bytes_saved_for_each_byte_held_decide():
+    candidates = [Candidate("a", 10, 5), Candidate("b", 10, 10), Candidate("c", 4, 8), Candidate("d", 3, 0)]
+
+    assert [choose_kept(candidates, n) for n in (3, 4, 13, 14, 24, 99)] == [
+        set(), {"c"}, {"c"}, {"b", "c"}, {"a", "b", "c"}, {"a", "b", "c"}
+    ]  # fmt: skip
+
+
+def test_the_first_of_equal_ones_stay():
+    candidates = [Candidate(name, 10, 10) for name in "abc"]
+
+    assert choose_kept(candidates, 25) == {"a", "b"}
+
+
+def test_smaller_ones_take_the_room_that_is_left():
+    candidates = [Candidate("a", 10, 100), Candidate("b", 10, 90), Candidate("c", 5, 5)]
+
+    assert choose_kept(candidates, 15) == {"a", "c"}
+
+
+def frames(count, window, step=1):
+    return [range(count * step)[first * step : (first + window) * step : step] for first in range(count - window + 1)]
+
+
+@pytest.mark.parametrize(
+    ("count", "window", "entries"),
+    [
+        # Frames of one epoch follow those of the last: 0 to 2, then 1 to 3, 2 to 4, and 0 to 2 again.
+        (5, 3, [1, 1, 0, 1, 1]),
+        (7, 3, [1] * 7),
+        (4, 4, [0] * 4),
+        (2, 1, [1, 1]),
+        (1, 1, [0]),
+    ],
+)
+def test_snapshots_come_into_frames(count, window, entries):
+    counted = count_entries(frames(count, window))
+
+    assert [counted(range(t, t + 1)) for t in range(count)] == entries
+
+
+def test_groups_come_into_frames_with_any_of_their_snapshots():
+    counted = count_entries(frames(8, 3))
+
+    assert [counted(range(4)), counted(range(4, 8)), counted(range(8)), counted(range(3, 5))] == [1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("name", ["TGCN", "MPNNLSTM"])
+@pytest.mark.parametrize("memory", [480, 1500, 5_000, 9_000, 20_000, 60_000])
+def test_epochs_copy_what_was_foreseen(device, name, weighted, memory):
+    signal = make_signal(name, weighted)
+    free = make_trainer(name, signal, device=device, **NO_REPLAY[device.type])
+    trainer = make_trainer(name, signal, device=device, memory=memory, **NO_REPLAY[device.type])
+
+    losses = trainer.fit(4)
+
+    assert losses == pytest.approx(free.fit(4), rel=1e-4)
+    told = trainer.plan.decisions[-1]
+    assert told.startswith("memory: of what frames bring, ")
+    foreseen = int(told.split("bring, ")[1].split(" bytes")[0].replace(",", ""))
+    assert [epoch["moved_bytes"] for epoch in trainer.history[2:]] == [foreseen] * 2
+    plan = trainer.plan
+    held = plan.describe()["aggregated_bytes"] + plan.describe()["feature_bytes"] + plan.matrices.device_bytes
+    assert plan.budget.used == held <= memory
+
+
+def test_more_memory_never_copies_more(device):
+    moved = []
+    for memory in (480, 2_000, 4_000, 8_000, 16_000, 32_000):
+        sequence = stream(make_signal("MPNNLSTM"), device, memory=memory, keep="host", group_size=2)
+        trainer = make_trainer("MPNNLSTM", sequence, device=device, **NO_REPLAY[device.type])
+        trainer.fit(3)
+        moved.append(trainer.history[-1]["moved_bytes"])
+
+    assert moved == sorted(moved, reverse=True)
+    assert moved[-1] == 0 < moved[0]
+
+
+def test_what_a_window_has_at_the_end_of_an_epoch_stays_in_it(device):
+    # Five snapshots in frames of three: the one that all frames have is never copied again.
+    trainer = make_trainer("TGCN", make_signal()[:5], device=device, memory=480, **NO_REPLAY[device.type])
+
+    trainer.fit(3)
+
+    # Of the four others one is kept.
+    assert trainer.history[-1]["moved_bytes"] == 3 * NODES * 4 * 4
+
+
+@pytest.mark.parametrize(("memory", "sizes"), [(8, [4, 2, 1]), (3, [1] * 7), (100, [4, 3])])
+def test_memory_bounds_how_many_are_aggregated_at_once_and_not_how_many_share_edges(device, monkeypatch, memory, sizes):
+    given = stream(make_signal(), device, memory=memory * NODES * 16, keep="host", group_size=4)
+    operator, seen = make_trainer("TGCN", make_signal()).model.cell.operator, []
+    real = plan.aggregate_snapshots
+    monkeypatch.setattr(plan, "aggregate_snapshots", lambda x, *rest: seen.append(x.shape[1]) or real(x, *rest))
+
+    rows = [given.plan.aggregate_features(operator, t) for t in range(TIMES)]
+
+    assert seen == sizes
+    assert len(given.plan.matrices.sent_bytes) == 2
+    free = stream(make_signal(), device, group_size=1).plan
+    for t, part in enumerate(rows):
+        torch.testing.assert_close(part, free.aggregate_features(operator, t), rtol=1e-5, atol=1e-6)
+
+
+def test_features_of_several_dimensions_are_aggregated_where_they_lie(device):
+    signal = [Data(**{**s.to_dict(), "x": s.x.view(NODES, 2, 2)}) for s in make_signal("TGCN")]
+    given = stream(signal, device, memory=10 * NODES * 16, keep="host")
+    operator = make_trainer("TGCN", make_signal()).model.cell.operator
+
+    rows = [given.plan.aggregate_features(operator, t) for t in range(TIMES)]
+
+    flat = stream(make_signal("TGCN"), device).plan
+    for t, part in enumerate(rows):
+        torch.testing.assert_close(part.cpu(), flat.aggregate_features(operator, t).cpu(), rtol=1e-5, atol=1e-6)
