@@ -65,7 +65,7 @@ def measure_link_share(data: Data, train_idx: Tensor, num_classes: int, name: st
     chosen = feature._max_blocks or 1
     for share in SHARES:
         blocks = max(1, round(share * chosen))
-        limit_blocks(feature, blocks, chosen)
+        limit_blocks(feature, blocks)
         case = f"link_share/{name}/{blocks} blocks"
         read = partial(feature.read, first.n_id)
         yield Row.of(case, "rows of a batch, alone", "ms", [1e3 * s for s in time_on_gpu(read)], link, "link")
@@ -73,17 +73,12 @@ def measure_link_share(data: Data, train_idx: Tensor, num_classes: int, name: st
         yield Row.of(case, "step with loader, replayed", "ms", run_steps(without_end(loader), step, batches),
                      max(compute, link), "slowest part alone",
                      f"of compute {compute:.2f}, link {link:.2f} ms")  # fmt: skip
-    limit_blocks(feature, None, chosen)
-    # Learns how many blocks keep ahead.
-    run_steps(without_end(loader), step, batches, 2)
-    yield Row.of(f"link_share/{name}/blocks that keep ahead", "step with loader, replayed", "ms",
-                 run_steps(without_end(loader), step, batches), max(compute, link), "slowest part alone",
-                 f"level {loader._pace_level} at the end")  # fmt: skip
+    limit_blocks(feature, chosen)
 
 
-def limit_blocks(feature: Feature, blocks: int | None, chosen: int) -> None:
-    """Let a feature read with so many blocks from now on, at any pace; None for those that it has chosen."""
-    feature.link_blocks, feature._max_blocks, feature._reader = blocks, blocks or chosen, None
+def limit_blocks(feature: Feature, blocks: int) -> None:
+    """Let a feature read with so many blocks from now on."""
+    feature._max_blocks, feature._reader = blocks, None
 
 
 def _make_chain(device: torch.device) -> Callable[[], object]:

@@ -123,8 +123,6 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         self._block: Block | None = None
         self._shape, self._dtype = None, torch.float32
         self._exponents: Tensor | None = None
-        # Blocks that read over the link at the full rate, and those that do.
-        self._all_blocks: int | None = None
         self._max_blocks: int | None = None
         self._reader: RowReader | None = None
         self._flag: Any = None
@@ -284,11 +282,11 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
             width = self._cold[0].numel()
             blocks = blocks_for_rows(blocks, width * self._cold.element_size(), width * self._dtype.itemsize)
         # Hot rows take blocks of their own, so that as many as before wait for the link.
-        self._max_blocks = self._all_blocks = math.ceil(blocks / max(misses, _LEAST_MISSES))
+        self._max_blocks = math.ceil(blocks / max(misses, _LEAST_MISSES))
 
     def _clear(self) -> None:
         self._hot = self._cold = self._directory = self._block = None
-        self._exponents = self._max_blocks = self._all_blocks = self._reader = None
+        self._exponents = self._max_blocks = self._reader = None
         self._file = self._resident = self._spilled = self._order = self._handle = self._following = None
 
     def _filled(self) -> torch.Size:

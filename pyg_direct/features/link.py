@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,17 +62,6 @@ def blocks_for_rows(blocks: int, stored_bytes: int, row_bytes: int) -> int:
     lanes = 1 << group_bits(row_bytes)
     room = -(-row_bytes // (PIECE * lanes)) * PIECE * lanes
     return math.ceil(blocks * room / max(1, stored_bytes))
-
-
-def limit_link(feature: Any, share: float) -> None:
-    """Let a `Feature` read over the link with a share of its blocks; as many as its user chose stay.
-
-    Args:
-        feature: With rows in host memory.
-        share: Of the blocks that read at the full rate, in (0, 1].
-    """
-    if feature.link_blocks is None and feature._all_blocks is not None:
-        feature._max_blocks, feature._reader = math.ceil(share * feature._all_blocks), None
 
 
 def _measure(table: Tensor) -> int:

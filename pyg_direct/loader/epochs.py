@@ -16,11 +16,9 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn
 from pyg_direct.features.cold import check_cold
 from pyg_direct.features.feature import Feature
-from pyg_direct.features.link import limit_link
 from pyg_direct.features.processes import POLICIES
 from pyg_direct.loader.background import Background
 from pyg_direct.loader.batches import Seeds, can_share, iterate_batches
-from pyg_direct.loader.pace import Pace
 from pyg_direct.loader.pipeline import Pipeline, take_memory
 from pyg_direct.loader.placement import PLACES, check_place
 from pyg_direct.loader.ranks import Ranks, Share
@@ -95,7 +93,6 @@ class EpochLoader(ReportedLoader):
         # The epoch that the next iteration runs and its first batch; and where the latest iteration stands.
         self._next_epoch = self._first_batch = 0
         self._standing = (0, 0)
-        self._pace_level = 0
 
     def _prepare(self) -> Any:
         """Place what is not placed yet; reads the graph anew."""
@@ -228,8 +225,7 @@ class EpochLoader(ReportedLoader):
         else:
             submit, finish, fetch = stages
             prefetch = prefetch if group is None else min(prefetch, 1)
-            pace = self._begin_pace() if group is None and prefetch > 0 else None
-            source = Pipeline(work, submit, fetch, prefetch, self.device, finish, pace)
+            source = Pipeline(work, submit, fetch, prefetch, self.device, finish)
         try:
             for _, made in source:
                 # A group's batches are forgotten one by one.
@@ -241,19 +237,6 @@ class EpochLoader(ReportedLoader):
             if isinstance(source, Pipeline):
                 # Memory that ran out once would run out in each epoch.
                 self.prefetch = min(self.prefetch, source.prefetch)
-                self._pace_level = self._pace_level if source.pace is None else source.pace.level
-
-    def _begin_pace(self) -> Pace | None:
-        """What chooses how fast rows come over the link; None where none do."""
-        features = list(self._shared().values())
-        if self.device.type != "cuda" or not features:
-            return None
-
-        def limit(share: float) -> None:
-            for feature in features:
-                limit_link(feature, share)
-
-        return Pace(limit, self._pace_level)
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader stands: the next batch of the current epoch. Three integers, as all else follows.

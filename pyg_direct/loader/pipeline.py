@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import CudaError, PlacementWarning, warn
-from pyg_direct.loader.pace import Pace, make_event
 from pyg_direct.loader.record import finish_sample
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream, side_streams
@@ -40,18 +39,16 @@ class Pipeline:
         prefetch: Batches fetched ahead; 0 makes each one when it is asked for, as on the CPU.
         device: The device of batches.
         finish: Waits for a sample: (pending, number) -> sample.
-        pace: Says how fast rows are read; None where nothing is to be chosen.
 
     Attributes:
         prefetch: Batches fetched ahead from now on.
-        pace: As given.
     """
 
     def __init__(self, work: Iterator[Work], submit: Callable[[int, Any], Any], fetch: Callable[[Any, int, Any], Any],
                  prefetch: int, device: torch.device,
-                 finish: Callable[[Any, int], Any] = finish_sample, pace: Pace | None = None) -> None:  # fmt: skip
+                 finish: Callable[[Any, int], Any] = finish_sample) -> None:  # fmt: skip
         self._work, self._submit_batch, self._fetch_batch, self._finish = work, submit, fetch, finish
-        self._device, self.pace = device, pace
+        self._device = device
         self._index = -1 if device.type == "cpu" else resolve_device(device).index
         self.prefetch = prefetch if device.type == "cuda" else 0
         self._has_shrunk = False
@@ -82,13 +79,8 @@ class Pipeline:
         memory = take_memory(batch)
         if ready is not None:
             current = current_stream(self._index)
-            if self.pace is None:
-                self._spare_events.append(ready)
-            else:
-                asked = self._take_event()
-                asked.record(current)
-                self._spare_events += self.pace.note(asked, ready)
             ready.wait(current)
+            self._spare_events.append(ready)
             hold_for(batch if memory is None else memory, current)
         if self.prefetch > 0:
             self._advance(ahead=True)
@@ -102,8 +94,6 @@ class Pipeline:
         self._sampled.clear()
         self._fetched.clear()
         self._work = iter(())
-        if self.pace is not None:
-            self.pace.close()
 
     def _advance(self, ahead: bool = False) -> None:
         """Fetch batches until enough are ready; what fails ahead of time is raised when its turn comes."""
@@ -182,14 +172,9 @@ class Pipeline:
             sample.record_stream(fetching)
             set_stream(fetching)
         batch = self._fetch_batch(sample, number, item)
-        ready = self._take_event()
+        ready = self._spare_events.pop() if self._spare_events else torch.cuda.Event()
         ready.record(fetching)
         return batch, ready
-
-    def _take_event(self) -> torch.cuda.Event:
-        if self._spare_events:
-            return self._spare_events.pop()
-        return torch.cuda.Event() if self.pace is None else make_event()
 
     def _on_side_streams(self) -> AbstractContextManager[Any]:
         """Remembers the caller's stream; inside, the current stream is set as the work goes on."""

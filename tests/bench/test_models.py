@@ -43,6 +43,6 @@ def test_what_reads_take_from_a_step_is_measured():
     rows = list(measure_link_share(graph.to_data(), graph.train_idx, graph.num_classes, "tiny", batches=12))
 
     blocks = [row.case.rpartition("/")[2] for row in rows if row.metric == "step with loader, replayed"]
-    assert len(blocks) == len(SHARES) + 1
-    assert len(rows) == 2 + 3 * len(SHARES)
+    assert len(blocks) == len(SHARES)
+    assert len(rows) == 1 + 3 * len(SHARES)
     assert all(row.p50 > 0 for row in rows)
