@@ -14,7 +14,6 @@ from pyg_direct.bench.dynamic import mean_ratios, measure_dynamic_epochs
 from pyg_direct.bench.dynamic_losses import measure_losses
 from pyg_direct.bench.dynamic_memory import measure_dynamic_memory
 from pyg_direct.bench.dynamic_ways import WAYS
-from pyg_direct.bench.products import measure_products
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.snapshots import measure_snapshots
 from pyg_direct.bench.sweeps import check_forms, measure_overlap_sweep, measure_reads, measure_slices
@@ -30,11 +29,6 @@ def snapshots(scale: float) -> Iterator[Row]:
         small = shape._replace(num_nodes=int(shape.num_nodes * scale), num_edges=int(shape.num_edges * scale))
         for change in (0.0, shape.change):
             yield from measure_snapshots(small._replace(change=change), name)
-
-
-def products(scale: float) -> Iterator[Row]:
-    """Rows of snapshots times small matrices, in both directions: of a frame of eight of a graph of Epinions' size."""
-    yield from measure_products(max(1, int(8 * PRESETS["epinions-like"].num_nodes * scale)))
 
 
 def sweeps(scale: float) -> Iterator[Row]:
@@ -141,7 +135,6 @@ def _read_dynamic(*names: str) -> dict[str, list[Data]]:
 
 
 DYNAMIC_CASES: dict[str, Callable[[float], Iterator[Row]]] = {
-    "products": products,
     "snapshots": snapshots,
     "sweeps": sweeps,
     "dynamic": dynamic,

@@ -49,7 +49,6 @@ EXPECTED = {
     "accuracy": {"test, 4 epochs"},
     "mixed": {"edges"},
     "peers": {"pyg_direct, 1 thread", "pyg_direct, 2 threads, a batch each"},
-    "products": {"ours", "torch over ours"},
     "snapshots": {"one by one", "cuSPARSE, one by one", "best form, gathered"},
     "sweeps": {"rows of CSR over slices", "S=4, over ours one by one"},
     "dynamic_tuner": {"chosen groups over the best"},

@@ -13,7 +13,6 @@ from torch.autograd.function import once_differentiable
 
 from pyg_direct.dynamic.nn.apart import set_apart
 from pyg_direct.dynamic.nn.recurrence import step_gates, step_gates_backward
-from pyg_direct.ops.product import multiply_rows, pull_matrix
 
 
 class EvolveTogether(torch.autograd.Function):
@@ -35,7 +34,7 @@ class EvolveTogether(torch.autograd.Function):
         ctx.save_for_backward(aggregated, of_input, of_state)
         ctx.states, ctx.kept = states, kept
         weights = torch.stack(states[1:])
-        return *set_apart(multiply_rows(aggregated, weights)), *set_apart(weights.unsqueeze(1))
+        return *set_apart(torch.bmm(aggregated, weights)), *set_apart(weights.unsqueeze(1))
 
     @staticmethod
     @once_differentiable
@@ -48,8 +47,8 @@ class EvolveTogether(torch.autograd.Function):
         for place in reversed(range(window)):
             of_rows, of_weight = grads[place], grads[window + place]
             if of_rows is not None:
-                pulled, _ = pull_matrix(aggregated[place], of_rows, has_bias=False)
-                back = pulled if back is None else back + pulled
+                seen = aggregated[place].t()
+                back = seen @ of_rows if back is None else torch.addmm(back, seen, of_rows)
             if of_weight is not None:
                 back = of_weight[0] if back is None else back + of_weight[0]
             if back is None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -17,7 +18,6 @@ from pyg_direct.dynamic.nn.apart import set_apart
 from pyg_direct.dynamic.nn.recurrence import open_lstm, open_lstm_backward
 from pyg_direct.dynamic.operator import GCN
 from pyg_direct.dynamic.plan import SnapshotPlan
-from pyg_direct.ops.product import multiply_rows, pull_matrix
 
 _BACK = torch.ops.aten
 _OPERATOR = GCN()
@@ -67,7 +67,7 @@ class Normalised(NamedTuple):
 
 def _convolve(given: Tensor, parameters: Sequence[Tensor], eps: float, dropout: float) -> Normalised:
     weight, bias, scale, shift = parameters
-    rectified = multiply_rows(given, weight, bias, is_turned=True).relu_()
+    rectified = F.linear(given, weight, bias).relu_()
     num_nodes, window, size = rectified.shape
     flat, mean, inverse = torch.native_batch_norm(
         rectified.view(num_nodes, -1), scale.repeat(window), shift.repeat(window), None, None, True, 0.0, eps
@@ -91,9 +91,7 @@ def _convolve_backward(layer: Normalised, grad: Tensor, seen: slice, scale: Tens
     )  # fmt: skip
     rows = _BACK.threshold_backward(of_rows.view(-1, size), rectified.view(-1, size), 0)
     given = layer.given[:, seen].reshape(-1, layer.given.shape[2])
-    of_weight, of_bias = pull_matrix(given, rows, is_turned=True)
-    assert of_bias is not None, "it was asked for"
-    return rows, [of_weight, of_bias, of_scale.view(count, size).sum(0), of_shift.view(count, size).sum(0)]
+    return rows, [rows.t() @ given, rows.sum(0), of_scale.view(count, size).sum(0), of_shift.view(count, size).sum(0)]
 
 
 class RunTogether(torch.autograd.Function):
@@ -151,7 +149,7 @@ class RunTogether(torch.autograd.Function):
         left, right = of_rows.view(num_nodes, -1, 2 * size).split(size, 2)
         eps, dropout = frame.eps, frame.dropout
         rows, of_conv_2 = _convolve_backward(second, right, seen, parameters[6], eps[1], dropout)
-        back = multiply_rows(rows, parameters[4]).view(num_nodes, -1, size)
+        back = (rows @ parameters[4]).view(num_nodes, -1, size)
         left = left + frame.plan.multiply_window(_OPERATOR, back, frame.weighted, seen.start, transposed=True)
         _, of_conv_1 = _convolve_backward(first, left, seen, parameters[2], eps[0], dropout)
         return None, *of_conv_1, *of_conv_2, *of_first, *of_second

@@ -10,7 +10,6 @@ from torch_geometric.nn import GCNConv
 
 from pyg_direct.dynamic.nn.convolve import convolve, locate
 from pyg_direct.dynamic.operator import GCN
-from pyg_direct.ops.product import multiply_rows
 
 # Nodes, on a CPU and on a GPU, for which products take less time than the calls that would save some.
 _FEW = {"cpu": 2**9, "cuda": 2**14}
@@ -91,7 +90,7 @@ class TGCN(torch.nn.Module):
         weight = torch.bmm(left, torch.stack([conv.lin.weight for conv in self._convs()])).flatten(0, 1)
         bias = torch.stack([conv.bias for conv in self._convs()]).unsqueeze(2)
         total = torch.baddbmm(torch.stack([linear.bias for linear in self._linears()]).unsqueeze(2), left, bias)
-        return multiply_rows(aggregated, weight, total.flatten(), is_turned=True)
+        return torch.nn.functional.linear(aggregated, weight, total.flatten())
 
     def _fold_states(self, convolved: Tensor) -> Tensor:
         """The same of convolved features `[N, 3 * out_channels]`."""
