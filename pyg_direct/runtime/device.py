@@ -99,8 +99,12 @@ def free_bytes(index: int) -> int:
     return max(0, min(free + torch.cuda.memory_reserved(index), allowed) - allocated)
 
 
+# What matrix products take before a model does: on a Hopper GPU 32 MiB forwards and as much backwards.
+_WORKSPACES = 128 << 20
+
+
 def budget_of(free: int) -> int:
     """Bytes of `free` GPU memory that graph data may take when nobody says: a quarter stays free for the model, at
-    least 8 GiB, but at most half.
+    least 8 GiB, but at most half, or the 128 MiB that libraries take.
     """
-    return free - max(free // 4, min(8 << 30, free // 2))
+    return free - max(free // 4, min(8 << 30, free // 2), min(_WORKSPACES, free))

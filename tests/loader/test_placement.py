@@ -20,6 +20,11 @@ def test_a_quarter_stays_free_but_at_least_8_gib_or_half(free, left):
     assert budget_of(free * GIB) == (free - left) * GIB
 
 
+@pytest.mark.parametrize(("free", "left"), [(100, 100), (192, 128), (256, 128), (300, 150)])
+def test_room_for_workspaces_stays_free(free, left):
+    assert budget_of(free << 20) == (free - left) << 20
+
+
 def choose(attributes, gib, is_auto=True, fill_cache=True):
     return choose_places(attributes, int(gib * GIB), is_auto=is_auto, fill_cache=fill_cache)
 

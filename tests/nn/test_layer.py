@@ -66,12 +66,14 @@ def test_gradients_are_differentiated_again(real_device, is_same):
         own, *rest = (x, *others) if is_same else others
         return convolve(x, own, *rest, **options, reduce="mean")
 
+    # On a GPU torch adds the gradients of gradients in any order.
+    again = {"fast_mode": True, "nondet_tol": 1e-12 if runs_on_gpu(parts[0]) else 0.0}
     inputs = parts if not is_same else (parts[0], *parts[2:])
     assert torch.autograd.gradcheck(layer, inputs, fast_mode=True)
-    assert torch.autograd.gradgradcheck(layer, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(layer, inputs, **again)
     # Of some of them alone.
     inputs = (inputs[0].detach(), *inputs[1:])
-    assert torch.autograd.gradgradcheck(layer, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(layer, inputs, **again)
 
 
 @pytest.mark.parametrize("is_same", [True, False], ids=["same", "bipartite"])
