@@ -7,6 +7,7 @@ are one captured graph where the model allows it.
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_direct.dynamic.frame import FramePlan, NotReplayableError
+from pyg_direct.dynamic.frame import FramePlan
 from pyg_direct.dynamic.meter import FrameCost, FrameMeter
 from pyg_direct.dynamic.stream import SnapshotStream, stream
 from pyg_direct.dynamic.timeline import LANES, Timeline, trace
@@ -221,13 +222,18 @@ class FrameTrainer:
         """Capture the passes of a frame, if the model allows it."""
         try:
             self._try_record()
-        except torch.OutOfMemoryError:
-            # What a graph uses is none of the memory that torch has cached.
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and not str(error).startswith("CUDA error"):
+                self._go_on_without(error)
+                return
+            # What a graph uses is none of the memory that torch has cached; and operations of earlier passes that are
+            # in a cycle, and so are still there, order its gradients behind streams that are not captured.
             self._forget_gradients()
+            gc.collect()
             torch.cuda.empty_cache()
             try:
                 self._try_record()
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
                 self._go_on_without(error)
 
     def _go_on_without(self, error: Exception) -> None:
@@ -261,10 +267,6 @@ class FrameTrainer:
             self._gradients = [(parameter, parameter.grad) for parameter in self._list_parameters()]
             what = "frames are" if self._captured_step is None else "frames and steps are"
             self.decisions.append(f"{what} replayed as one CUDA graph")
-        except torch.OutOfMemoryError:
-            raise
-        except (NotReplayableError, RuntimeError) as error:
-            self._go_on_without(error)
         finally:
             self._frame.is_recording = False
             torch.clear_autocast_cache()

@@ -304,7 +304,7 @@ def make_large_data():
 def load_from_peers(rank, folder):
     """Batches of a GPU, and bytes of their rows that lie on the other."""
     torch.cuda.set_device(rank)
-    with open_graph(folder, device=torch.device("cuda", rank), device_cache_size="100%") as graph:
+    with open_graph(folder, device=torch.device("cuda", rank), device_cache_size="100%", share_graph=True) as graph:
         assert graph.obstacle is None
         before = graph.communicator.sent.copy()
         loader = DistNeighborLoader(graph, [10, 5], batch_size=512, shuffle=True, seed=1)

@@ -95,8 +95,9 @@ def test_replays_find_their_gradients_again(monkeypatch):
     assert torch.equal(mine, torch.ones(2))
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("CUDA error: a stream depends")])
 @pytest.mark.parametrize("failures", [0, 1, 2])
-def test_cached_memory_is_given_back_where_a_graph_has_no_room(monkeypatch, failures):
+def test_what_earlier_passes_left_is_given_back_where_a_capture_fails(monkeypatch, failures, error):
     trainer, emptied = make_trainer("TGCN", make_signal()), []
     trainer.fit(1)
     trainer._may_replay = True
@@ -107,7 +108,7 @@ def test_cached_memory_is_given_back_where_a_graph_has_no_room(monkeypatch, fail
     def run_out():
         left[0] -= 1
         if left[0] >= 0:
-            raise torch.OutOfMemoryError("no room")
+            raise error
         return compute()
 
     monkeypatch.setattr(trainer, "_compute", run_out)
@@ -116,7 +117,7 @@ def test_cached_memory_is_given_back_where_a_graph_has_no_room(monkeypatch, fail
 
     assert len(emptied) == min(failures, 1)
     assert trainer._may_replay == (trainer._graph is not None) == (failures < 2)
-    told = "frames are not replayed: no room" if failures == 2 else "frames are replayed as one CUDA graph"
+    told = f"frames are not replayed: {error}" if failures == 2 else "frames are replayed as one CUDA graph"
     assert trainer.decisions == [told]
     assert not trainer._frame.is_recording
 
