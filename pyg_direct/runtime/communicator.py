@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +31,7 @@ _LOOK = 1.0
 _END = 5.0
 # The headers that processes begin with when one of them failed are below this.
 _FAILED = -1
+_HOST = torch.device("cpu")
 
 
 class Communicator:
@@ -41,11 +41,16 @@ class Communicator:
     never meet the collectives of DDP, and those of two loaders never each other, as long as the program asks for them
     in one order everywhere. What one process fails at is told to the others before they wait for it.
 
+    Processes meet on the host, by Gloo, also where bytes go by NCCL: a kernel of NCCL that waits for a process which
+    comes later holds up what has to wait for all that runs on its GPU, such as the first matrix product of a program,
+    and that process may come later because of just this.
+
     Args:
         group: Ranks of this group take part; None for all. Every process must make its communicator.
         device: Of the tensors that are exchanged.
-        backend: `nccl` or `gloo`; by default NCCL for tensors on GPUs, else Gloo, which moves them through the host.
-            Gloo listens on the loopback where all processes are on one host, unless `GLOO_SOCKET_IFNAME` is set.
+        backend: Of the bytes, `nccl` or `gloo`; by default NCCL for tensors on GPUs, else Gloo, which moves them over
+            the host. Gloo listens on the loopback where all processes are on one host, unless `GLOO_SOCKET_IFNAME` is
+            set.
         timeout: Seconds that an exchange waits for the slowest process.
         silence: Seconds that it waits for one that gives no sign of life, over Gloo.
 
@@ -68,11 +73,14 @@ class Communicator:
         if not silence > 0:
             raise ArgumentError(f"silence must be above 0 seconds, got {silence}")
         ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-        self.device, self._wire = device, device if backend == "nccl" else torch.device("cpu")
+        self.device, self._wire = device, device if backend == "nccl" else _HOST
         self._connections = Connections()
-        on_host = gloo_on_loopback(ranks, timeout) if backend == "gloo" else nullcontext()
-        with on_host, self._connections.opened():
-            self._own_group: Any = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend)
+        limit = timedelta(seconds=timeout)
+        with gloo_on_loopback(ranks, timeout), self._connections.opened():
+            self._word_group: Any = dist.new_group(ranks, timeout=limit, backend="gloo")
+        self._own_group: Any = self._word_group
+        if backend == "nccl":
+            self._own_group = dist.new_group(ranks, timeout=limit, backend=backend)
         self._is_open = True
         self.rank, self.size = dist.get_rank(self._own_group), len(ranks)
         self._ranks, self._silence = ranks, silence
@@ -182,12 +190,10 @@ class Communicator:
         if self._broken is not None:
             raise RankError(self._broken)
         ones = [1] * (self.size - 1)
+        rows = rows.cpu()
         if ones:
-            room = rows[self.size :]
-            received = self._all_to_all(rows[: self.size - 1], ones, ones, room)
-            if received.data_ptr() != room.data_ptr():
-                room.copy_(received)
-        table = rows.cpu().numpy()
+            self._all_to_all(rows[: self.size - 1], ones, ones, rows[self.size :], in_words=True)
+        table = rows.numpy()
         sent, found = table[: self.size], np.concatenate([table[self.size :], table[self.size - 1 : self.size]])
         if found[:, 0].min() < 0:
             self._hear(found[:, 0])
@@ -196,8 +202,8 @@ class Communicator:
     def _hear(self, status: np.ndarray) -> None:
         """What those who failed say, by partner."""
         sizes_back = np.maximum(0, _FAILED - status[:-1]).tolist()
-        texts = self._all_to_all(torch.empty(0, dtype=torch.uint8), [0] * len(sizes_back), sizes_back)
-        reason = bytes(texts.cpu().tolist()).decode(errors="replace") or "it was asked for ids that it does not hold"
+        texts = self._all_to_all(torch.empty(0, dtype=torch.uint8), [0] * len(sizes_back), sizes_back, in_words=True)
+        reason = bytes(texts.tolist()).decode(errors="replace") or "it was asked for ids that it does not hold"
         if status[-1] < 0:
             self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
             raise IdError("ids must be held by this part, got others")
@@ -246,23 +252,26 @@ class Communicator:
         try:
             words = torch.zeros(others, self.width, dtype=torch.int64)
             words[:, 0] = _FAILED - text.numel()
-            found = self._all_to_all(words, [1] * others, [1] * others)[:, 0].tolist()
+            found = self._all_to_all(words, [1] * others, [1] * others, in_words=True)[:, 0].tolist()
             sizes_back = [max(0, _FAILED - word) for word in found]
-            self._all_to_all(text.repeat(others), [text.numel()] * others, sizes_back)
+            self._all_to_all(text.repeat(others), [text.numel()] * others, sizes_back, in_words=True)
         except RankError:
             # What went wrong here is what the user should see.
             return
 
-    def _all_to_all(self, sent: Tensor, sizes: Sequence[int], sizes_back: Sequence[int], out: Tensor | None = None
-                    ) -> Tensor:  # fmt: skip
-        """Rows for and from each of the others; where `out` lies where they arrive, they arrive there."""
-        sent = sent.to(self._wire).contiguous()
-        if out is None or out.device != self._wire:
+    def _all_to_all(self, sent: Tensor, sizes: Sequence[int], sizes_back: Sequence[int], out: Tensor | None = None, *,
+                    in_words: bool = False) -> Tensor:  # fmt: skip
+        """Rows for and from each of the others, on the host if `in_words`; where `out` lies where they arrive, they
+        arrive there.
+        """
+        wire, group = (_HOST, self._word_group) if in_words else (self._wire, self._own_group)
+        sent = sent.to(wire).contiguous()
+        if out is None or out.device != wire:
             out = sent.new_empty((sum(sizes_back), *sent.shape[1:]))
         by_rank, back_by_rank = ([*given[: self.rank], 0, *given[self.rank :]] for given in (sizes, sizes_back))
         try:
-            waits = self._pulse is not None and self._wire.type == "cpu"
-            work = dist.all_to_all_single(out, sent, back_by_rank, by_rank, self._own_group, async_op=waits)
+            waits = self._pulse is not None and wire.type == "cpu"
+            work = dist.all_to_all_single(out, sent, back_by_rank, by_rank, group, async_op=waits)
             if waits:
                 self._wait(work)
         except RankError as error:
@@ -333,4 +342,5 @@ class Communicator:
         self._memory.clear()
         self._stop_pulse()
         if dist.is_initialized():
-            dist.destroy_process_group(self._own_group)
+            for group in dict.fromkeys((self._own_group, self._word_group)):
+                dist.destroy_process_group(group)

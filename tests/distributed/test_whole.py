@@ -309,7 +309,8 @@ def load_from_peers(rank, folder):
         before = graph.communicator.sent.copy()
         loader = DistNeighborLoader(graph, [10, 5], batch_size=512, shuffle=True, seed=1)
         batches = [to_cpu(as_dict(batch)) for batch in loader]
-        assert graph.communicator.sent == before
+        # Where each keeps its share is told; nodes, edges and rows are not sent.
+        assert (graph.communicator.sent - before).keys() <= {"words"}
         topology, handle = graph.whole.place_plain(), graph.rows.describe()["x"].share_ipc()
         assert (topology.placement, topology.device.index) == ("peer", rank)
         return batches, handle.hot[0].spread.bytes_on(1 - rank)

@@ -28,7 +28,7 @@ class ThreadCommunicator(Communicator):
         self.num_exchanges += 1
         return super().meet(words)
 
-    def _all_to_all(self, sent, sizes, sizes_back, out=None):
+    def _all_to_all(self, sent, sizes, sizes_back, out=None, *, in_words=False):
         pieces = sent.clone().split(list(sizes))
         self._meeting.box[self.rank] = dict(zip(self._others(self.rank), pieces, strict=True))
         self._meeting.barrier.wait()
