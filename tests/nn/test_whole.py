@@ -10,6 +10,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GATv2Conv, GCNConv, GINConv, Graph
 from pyg_direct import accelerate
 from pyg_direct.nn import whole
 from pyg_direct.nn.whole import find_whole
+from pyg_direct.ops.launch import runs_on_gpu
 from tests.nn.convolutions import OUT, WIDTH, assert_near, mlp, run
 
 NUM_NODES, NUM_EDGES = 40, 300
@@ -39,7 +40,7 @@ def make_edges(device="cpu"):
 
 @pytest.fixture(autouse=True)
 def _small_graphs(monkeypatch):
-    monkeypatch.setattr(whole, "_WORTH", 0)
+    monkeypatch.setattr(whole, "_WORTH", {"cpu": 0, "gpu": 0})
 
 
 def meet(edge_index, times=OFTEN, num_targets=NUM_NODES):
@@ -106,7 +107,7 @@ def test_edges_of_few_layers_are_not_sorted():
 
 def test_narrow_rows_of_few_edges_are_left_to_pyg(monkeypatch):
     edge_index = make_edges()
-    monkeypatch.setattr(whole, "_WORTH", NUM_EDGES * WIDTH)
+    monkeypatch.setitem(whole._WORTH, "gpu" if runs_on_gpu(edge_index) else "cpu", NUM_EDGES * WIDTH)
     meet(edge_index)
 
     assert find_whole(edge_index, NUM_NODES, WIDTH - 1) is None
