@@ -270,7 +270,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         self._cold = self._block.view_on_gpu(source.dtype, source.shape, self.device)
         self._hot = hot
         if hot_ids.numel() > 0:
-            self._directory = Directory.of(hot_ids.to(self.device), source.shape[0])
+            self._directory = Directory.of(hot_ids.to(self.device), source.shape[0]).wait()
         self._limit_blocks(misses)
 
     def _limit_blocks(self, misses: float) -> None:

@@ -112,7 +112,7 @@ class FiledRows:
         self._resident = make(self.rank, self.device_list, hot_bytes, device=self.device, hotness=hotness,
                                  placement=self._placement, link_blocks=self.link_blocks)  # fmt: skip
         self._resident.from_cpu_tensor(rows)
-        directory = Directory.of(ids.to(self.device), shape[0])
+        directory = Directory.of(ids.to(self.device), shape[0]).wait()
         self._spilled = SpilledRows(disk, lambda found: locate_ids(found, directory, shape[0]), self._resident)
         return self
 

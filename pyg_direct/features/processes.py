@@ -115,7 +115,7 @@ class ProcessRows:
             ids = choose_hottest(scores, len(rows), count).ids
             hot = kind(device=self.device, device_cache_size="100%", **options)
             feature._resident = hot.from_cpu_tensor(rows[ids])
-            directory = Directory.of(ids.to(self.device), len(rows))
+            directory = Directory.of(ids.to(self.device), len(rows)).wait()
             locate = partial(locate_ids, directory=directory, num_ids=len(rows))
         feature._spilled = ShardedRows(len(rows), own, exchange, locate, feature._resident)
         _LOGGER.info("%d rows shared out over %d processes: %d of them here, %.3f GB of host memory, and copies of %d "

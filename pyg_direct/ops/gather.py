@@ -66,6 +66,12 @@ class Directory(NamedTuple):
             run_cpu(rank_words_cpu, bits, ranks, torch.empty(cpu_chunks(), dtype=torch.int64))
         return cls(bits, ranks)
 
+    def wait(self) -> Directory:
+        """The same once it is made, for reads on any stream: one that was read too early would lead anywhere."""
+        if self.bits.is_cuda:
+            torch.cuda.current_stream(self.bits.device).synchronize()
+        return self
+
     @classmethod
     @functools.cache
     def empty(cls, device: torch.device) -> Directory:

@@ -6,7 +6,9 @@ import torch
 from pyg_direct import Feature
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.following import ReadCounts
+from pyg_direct.ops.gather import Directory
 from tests.features.contract import bytes_of, make_rows
+from tests.poison import poisoned_memory
 
 
 def test_rows_read_lately_are_chosen(device):
@@ -65,6 +67,25 @@ def test_reads_of_several_streams_see_the_rows_that_are_hot_for_them():
             ids = torch.randint(10_000, (20_000,), device="cuda") + 600 * step
             got = feature[ids]
             assert torch.equal(got[:, 7], ids.float())
+
+
+@pytest.mark.gpu
+def test_rows_are_ready_for_every_stream_once_they_are_placed(monkeypatch):
+    table, make = torch.arange(1000.0).view(-1, 1).repeat(1, 32), Directory.of
+
+    def make_late(*args):
+        torch.cuda._sleep(50_000_000)
+        return make(*args)
+
+    monkeypatch.setattr(Directory, "of", make_late)
+    # What lay there before might do as well.
+    with poisoned_memory():
+        feature = Feature(device_cache_size="20%").from_cpu_tensor(table.clone())
+    with torch.cuda.stream(torch.cuda.Stream()):
+        ids = torch.arange(1000, device="cuda")
+        got = feature[ids]
+
+    assert torch.equal(got.cpu(), table)
 
 
 @pytest.mark.gpu

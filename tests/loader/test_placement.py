@@ -163,7 +163,8 @@ class TestOnGpu:
         from pyg_direct import NeighborLoader
         from pyg_direct.loader import pyg
 
-        monkeypatch.setattr(pyg, "free_bytes", lambda index: 2 * (edges + labels + 64 * 4 * 1000))
+        # 128 MiB stay free.
+        monkeypatch.setattr(pyg, "free_bytes", lambda index: (128 << 20) + edges + labels + 64 * 4 * 1000)
         edges, labels = 60_000 * 12, 3000 * 8
 
         loader = NeighborLoader(data, [3, 2], batch_size=16, seed=1)

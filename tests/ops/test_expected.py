@@ -17,14 +17,14 @@ gpu_or_sim = pytest.mark.sim if SIMULATED else pytest.mark.gpu
 edges = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=60)
 
 
-def check(topo, values, device):
+def check(topo, values, device, rtol=1e-5):
     wanted = reference.spread_values(topo.indptr.tolist(), topo.indices.tolist(), values.tolist())
 
     with poisoned_memory():
         got = spread_values(topo.indptr.to(device), topo.indices.to(device), values.to(device))
 
     assert (got.dtype, got.device.type) == (torch.float32, torch.device(device).type)
-    torch.testing.assert_close(got.cpu(), torch.tensor(wanted), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(got.cpu(), torch.tensor(wanted), atol=1e-6, rtol=rtol)
 
 
 @pytest.mark.parametrize("piece", [1 << 24, 7, 1])
@@ -54,7 +54,8 @@ def test_a_hub_and_many_edges_match_reference(real_device, dtype):
     topo = CSRTopo(torch.stack([source, target]), num_nodes=3000)
     topo._indices = topo.indices.to(dtype)
 
-    check(topo, torch.rand(3000), real_device)
+    # A GPU adds 20,000 numbers to one in any order, and loses up to half a bit of the sum each time.
+    check(topo, torch.rand(3000), real_device, rtol=1e-4)
 
 
 def test_neighbors_may_lie_among_edge_ids(device):

@@ -59,14 +59,14 @@ def make_block(placement):
 def test_another_gpu_of_the_process_reads_a_block_in_place(placement):
     block, own = make_block(placement)
     torch.empty(0, device="cuda:1")
-    before = torch.cuda.mem_get_info(1)[0]
+    before = torch.cuda.memory_reserved(1)
 
     seen = block.view_on_gpu(torch.int32, (1 << 24,), "cuda:1")
 
     assert seen.device == torch.device("cuda", 1)
     assert seen.data_ptr() == own.data_ptr()
-    # A copy would take 64 MiB.
-    assert before - torch.cuda.mem_get_info(1)[0] < 1 << 25
+    # A copy would take 64 MiB. What the driver says is free there is also that of other programs.
+    assert torch.cuda.memory_reserved(1) == before
     ids = torch.tensor([0, 5, (1 << 24) - 1], device="cuda:1")
     assert seen[ids].tolist() == ids.tolist()
     # It is one memory.
