@@ -2,13 +2,15 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from torch_geometric.datasets import Planetoid
 
 from tests.compat import datasets
-from tests.compat.suite import EXPECTED, Result, describe_machine, find_unexpected, run, tabulate
+from tests.compat.suite import EXPECTED, ROOT, Result, describe_machine, find_unexpected, run, tabulate
 
 RESULTS = [
     Result("test/loader/test_a.py::test_one[1]", "passed", ""),
@@ -81,3 +83,21 @@ def test_types_of_a_generated_graph_are_those_of_mag():
     data.validate()
     assert set(data.node_types) == {"paper", "author", "institution", "field_of_study"}
     assert len(data.edge_types) == 4
+
+
+def test_data_modules_are_those_that_the_trainers_of_pygs_tests_know(tmp_path):
+    # PyG prefers those of `lightning`, which is installed beside it.
+    for path in ("pytorch_lightning/__init__.py", "lightning/__init__.py", "lightning/pytorch.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("class LightningDataModule:\n    pass\n")
+    program = (
+        "import tests.compat.plugin\n"
+        "import pytorch_lightning\n"
+        "from torch_geometric.data.lightning import LightningNodeData\n"
+        "assert issubclass(LightningNodeData, pytorch_lightning.LightningDataModule), LightningNodeData.__mro__\n"
+    )
+
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])})  # fmt: skip
+
+    assert done.returncode == 0, done.stderr

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import pyg_direct
 from pyg_direct.sampler import NeighborSampler
@@ -21,6 +21,13 @@ def data():
     graph = make_random_graph(70, 600)
     mask = torch.arange(70) < 40
     return Data(x=torch.randn(70, 3), y=torch.arange(70), edge_index=graph.edge_index, train_mask=mask, val_mask=~mask)
+
+
+@pytest.fixture
+def _one_process():
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
@@ -97,3 +104,49 @@ def test_a_trainer_trains_from_our_batches(data, tmp_path):
     trainer.fit(model, module)
 
     assert sorted(model.seen) == list(range(40))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("_installed", "_one_process")
+def test_a_trainer_of_processes_trains_on_a_graph_with_types_without_an_edit(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch", reason="needs lightning")
+    from torch_geometric.data.lightning import LightningNodeData
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen, self.tested = torch.nn.Linear(3, 4), [], []
+
+        def training_step(self, batch, _):
+            # Rows come from the tensor of the program, not from a copy.
+            self.trainer.datamodule.data["paper"].x.add_(1)
+            paper = batch["paper"]
+            self.seen += paper.n_id[: paper.batch_size].tolist()
+            return torch.nn.functional.cross_entropy(self.layer(paper.x), paper.y)
+
+        def test_step(self, batch):
+            paper = batch["paper"]
+            self.tested.append((paper.n_id, paper.x))
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters())
+
+    data = HeteroData()
+    mask = torch.arange(40) < 30
+    data["paper"].update(x=torch.randint(9, (40, 3)).float(), y=torch.arange(40) % 4, train_mask=mask, test_mask=~mask)
+    data["author"].x = torch.randn(20, 3)
+    data["author", "writes", "paper"].edge_index = torch.stack([torch.arange(80) % 20, torch.arange(80) % 40])
+    module = LightningNodeData(data, loader="neighbor", num_neighbors=[5], batch_size=8, num_workers=3)
+    model = Model()
+    strategy = lightning.strategies.DDPStrategy(accelerator="cpu", process_group_backend="gloo")
+    trainer = lightning.Trainer(strategy=strategy, devices=1, max_epochs=2, logger=False, enable_checkpointing=False,
+                                enable_progress_bar=False, default_root_dir=tmp_path)  # fmt: skip
+    before = data["paper"].x.clone()
+    trainer.fit(model, module)
+    trainer.test(model, module, verbose=False)
+
+    assert type(module.train_dataloader()) is pyg_direct.NodeLoader
+    assert sorted(model.seen) == sorted([*range(30)] * 2)
+    assert torch.equal(data["paper"].x, before + 8)
+    assert torch.cat([n_id for n_id, _ in model.tested]).unique().tolist() == list(range(30, 40))
+    assert all(torch.equal(x, data["paper"].x[n_id]) for n_id, x in model.tested)
