@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data.data import BaseData
-from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage, recursive_apply
 
 IDS = frozenset({"n_id", "e_id", "input_id"})
 # What a link loader says of its seeds, with which ids are indexed.
@@ -33,6 +34,23 @@ class _LazyIds(BaseStorage):  # type: ignore[misc]
         waiting = self.__dict__.get("_waiting", {})
         self.__dict__["_waiting"] = {name: device for name, device in waiting.items() if name != key}
         super().__setitem__(key, value)
+
+    def apply(self, func: Callable[[Any], Any], *args: str) -> _LazyIds:
+        """PyG's own, by which batches move: `func` of all that is stored, or of what is named, in half the time."""
+        mapping, is_bare = self._mapping, "_cached_attr" not in self.__dict__
+        changed = [key for key in args if key in mapping] if args else list(mapping)
+        waiting = self.__dict__.get("_waiting")
+        if waiting:
+            # Copies of the batch share the table, so it is not edited.
+            self.__dict__["_waiting"] = {name: device for name, device in waiting.items() if name not in changed}
+        for key in changed:
+            value = mapping[key]
+            made = func(value) if type(value) is Tensor else recursive_apply(value, func)
+            if is_bare and made is not None:
+                mapping[key] = made
+            else:
+                super().__setitem__(key, made)
+        return self
 
 
 class LazyGlobalStorage(_LazyIds, GlobalStorage):  # type: ignore[misc]

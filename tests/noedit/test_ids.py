@@ -54,6 +54,41 @@ def test_moving_edges_alone_leaves_ids_to_be_shown():
     assert batch.n_id.device == ELSEWHERE
 
 
+def keep_first(value):
+    if not isinstance(value, torch.Tensor):
+        return value * 2
+    return None if value.dtype == torch.float32 else value[:1]
+
+
+@pytest.mark.parametrize("names", [(), ("y", "n_id", "num_sampled_nodes", "missing")])
+def test_what_is_applied_to_a_batch_gives_what_pyg_gives(names):
+    expected = make_batch()
+    expected.y, expected.num_sampled_nodes, expected.num_nodes = torch.arange(3), [1, 2], 3
+    batch = show_ids(copy.copy(expected), ELSEWHERE)
+    # Kinds of attributes are remembered, until they change.
+    assert expected.is_node_attr("y")
+    assert batch.is_node_attr("y")
+
+    expected.apply(keep_first, *names)
+    changed = batch.apply(keep_first, *names)
+
+    assert changed is batch
+    assert list(batch.to_dict()) == list(expected.to_dict())
+    assert batch.num_sampled_nodes == expected.num_sampled_nodes == [2, 4]
+    assert batch.is_node_attr("y") == expected.is_node_attr("y") is False
+    assert batch.n_id.tolist() == [4]
+    assert batch.e_id.device == (ELSEWHERE if names else torch.device("cpu"))
+
+
+def test_a_copy_of_a_batch_that_moved_is_still_shown():
+    batch = show_ids(make_batch(), ELSEWHERE)
+    other = copy.copy(batch)
+
+    batch.to("cpu")
+
+    assert (batch.n_id.device.type, other.n_id.device) == ("cpu", ELSEWHERE)
+
+
 def test_a_new_value_is_the_programs():
     batch = show_ids(make_batch(), ELSEWHERE)
 
