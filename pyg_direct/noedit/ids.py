@@ -10,6 +10,8 @@ from torch import Tensor
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage, recursive_apply
 
+from pyg_direct.ops.upload import upload
+
 IDS = frozenset({"n_id", "e_id", "input_id"})
 # What a link loader says of its seeds, with which ids are indexed.
 LINKS = frozenset({"edge_label_index", "edge_label", "edge_label_time", "src_index", "dst_pos_index", "dst_neg_index"})
@@ -24,9 +26,11 @@ class _LazyIds(BaseStorage):  # type: ignore[misc]
 
     def __getitem__(self, key: str) -> Any:
         # A property would be shadowed by PyG's `__getattr__` in a copy that is half made.
-        waiting: dict[str, torch.device] = self.__dict__.get("_waiting", {})
+        waiting: dict[str, torch.device | Tensor] = self.__dict__.get("_waiting", {})
         if key in waiting:
-            self[key] = self._mapping[key].to(waiting[key])
+            # Where it is to be, or what came from there.
+            shown = waiting[key]
+            self[key] = shown if isinstance(shown, Tensor) else self._mapping[key].to(shown)
         return super().__getitem__(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -38,18 +42,20 @@ class _LazyIds(BaseStorage):  # type: ignore[misc]
     def apply(self, func: Callable[[Any], Any], *args: str) -> _LazyIds:
         """PyG's own, by which batches move: `func` of all that is stored, or of what is named, in half the time."""
         mapping, is_bare = self._mapping, "_cached_attr" not in self.__dict__
-        changed = [key for key in args if key in mapping] if args else list(mapping)
-        waiting = self.__dict__.get("_waiting")
-        if waiting:
-            # Copies of the batch share the table, so it is not edited.
-            self.__dict__["_waiting"] = {name: device for name, device in waiting.items() if name not in changed}
-        for key in changed:
+        # Copies of the batch share the table, so it is not edited.
+        waiting = dict(self.__dict__.get("_waiting", {}))
+        for key in [key for key in args if key in mapping] if args else list(mapping):
             value = mapping[key]
             made = func(value) if type(value) is Tensor else recursive_apply(value, func)
             if is_bare and made is not None:
                 mapping[key] = made
             else:
                 super().__setitem__(key, made)
+            shown = waiting.pop(key, None)
+            if shown is not None and made is not value and isinstance(made, Tensor) and made.device == value.device:
+                # Another tensor in its place, such as a clone, did not move.
+                waiting[key] = shown.device if isinstance(shown, Tensor) else shown
+        self.__dict__["_waiting"] = waiting
         return self
 
 
@@ -83,12 +89,27 @@ def show_ids(batch: Any, device: torch.device = _HOST) -> Any:
     if isinstance(batch, BaseData):
         for store in batch.stores:
             found = (IDS | LINKS) & store._mapping.keys()
-            waiting = {key: device for key in found if _is_elsewhere(store._mapping[key], device)}
+            waiting: dict[str, Any] = {key: device for key in found if _is_elsewhere(store._mapping[key], device)}
             if waiting and type(store) in _LAZY:
+                _send(store._mapping, found - waiting.keys(), waiting)
                 # The storage's own `__setattr__` would keep it as a value.
                 object.__setattr__(store, "__class__", _LAZY[type(store)])
                 store.__dict__["_waiting"] = waiting
     return batch
+
+
+def _send(mapping: dict[str, Any], keys: set[str], waiting: dict[str, Any]) -> None:
+    """Send ids that are where they are found to the device of the others, lest `batch.to` wait for its work.
+
+    Args:
+        mapping: The attributes.
+        keys: The ids.
+        waiting: Where ids are found that are elsewhere; gets what is found of these.
+    """
+    place = mapping[next(iter(waiting))].device
+    for key in keys:
+        if isinstance(mapping[key], Tensor):
+            mapping[key], waiting[key] = upload(mapping[key], place), mapping[key]
 
 
 def _is_elsewhere(value: Any, device: torch.device) -> bool:

@@ -76,8 +76,38 @@ def test_what_is_applied_to_a_batch_gives_what_pyg_gives(names):
     assert list(batch.to_dict()) == list(expected.to_dict())
     assert batch.num_sampled_nodes == expected.num_sampled_nodes == [2, 4]
     assert batch.is_node_attr("y") == expected.is_node_attr("y") is False
-    assert batch.n_id.tolist() == [4]
-    assert batch.e_id.device == (ELSEWHERE if names else torch.device("cpu"))
+    assert batch.to_dict()["n_id"].tolist() == [4]
+    assert batch.e_id.device == ELSEWHERE
+
+
+def test_ids_on_the_host_are_sent_to_the_others_and_found_on_the_host():
+    batch = make_batch()
+    batch.n_id, batch.e_id, given = batch.n_id.to(ELSEWHERE), batch.e_id.to(ELSEWHERE), batch.input_id
+    batch = show_ids(batch)
+    other = copy.copy(batch)
+
+    assert batch.to_dict()["input_id"].device == ELSEWHERE
+    assert batch.input_id is given
+    assert other.to(ELSEWHERE).input_id.device == ELSEWHERE
+
+
+def test_a_clone_is_shown_as_its_batch_is():
+    batch = show_ids(make_batch(), ELSEWHERE)
+    other = batch.clone()
+
+    assert other.to_dict()["n_id"].tolist() == [4, 7, 9]
+    assert [other.n_id.device, batch.n_id.device] == [ELSEWHERE] * 2
+
+
+def test_what_is_computed_of_an_id_is_shown_in_its_place():
+    batch = make_batch()
+    batch.n_id = batch.n_id.to(ELSEWHERE)
+    batch = show_ids(batch).apply(lambda ids: ids + 1, "input_id")
+
+    # Not the one from before.
+    assert batch.to_dict()["input_id"].device == ELSEWHERE
+    with pytest.raises(NotImplementedError, match="no data"):
+        batch.input_id.tolist()
 
 
 def test_a_copy_of_a_batch_that_moved_is_still_shown():
@@ -137,3 +167,15 @@ def test_ids_of_a_batch_on_the_gpu_index_tensors_on_the_host():
     assert torch.arange(10)[batch.n_id].tolist() == [4, 7, 9]
     assert batch.x.is_cuda
     assert batch.to("cuda").input_id.is_cuda
+
+
+@pytest.mark.gpu
+def test_an_id_on_the_host_beside_others_on_the_gpu_is_found_on_both():
+    batch = make_batch().to("cuda")
+    batch.input_id = torch.tensor([5, 3])
+    batch = show_ids(batch)
+    moved = copy.copy(batch).to("cuda")
+
+    assert batch.input_id.device.type == "cpu"
+    assert moved.input_id.is_cuda
+    assert batch.input_id.tolist() == moved.input_id.tolist() == [5, 3]
