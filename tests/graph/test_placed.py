@@ -34,12 +34,12 @@ def test_short_arrays_go_to_the_gpu_up_to_an_eighth_of_what_is_free(monkeypatch,
     assert places == {"offsets": offsets, "neighbors": "unified", "edge ids": edge_ids}
 
 
-@pytest.mark.parametrize(("free", "expected"), [(8000, "cuda"), (7998, "unified")])
+@pytest.mark.parametrize(("free", "expected"), [(8 << 30, "cuda"), ((8 << 30) - 2, "unified")])
 def test_a_topology_goes_to_the_gpu_where_it_leaves_half_of_little_memory(monkeypatch, free, expected):
     monkeypatch.setattr(placed, "free_bytes", lambda index: free)
     monkeypatch.setattr(placed, "choose_host_memory", lambda index: "unified")
 
-    assert placed.choose_placement(4000, GPU) == expected
+    assert placed.choose_placement(4 << 30, GPU) == expected
 
 
 @pytest.mark.parametrize(("free", "offsets", "edge_ids"), [

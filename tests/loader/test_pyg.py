@@ -377,7 +377,7 @@ def test_what_is_on_the_gpu_stays_there_when_less_is_free_in_the_next_epoch(monk
     data = Data(x=torch.ones(100, 64), y=torch.ones(100), edge_index=torch.zeros(2, 0).long(), num_nodes=100)
     monkeypatch.setattr(pyg, "Feature", RecordedFeature)
     place = lambda: pyg.Attributes(data, None, torch.device("cuda", 0), "auto", None)  # noqa: E731
-    monkeypatch.setattr(pyg, "free_bytes", lambda index: 10**6)
+    monkeypatch.setattr(pyg, "free_bytes", lambda index: 10**9)
     first = place()
 
     monkeypatch.setattr(pyg, "free_bytes", lambda index: 0)
@@ -390,7 +390,8 @@ def test_what_is_on_the_gpu_stays_there_when_less_is_free_in_the_next_epoch(monk
 def test_what_does_not_fit_the_gpu_goes_to_the_host(monkeypatch):
     data = Data(x=torch.ones(100, 64), y=torch.ones(100), edge_index=torch.zeros(2, 0).long(), num_nodes=100)
     monkeypatch.setattr(pyg, "Feature", RecordedFeature)
-    monkeypatch.setattr(pyg, "free_bytes", lambda index: 10_000)
+    # 128 MiB stay free.
+    monkeypatch.setattr(pyg, "free_bytes", lambda index: (128 << 20) + 5000)
     monkeypatch.setattr(pyg, "choose_host_memory", lambda index: "unified")
 
     placed = pyg.Attributes(data, None, torch.device("cuda", 0), "auto", None).describe()
