@@ -1,15 +1,15 @@
 """Generated graphs put where PyG's data set classes look for theirs, for programs that would download them.
 
-`python -m tests.compat.datasets NAME ROOT [SCALE]`, NAME one of `reddit`, `cora`, `mag`, ROOT what the program gives
-the class.
+`python -m tests.compat.datasets NAME ROOT [SCALE]`, NAME one of `reddit`, `cora`, `mag`, `ppi`, ROOT what the program
+gives the class.
 """
 
 import sys
 from pathlib import Path
 
 import torch
-from torch_geometric.data import HeteroData
-from torch_geometric.datasets import OGB_MAG, Planetoid, Reddit
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.datasets import OGB_MAG, PPI, Planetoid, Reddit
 
 from pyg_direct.datasets import synthetic_graph
 
@@ -72,15 +72,42 @@ def make_mag(scale=1.0):
     return data
 
 
+def make_ppi(scale=1.0):
+    """Graphs of PPI's shape, 20 to train on and two of each other kind, of 2,245 nodes with 50 features and 121 labels.
+
+    A node has the labels of its group, nine of ten times; seven of ten edges stay in a group.
+    """
+    random = torch.Generator().manual_seed(0)
+    num_nodes, num_edges, num_groups, num_tasks = int(2245 * scale), int(61_318 * scale), 10, max(8, int(121 * scale))
+    centers = torch.randn(num_groups, 50, generator=random)
+    tasks = torch.rand(num_groups, num_tasks, generator=random) < 0.3
+
+    def make():
+        group = torch.randint(num_groups, (num_nodes,), generator=random)
+        order = group.argsort()
+        first = torch.searchsorted(group[order], torch.arange(num_groups + 1))
+        source, anywhere = torch.randint(num_nodes, (2, num_edges), generator=random)
+        start, size = first[group[source]], first.diff()[group[source]]
+        within = order[start + (torch.rand(num_edges, generator=random) * size).long()]
+        target = torch.where(torch.rand(num_edges, generator=random) < 0.7, within, anywhere)
+        y = tasks[group] ^ (torch.rand(num_nodes, num_tasks, generator=random) < 0.1)
+        x = 0.5 * centers[group] + torch.randn(num_nodes, 50, generator=random)
+        return Data(x=x, edge_index=torch.stack([source, target]), y=y.float())
+
+    return [[make() for _ in range(count)] for count in (20, 2, 2)]
+
+
+# The class of a data set, what makes it, and its attributes; graphs of PPI are many, in three files.
 CLASSES = {
     "reddit": (Reddit, make_reddit, {}),
     "cora": (Planetoid, make_cora, {"name": "Cora", "split": "public"}),
     "mag": (OGB_MAG, make_mag, {"preprocess": "metapath2vec"}),
+    "ppi": (PPI, make_ppi, {}),
 }
 
 
 def write(name, root, scale=1.0):
-    """Write the processed file that the data set class `name` loads from `root`, and empty raw files beside it."""
+    """Write the processed files that the data set class `name` loads from `root`, and empty raw files beside them."""
     cls, make, attributes = CLASSES[name]
     # Not made by its constructor, which would download.
     dataset = cls.__new__(cls)
@@ -89,7 +116,9 @@ def write(name, root, scale=1.0):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
     for path in dataset.raw_paths:
         Path(path).touch()
-    cls.save([make(scale)], dataset.processed_paths[0])
+    made = make(scale)
+    for path, graphs in zip(dataset.processed_paths, made if isinstance(made, list) else [[made]], strict=True):
+        cls.save(graphs, path)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,9 @@ class Program(NamedTuple):
         root: Where it looks for it, from its own folder.
         scale: Factor on the size of the generated graph.
         score: Pattern of the last score that it prints.
+        begins: How lines of scores begin.
+        trained: How a line begins that tells that an epoch's training is over, where scores take long after it; else
+            an epoch lasts from one line of scores to the next.
     """
 
     path: str
@@ -45,12 +48,15 @@ class Program(NamedTuple):
     root: str
     scale: float
     score: str
+    begins: str = "Epoch:"
+    trained: str = ""
 
 
 PROGRAMS = [
     Program("reddit.py", "reddit", "../data/Reddit", 1.0, r"Test: ([\d.]+)"),
     Program("hetero/to_hetero_mag.py", "mag", "../../data/OGB", 1.0, r"Val: ([\d.]+)"),
     Program("graph_sage_unsup.py", "cora", "../data/Cora", 1.0, r"Test: ([\d.]+)"),
+    Program("graph_sage_unsup_ppi.py", "ppi", "../data/PPI", 1.0, r"Test F1: ([\d.]+)", "Train F1:", "Epoch:"),
 ]
 
 
@@ -88,12 +94,14 @@ def run(program: Program, folder: Path, loader: str, seed: int, epochs: int | No
         with errors.open("w") as file:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True,
                                        env={**os.environ, "PYTHONPATH": path, "COMPAT_SEED": str(seed)})  # fmt: skip
-        scores, marks = [], []
+        scores, marks, trained = [], [], []
         begin = time.monotonic()
         is_ended = False
         assert process.stdout is not None
         for line in process.stdout:
-            found = re.search(program.score, line) if line.startswith("Epoch:") else None
+            if program.trained and line.startswith(program.trained) and marks:
+                trained.append(time.monotonic() - marks[-1])
+            found = re.search(program.score, line) if line.startswith(program.begins) else None
             if found:
                 scores.append(float(found[1]))
                 marks.append(time.monotonic())
@@ -105,7 +113,7 @@ def run(program: Program, folder: Path, loader: str, seed: int, epochs: int | No
         code = process.wait()
         if not scores or (code != 0 and not is_ended):
             raise RuntimeError(f"{program.path} with {loader} ended with {code}: {errors.read_text()[-1500:]}")
-    return Run(scores, [after - before for before, after in pairwise(marks)])
+    return Run(scores, trained if program.trained else [after - before for before, after in pairwise(marks)])
 
 
 HEADER = ["| program | loader | graph | score of each seed, % | mean | standard error | seconds an epoch, median |",
@@ -146,7 +154,7 @@ def find_apart(results: dict[str, dict[str, list[Run]]]) -> list[str]:
 def main(
     examples: Annotated[Path, typer.Argument(help="The folder `examples` of a checkout of PyG.")],
     seeds: Annotated[int, typer.Option(help="Runs of each program with each loader.")] = 3,
-    scale: Annotated[float, typer.Option(help="Further factor on the size of the graphs of reddit and mag.")] = 1.0,
+    scale: Annotated[float, typer.Option(help="Further factor on the size of all graphs but Cora.")] = 1.0,
     epochs: Annotated[int | None, typer.Option(help="End programs after so many epochs.")] = None,
     only: Annotated[str, typer.Option(help="Part of the names of the programs to run.")] = "",
     loaders: Annotated[str, typer.Option(help="Which loaders, by commas.")] = ",".join(LOADERS),

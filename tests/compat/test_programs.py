@@ -19,6 +19,18 @@ def test_a_program_is_seeded_and_its_last_score_read(tmp_path):
     assert len(got.seconds) == 2
 
 
+def test_training_may_be_timed_without_what_follows(tmp_path):
+    text = "import time\nfor e in range(3):\n    print('Epoch:', e)\n    time.sleep(0.5)\n    print('F1: 0.5')\n"
+    (tmp_path / "program.py").write_text(text)
+    program = Program("program.py", "ppi", "data", 1.0, r"F1: ([\d.]+)", "F1:", "Epoch:")
+
+    got = run(program, tmp_path, "PyG", seed=7, epochs=None, timeout=100)
+
+    assert got.scores == [0.5] * 3
+    assert len(got.seconds) == 2
+    assert max(got.seconds) < 0.5
+
+
 @pytest.mark.slow
 def test_a_program_that_fails_is_told(tmp_path):
     (tmp_path / "program.py").write_text("raise ValueError('no data')")
@@ -50,4 +62,4 @@ def test_more_than_a_point_apart_is_told():
 
 
 def test_a_node_a_link_and_a_typed_program_are_run():
-    assert [program.dataset for program in PROGRAMS] == ["reddit", "mag", "cora"]
+    assert [program.dataset for program in PROGRAMS] == ["reddit", "mag", "cora", "ppi"]
