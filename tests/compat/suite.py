@@ -70,8 +70,11 @@ def run(tests: Path, files: dict[str, str] = FILES, timeout: float = 1500,
         with tempfile.TemporaryDirectory() as folder:
             written = Path(folder) / "results.jsonl"
             path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-            command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", plugin,
-                       "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir", str(tests.parent), *chosen]  # fmt: skip
+            # Not that of a folder above, where the tests lie inside another project.
+            own = tests.parent / "pyproject.toml"
+            command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", plugin, "-p", "no:cacheprovider",
+                       "-c", str(own if own.exists() else os.devnull), "-o", "addopts=",
+                       "--rootdir", str(tests.parent), *chosen]  # fmt: skip
             # FULL_TEST: PyG leaves out what takes long without it.
             environment = {**os.environ, "FULL_TEST": "1", "PYTHONPATH": path, "COMPAT_RESULTS": str(written)}
             done = subprocess.run(command + (["-k", choice] if choice else []), cwd=tests.parent, timeout=timeout,
