@@ -20,8 +20,9 @@ from pyg_direct.runtime.mode import ordinary_tensors
 _OFTEN = 8
 # Numbers in the rows of edges that PyG's code would make, from which on sums are faster without them. On two cores
 # 2,700 nodes and 10,600 edges gain nothing with rows of 16 numbers, and a fifth and more with those of 64. On an H200
-# they do not with rows of 1,433 either, as the host is what takes the time (GIN's step 0.63, GraphSAGE's 1.06).
-_WORTH = {"cpu": 1 << 19, "gpu": 1 << 24}
+# the host is what takes the time up to some 26 million (there GraphSAGE's step 0.98 and GIN's 1.11 times as fast, with
+# 15 million 0.83 and 0.69); from 32 million on all of them gain (1.03 to 2.3).
+_WORTH = {"cpu": 1 << 19, "gpu": 30_000_000}
 
 
 class WholeGraph(SortedBatch):

@@ -55,7 +55,7 @@ def test_a_hub_and_many_edges_match_reference(real_device, dtype):
     topo._indices = topo.indices.to(dtype)
 
     # A GPU adds 20,000 numbers to one in any order, and loses up to half a bit of the sum each time.
-    check(topo, torch.rand(3000), real_device, rtol=1e-4)
+    check(topo, torch.rand(3000), real_device, rtol=1e-4 if real_device.type == "cuda" else 1e-5)
 
 
 def test_neighbors_may_lie_among_edge_ids(device):
