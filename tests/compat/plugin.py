@@ -1,6 +1,7 @@
 """A pytest plugin for PyG's own tests: our loaders in the place of PyG's, and results written down.
 
-Loaded by `-p tests.compat.plugin` before the tests import anything.
+Loaded by `-p tests.compat.plugin` before the tests import anything. Cora is a generated graph of its shape, so
+that no network is needed.
 """
 
 import sys
@@ -12,8 +13,10 @@ if find_spec("pytorch_lightning") is not None:
 
 import torch_geometric.testing.decorators as decorators
 import torch_geometric.typing as settings
+from torch_geometric.datasets import Planetoid
 
 from pyg_direct.noedit.install import install
+from tests.compat.datasets import make_cora
 from tests.compat.report import pytest_collectreport, pytest_runtest_logreport  # noqa: F401
 
 # Ours needs neither pyg-lib nor torch-sparse: tests that ask for pyg-lib's sampler are tests of ours. Where PyG's own
@@ -25,4 +28,6 @@ for name in SETTINGS:
     setattr(settings, name, True)
 decorators.WITH_PYG_LIB = True
 decorators.has_package = lambda package: package == "pyg_lib" or has_package(package)
+Planetoid.download = lambda self: None
+Planetoid.process = lambda self: self.save([make_cora()], self.processed_paths[0])
 install(device="data")
