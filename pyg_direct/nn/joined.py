@@ -23,7 +23,8 @@ from pyg_direct.nn import root
 from pyg_direct.nn.propagate import DTYPES, find_reduce, is_plain, wins_on_cpu
 from pyg_direct.nn.sorted import SortedBatch, find_batch
 from pyg_direct.nn.trimmed import has_hooks
-from pyg_direct.ops.aggregate import Transposed, aggregate
+from pyg_direct.nn.typed_layer import Matrices, TypedEdges, convolve_relations
+from pyg_direct.ops.aggregate import Transposed, check_edges
 from pyg_direct.ops.launch import runs_on_gpu
 from pyg_direct.ops.offsets import compress
 
@@ -56,15 +57,28 @@ def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
     if len(args_dict) == 2 and not kwargs_dict and not torch.compiler.is_compiling():
         x_dict, edge_index_dict = args_dict
         kinds = [kind for kind in self.convs.keys() if kind in edge_index_dict]  # noqa: SIM118
-        sums = convolve_together(
+        groups: dict[str, list[int]] = {}
+        for number, kind in enumerate(kinds):
+            groups.setdefault(kind[-1], []).append(number)
+        relations = _read(
             [(self.convs[kind], (x_dict.get(kind[0]), x_dict.get(kind[-1])), edge_index_dict[kind]) for kind in kinds]
         )
-        if sums is not None:
-            found: dict[str, list[Tensor]] = {}
-            for kind, part in zip(kinds, sums, strict=True):
-                found.setdefault(kind[-1], []).append(part)
-            out = {kind: group(parts, self.aggr) for kind, parts in found.items()}
+        if relations is not None:
+            out = _convolve_groups(relations, groups, self.aggr)
     return type(self).forward(self, *args_dict, **kwargs_dict) if out is None else out
+
+
+def _convolve_groups(relations: list[_Relation], groups: dict[str, list[int]], aggr: str | None
+                     ) -> dict[str, Tensor] | None:  # fmt: skip
+    """Rows of each target type, of the results of the relations into it."""
+    if aggr in ("sum", "mean") and not any(getattr(relation.conv, "normalize", False) for relation in relations):
+        outs = _convolve(relations, list(groups.values()))
+        if outs is None:
+            return None
+        return {kind: out / len(groups[kind]) if aggr == "mean" and len(groups[kind]) > 1 else out
+                for kind, out in zip(groups, outs, strict=True)}  # fmt: skip
+    outs = _convolve(relations, [[number] for number in range(len(relations))])
+    return None if outs is None else {kind: group([outs[i] for i in numbers], aggr) for kind, numbers in groups.items()}
 
 
 def convolve_together(calls: Sequence[tuple[Any, tuple[Any, Any], Any]]) -> list[Tensor] | None:
@@ -77,7 +91,7 @@ def convolve_together(calls: Sequence[tuple[Any, tuple[Any, Any], Any]]) -> list
         Rows of the targets of each; None unless all of them sum alike, over rows of one width.
     """
     relations = _read(calls)
-    return None if relations is None else _convolve(relations)
+    return None if relations is None else _convolve(relations, [[number] for number in range(len(relations))])
 
 
 def _read(calls: Sequence[tuple[Any, tuple[Any, Any], Any]]) -> list[_Relation] | None:
@@ -122,50 +136,58 @@ def is_accelerated(module: Any) -> bool:
     )
 
 
-def _convolve(relations: list[_Relation]) -> list[Tensor] | None:
-    # By identity: relations of one type of sources are given one tensor.
+def _convolve(relations: list[_Relation], groups: list[list[int]]) -> list[Tensor] | None:
+    """Results of relations, added up by group; None where PyG's own code is to run."""
+    # By identity: relations of one type are given one tensor.
     tables = list({id(relation.sources): relation.sources for relation in relations}.values())
-    rows = torch.cat(tables) if len(tables) > 1 else tables[0]
-    begins = accumulate((len(table) for table in tables), initial=0)
-    start_of = {id(table): begin for table, begin in zip(tables, begins, strict=False)}
-    starts = [start_of[id(relation.sources)] for relation in relations]
-    reduce, tracked = find_reduce(relations[0].conv), torch.is_grad_enabled() and rows.requires_grad
+    rows, reduce, num_sources = tables[0], find_reduce(relations[0].conv), len(tables)
+    tracked = torch.is_grad_enabled() and any(table.requires_grad for table in tables)
     if rows.dtype not in DTYPES or reduce not in ("sum", "mean"):
         return None
     if not runs_on_gpu(rows) and not wins_on_cpu(rows, reduce, tracked):
         return None
+    begins = list(accumulate((len(table) for table in tables), initial=0))
+    place_of = {id(table): place for place, table in enumerate(tables)}
+    starts = [begins[place_of[id(relation.sources)]] for relation in relations]
     sizes = [relation.own.shape[0] for relation in relations]
+    for relation in relations:
+        if place_of.setdefault(id(relation.own), len(tables)) == len(tables):
+            tables.append(relation.own)
     batch = relations[0].batch
     # Batches tell their edges from others that came to the same memory, and must not keep each other alive.
     key = (
         "joined",
+        begins[-1],
         *(
             (weakref.ref(r.batch), r.edge_index.shape[1], start, r.own.shape[0])
             for r, start in zip(relations, starts, strict=True)
         ),
     )
-    joined: _Joined = batch.remember(key, lambda: _join(relations, starts, sizes))
+    joined: _Joined = batch.remember(key, lambda: _join(relations, starts, sizes, begins[-1]))
     transposed = None
     if tracked and (torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows)):
-        transposed = batch.remember(("by source", *key, len(rows)),
-                                    lambda: Transposed.of(joined.row, joined.target, len(rows)))  # fmt: skip
+        transposed = batch.remember(("by source", *key),
+                                    lambda: Transposed.of(joined.row, joined.target, begins[-1]))  # fmt: skip
     degrees = [relation.batch.max_degree for relation in relations]
-    sums = aggregate(rows, joined.indptr, joined.row, reduce=reduce, target=joined.target, transposed=transposed,
-                     max_degree=None if None in degrees else max(d for d in degrees if d is not None))  # fmt: skip
-    outs = []
-    for relation, part in zip(relations, sums.split(sizes), strict=True):
-        out = root._add_product(part, relation.matrices[0], relation.own, relation.matrices[1])
-        outs.append(F.normalize(out, p=2.0, dim=-1) if getattr(relation.conv, "normalize", False) else out)
-    return outs
+    edges = TypedEdges(*joined, sizes, [place_of[id(relation.own)] for relation in relations], num_sources, groups,
+                       None if None in degrees else max(d for d in degrees if d is not None))  # fmt: skip
+    matrices = [Matrices(r.matrices[0].weight, r.matrices[0].bias, r.matrices[1].weight) for r in relations]
+    outs = convolve_relations(tables, matrices, edges, reduce=reduce, transposed=transposed)
+    return [F.normalize(out, p=2.0, dim=-1) if getattr(relations[group[0]].conv, "normalize", False) else out
+            for out, group in zip(outs, groups, strict=True)]  # fmt: skip
 
 
-def _join(relations: Sequence[_Relation], starts: Sequence[int], sizes: Sequence[int]) -> _Joined:
-    """The edges of relations, whose sources begin at `starts` and whose targets take `sizes`."""
+def _join(relations: Sequence[_Relation], starts: Sequence[int], sizes: Sequence[int], num_sources: int) -> _Joined:
+    """The edges of relations, whose sources begin at `starts` among so many and whose targets take `sizes`."""
     rows, targets = zip(*(relation.edge_index.unbind(0) for relation in relations), strict=True)
     ends = list(accumulate(sizes, initial=0))
     row = torch.cat(torch._foreach_add(rows, list(starts)))
     target = torch.cat(torch._foreach_add(targets, ends[:-1]))
-    return _Joined(compress(target, ends[-1]), row, target)
+    joined = _Joined(compress(target, ends[-1]), row, target)
+    if not runs_on_gpu(row):
+        # A GPU is not waited for.
+        check_edges(joined.indptr, row, num_sources, ends[-1])
+    return joined
 
 
 def watch_relations(module: torch.nn.Module) -> None:

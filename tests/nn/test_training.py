@@ -10,7 +10,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE, HeteroConv, HGTConv, RG
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.nn import joined, relational, transformer
+from pyg_direct.nn import relational, transformer, typed_layer
 
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
 
@@ -76,7 +76,7 @@ class Typed(torch.nn.Module):
 
 SIZES = {"paper": 300, "author": 200}
 KINDS = [("author", "writes", "paper"), ("paper", "rev_writes", "author"), ("paper", "cites", "paper")]
-TYPED = {"HeteroConv": (lambda: HeteroConv({kind: SAGEConv((16, 16), 16) for kind in KINDS}), joined, "aggregate"),
+TYPED = {"HeteroConv": (lambda: HeteroConv({kind: SAGEConv((16, 16), 16) for kind in KINDS}), typed_layer, "sum_known"),
          "HGT": (lambda: HGTConv(16, 16, ([*SIZES], KINDS), heads=2), transformer, "softmax"),
          "RGCN": (lambda: RGCNConv(16, 16, 3), relational, "aggregate")}  # fmt: skip
 
