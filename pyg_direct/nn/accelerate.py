@@ -17,7 +17,7 @@ import torch
 from torch_geometric.nn import conv
 
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.nn import attention, gcn, relational, root, transformer
+from pyg_direct.nn import attention, gcn, gin, relational, root, transformer
 from pyg_direct.nn.joined import forget_relations, watch_relations
 from pyg_direct.nn.propagate import MESSAGES, propagate
 from pyg_direct.nn.transformed import forget_graph, watch_graph
@@ -29,6 +29,7 @@ _FORWARDS: dict[type, Callable[..., Any]] = {
     conv.RGCNConv: relational.forward,
     conv.HGTConv: transformer.forward,
     conv.GCNConv: gcn.forward,
+    conv.GINConv: gin.forward,
     conv.GATConv: attention.forward,
     conv.GATv2Conv: attention.forward,
 }

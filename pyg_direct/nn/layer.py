@@ -6,19 +6,66 @@ In small batches most of the time is autograd's and Python's, for each step anew
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from pyg_direct.nn.product import add_up, multiply_plainly
-from pyg_direct.nn.sorted import SortedEdges
+from pyg_direct.nn.propagate import find_reduce, wins_on_cpu
+from pyg_direct.nn.sorted import SortedBatch, SortedEdges
+from pyg_direct.nn.trimmed import is_accelerated
+from pyg_direct.nn.whole import WholeGraph
 from pyg_direct.ops.aggregate import Transposed, aggregate, spread_known, sum_known
+from pyg_direct.ops.launch import runs_on_gpu
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+class Fitting(NamedTuple):
+    """The edges of a layer, known to fit its rows.
+
+    Attributes:
+        edges: Their ends lie below the rows.
+        transposed: The same by source, where the rows get a gradient; on a GPU None for gradients in any order, which
+            need no sort.
+    """
+
+    edges: SortedEdges
+    transposed: Transposed | None
+
+
+def fit_edges(self: Any, batch: SortedBatch, rows: Tensor, own: Tensor, edge_index: Tensor, size: Any
+              ) -> Fitting | None:  # fmt: skip
+    """The edges of a convolution that sums rows `[N, C]` for targets with rows `[T, D]` in one step of autograd.
+
+    Returns:
+        None where it takes several steps, or where PyG is to refuse.
+    """
+    reduce, (num_sources, num_targets) = find_reduce(self), (rows.shape[0], own.shape[0])
+    tracked, on_gpu = torch.is_grad_enabled() and rows.requires_grad, runs_on_gpu(rows)
+    if (
+        reduce not in ("sum", "mean")
+        or rows.dtype not in _DTYPES
+        or not is_accelerated(self)
+        or not rows.device == own.device == edge_index.device
+        or (size is not None and tuple(size) != (num_sources, num_targets))
+        or not batch.fits(edge_index, num_sources, num_targets)
+        or not (on_gpu or wins_on_cpu(rows, reduce, tracked))
+    ):
+        return None
+    edges = batch.view(edge_index)
+    if not on_gpu:
+        # A GPU is not waited for.
+        batch.check(edges, num_sources, num_targets)
+    # What is sorted by source serves a batch once, and a whole graph in each step.
+    sorts = not on_gpu or isinstance(batch, WholeGraph) or torch.are_deterministic_algorithms_enabled()
+    return Fitting(edges, batch.transpose(edges, num_sources) if sorts and tracked else None)
 
 
 def convolve(x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_weight: Tensor, edges: SortedEdges, *,
-             reduce: str, transposed: Transposed | None = None) -> Tensor:  # fmt: skip
+             reduce: str, transposed: Transposed | None = None, is_first: bool = False) -> Tensor:  # fmt: skip
     """aggregate(x) @ weight.T + bias + own @ own_weight.T, `[T, O]`.
 
     Args:
@@ -29,13 +76,14 @@ def convolve(x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_we
         reduce: `sum` or `mean`.
         transposed: The edges by source, where `x` gets a gradient; on a GPU None for gradients in any order, which
             need no sort.
+        is_first: Whether `own` are the first rows of `x`, cut off by what adds both gradients: one has that of both.
     """
     if torch.is_grad_enabled() and (x.requires_grad or own.requires_grad or weight.requires_grad
                                     or own_weight.requires_grad or (bias is not None and bias.requires_grad)
                                     ):  # fmt: skip
         # Without what `Function.apply` does for `torch.func`, whose transforms do not come here.
         made: Tensor = super(Function, _Layer).apply(x, own, weight, bias, own_weight, edges, reduce == "mean",
-                                                     transposed)  # type: ignore[misc]  # fmt: skip
+                                                     transposed, is_first or own is x)  # type: ignore[misc]  # fmt: skip
         return made
     summed = sum_known(x, edges.indptr, edges.row, own.shape[0], reduce == "mean", edges.max_degree)
     return multiply_plainly(summed, weight, bias, own, own_weight)
@@ -44,13 +92,13 @@ def convolve(x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_we
 class _Layer(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_weight: Tensor,
-                edges: SortedEdges, mean: bool, transposed: Transposed | None) -> Tensor:  # fmt: skip
+                edges: SortedEdges, mean: bool, transposed: Transposed | None, is_first: bool) -> Tensor:  # fmt: skip
         indptr, row = edges.indptr, edges.row
         summed = sum_known(x, indptr, row, own.shape[0], mean, edges.max_degree)
         # The rows themselves are read only where gradients are differentiated again.
         given = x if ctx.needs_input_grad[0] else None
         ctx.save_for_backward(given, own, weight, bias, own_weight, summed, indptr, row, edges.target)
-        ctx.is_same, ctx.num_rows, ctx.mean = own is x, x.shape[0], mean
+        ctx.is_first, ctx.is_same, ctx.num_rows, ctx.mean = is_first, own is x, x.shape[0], mean
         ctx.max_degree, ctx.transposed = edges.max_degree, transposed
         return multiply_plainly(summed, weight, bias, own, own_weight)
 
@@ -59,19 +107,19 @@ class _Layer(Function):
         _, own, weight, _, own_weight, summed, indptr, row, target = ctx.saved_tensors
         wants = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            return *_differentiate(ctx, grad), None, None, None
+            return *_differentiate(ctx, grad), None, None, None, None
         turned, to_x = grad.t(), None
         if wants[0]:
             to_x = spread_known(grad @ weight, indptr, row, target, ctx.num_rows, ctx.mean, ctx.max_degree,
                                 ctx.transposed)  # fmt: skip
-        if wants[0] and ctx.is_same:
-            # Where the targets are all rows, both gradients meet in one memory.
-            assert to_x is not None
-            to_x, to_own = to_x.addmm_(grad, own_weight), None
+        if to_x is not None and ctx.is_first:
+            # Both gradients meet in one memory.
+            to_x.narrow(0, 0, grad.shape[0]).addmm_(grad, own_weight)
+            to_own = None
         else:
             to_own = grad @ own_weight if wants[1] else None
         return (to_x, to_own, turned @ summed if wants[2] else None, add_up(grad) if wants[3] else None,
-                turned @ own if wants[4] else None, None, None, None)  # fmt: skip
+                turned @ own if wants[4] else None, None, None, None, None)  # fmt: skip
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> list[Tensor | None]:

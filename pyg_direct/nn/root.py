@@ -9,15 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import conv
 
-from pyg_direct.nn.layer import convolve
+from pyg_direct.nn.layer import convolve, fit_edges
 from pyg_direct.nn.product import multiply
-from pyg_direct.nn.propagate import find_reduce, is_plain, wins_on_cpu
+from pyg_direct.nn.propagate import find_reduce, is_plain
 from pyg_direct.nn.sorted import SortedBatch, find_batch
-from pyg_direct.nn.trimmed import is_accelerated, is_linear
-from pyg_direct.nn.whole import WholeGraph, find_whole
-from pyg_direct.ops.launch import runs_on_gpu
-
-_DTYPES = (torch.float32, torch.float64)
+from pyg_direct.nn.trimmed import Kept, is_linear
+from pyg_direct.nn.whole import find_whole
 
 
 def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -42,7 +39,7 @@ def _combine_sage(self: Any, batch: SortedBatch, x: Any, edge_index: Tensor, siz
     if not _are_matrices(first, second, x):
         return None
     rows = self.lin(x[0]).relu() if self.project and hasattr(self, "lin") else x[0]
-    out = _convolve_at_once(self, batch, rows, x[1], edge_index, first, second, size)
+    out = _convolve_at_once(self, batch, rows, x, edge_index, first, second, size)
     if out is None:
         out = _add_product(self.propagate(edge_index, x=(rows, x[1]), size=size), first, x[1], second)
     return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
@@ -55,39 +52,25 @@ def _combine_graph(self: Any, batch: SortedBatch, x: Any, edge_index: Tensor, ed
         return None
     out = None
     if edge_weight is None:
-        out = _convolve_at_once(self, batch, x[0], x[1], edge_index, first, second, size)
+        out = _convolve_at_once(self, batch, x[0], x, edge_index, first, second, size)
     if out is None:
         out = self.propagate(edge_index, x=(x[0], x[1]), edge_weight=edge_weight, size=size)
         out = _add_product(out, first, x[1], second)
     return out
 
 
-def _convolve_at_once(self: Any, batch: SortedBatch, rows: Tensor, own: Tensor, edge_index: Tensor, first: Any,
-                      second: Any, size: Any) -> Tensor | None:  # fmt: skip
+def _convolve_at_once(self: Any, batch: SortedBatch, rows: Tensor, x: Any, edge_index: Tensor, first: Any, second: Any,
+                      size: Any) -> Tensor | None:  # fmt: skip
     """Sum and products in one step of autograd; None where they take several."""
-    reduce, (num_sources, width), num_targets = find_reduce(self), rows.shape, own.shape[0]
-    tracked, on_gpu = torch.is_grad_enabled() and rows.requires_grad, runs_on_gpu(rows)
-    if (
-        reduce not in ("sum", "mean")
-        or rows.dtype not in _DTYPES
-        or not is_accelerated(self)
-        or not rows.device == own.device == edge_index.device
-        or (size is not None and tuple(size) != (num_sources, num_targets))
-        # What does not fit is refused in torch's words.
-        or width != first.weight.shape[1]
-        or own.shape[1] != second.weight.shape[1]
-        or not batch.fits(edge_index, num_sources, num_targets)
-        or not (on_gpu or wins_on_cpu(rows, reduce, tracked))
-    ):
+    own = x[1]
+    # What does not fit is refused in torch's words.
+    if rows.shape[1] != first.weight.shape[1] or own.shape[1] != second.weight.shape[1]:
         return None
-    edges = batch.view(edge_index)
-    if not on_gpu:
-        # A GPU is not waited for.
-        batch.check(edges, num_sources, num_targets)
-    # What is sorted by source serves a batch once, and a whole graph in each step.
-    sorts = not on_gpu or isinstance(batch, WholeGraph) or torch.are_deterministic_algorithms_enabled()
-    transposed = batch.transpose(edges, num_sources) if sorts and tracked else None
-    return convolve(rows, own, first.weight, first.bias, second.weight, edges, reduce=reduce, transposed=transposed)
+    fitting = fit_edges(self, batch, rows, own, edge_index, size)
+    if fitting is None:
+        return None
+    return convolve(rows, own, first.weight, first.bias, second.weight, fitting.edges, reduce=find_reduce(self),
+                    transposed=fitting.transposed, is_first=isinstance(x, Kept) and rows is x.rows)  # fmt: skip
 
 
 def _are_matrices(first: Any, second: Any, x: Any) -> bool:

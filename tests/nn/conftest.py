@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyg_direct.nn import attention, gcn, propagate, root
+from pyg_direct.nn import attention, gcn, gin, propagate, root
 
 
 @pytest.fixture
@@ -18,10 +18,14 @@ def calls(monkeypatch):
     for module in (propagate, gcn, attention):
         monkeypatch.setattr(module, "aggregate", count)
 
-    def count_layer(*args, **kwargs):
-        made.append(kwargs["reduce"])
-        return convolve(*args, **kwargs)
-
-    convolve = root.convolve
-    monkeypatch.setattr(root, "convolve", count_layer)
+    for module, name in ((root, "convolve"), (gin, "add_own")):
+        monkeypatch.setattr(module, name, _count_layers(made, getattr(module, name)))
     return made
+
+
+def _count_layers(made, layer):
+    def count(*args, **kwargs):
+        made.append(kwargs["reduce"])
+        return layer(*args, **kwargs)
+
+    return count

@@ -1,0 +1,101 @@
+"""GINConv over sorted edges: rows of sources summed, and a target's own row added where the sum lies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from pyg_direct.nn.layer import Fitting, fit_edges
+from pyg_direct.nn.propagate import find_reduce, is_plain
+from pyg_direct.nn.sorted import find_batch
+from pyg_direct.nn.trimmed import Kept
+from pyg_direct.nn.whole import find_whole
+from pyg_direct.ops.aggregate import aggregate, spread_known, sum_known
+
+
+def forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+    """What replaces `forward` of an accelerated GINConv."""
+    out = None
+    if not torch.compiler.is_compiling() and is_plain(self, edge_index):
+        out = _sum(self, x, edge_index, size)
+    return type(self).forward(self, x, edge_index, size) if out is None else self.nn(out)
+
+
+def _sum(self: Any, x: Any, edge_index: Tensor, size: Any) -> Tensor | None:
+    """What the convolution gives its network; None where PyG's own code must find it, or must refuse."""
+    rows, own = x if isinstance(x, (tuple, list)) else (x, x)
+    if not all(isinstance(part, Tensor) and part.dim() == 2 for part in (rows, own)):
+        return None
+    # Items of other dtypes, or of other widths, meet by torch's rules.
+    if not rows.dtype == own.dtype == self.eps.dtype or rows.shape[1] != own.shape[1]:
+        return None
+    batch = find_batch(edge_index)
+    if batch is None:
+        batch = find_whole(edge_index, own.shape[0], rows.shape[1])
+    fitting = None if batch is None else fit_edges(self, batch, rows, own, edge_index, size)
+    if fitting is None:
+        return None
+    return add_own(rows, own, self.eps, fitting, reduce=find_reduce(self), is_first=isinstance(x, Kept))
+
+
+def add_own(x: Tensor, own: Tensor, eps: Tensor, fitting: Fitting, *, reduce: str, is_first: bool = False) -> Tensor:
+    """aggregate(x) + (1 + eps) * own, `[T, C]`.
+
+    Args:
+        x: Rows of the sources, float32 or float64 `[N, C]`.
+        own: Rows of the targets, `[T, C]`.
+        eps: One number, `[1]`, of the dtype of the rows.
+        fitting: What leads where.
+        reduce: `sum` or `mean`.
+        is_first: Whether `own` are the first rows of `x`, cut off by what adds both gradients: one has that of both.
+    """
+    # Without what `Function.apply` does for `torch.func`, whose transforms do not come here.
+    made: Tensor = super(Function, _Sum).apply(x, own, eps, fitting, reduce == "mean", is_first or own is x)  # type: ignore[misc]
+    return made
+
+
+class _Sum(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, own: Tensor, eps: Tensor, fitting: Fitting, mean: bool, is_first: bool
+                ) -> Tensor:  # fmt: skip
+        edges, scale = fitting.edges, 1 + eps
+        ctx.save_for_backward(x, own, eps, scale)
+        ctx.fitting, ctx.mean, ctx.is_first, ctx.is_same = fitting, mean, is_first, own is x
+        out = sum_known(x, edges.indptr, edges.row, own.shape[0], mean, edges.max_degree)
+        return out.addcmul_(own, scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, own, eps, scale = ctx.saved_tensors
+        wants = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            return *_differentiate(ctx, x, own, eps, grad), None, None, None
+        edges, transposed = ctx.fitting
+        to_x = to_own = None
+        if wants[0]:
+            # A mean by source overwrites what it is given, which is others' too.
+            given = grad.clone() if ctx.mean and transposed is not None else grad.contiguous()
+            to_x = spread_known(given, edges.indptr, edges.row, edges.target, x.shape[0], ctx.mean, edges.max_degree,
+                                transposed)  # fmt: skip
+        if to_x is not None and ctx.is_first:
+            # Both gradients meet in one memory.
+            to_x.narrow(0, 0, grad.shape[0]).addcmul_(grad, scale)
+        elif wants[1]:
+            to_own = grad * scale
+        return to_x, to_own, (grad * own).sum().view(1) if wants[2] else None, None, None, None
+
+
+def _differentiate(ctx: Any, x: Tensor, own: Tensor, eps: Tensor, grad: Tensor) -> list[Tensor | None]:
+    """The gradients in what torch can differentiate once more, for those who ask for a graph of them."""
+    edges = ctx.fitting.edges
+    summed = aggregate(x, edges.indptr, edges.row, reduce="mean" if ctx.mean else "sum", target=edges.target,
+                       num_targets=own.shape[0], max_degree=edges.max_degree)  # fmt: skip
+    # One tensor may stand for both.
+    out = summed + (1 + eps) * (x if ctx.is_same else own)
+    wants = [ctx.needs_input_grad[0], ctx.needs_input_grad[1] and not ctx.is_same, ctx.needs_input_grad[2]]
+    wanted = [part for part, wanted in zip((x, own, eps), wants, strict=True) if wanted]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    return [next(found) if wanted else None for wanted in wants]
