@@ -63,8 +63,9 @@ __device__ __forceinline__ void reduce_run(u64 to, const uint4 *x, const Index *
                                            const float *weight, int num_edges, int e, int last, int count, int longest,
                                            int heads, unsigned pieces, int piece, float scale, bool to_fp32)
 {
-    // Rows that are asked for before the first is added: as many as registers hold without a detour over memory.
-    const int ROWS = STEP == WEIGHTED ? 4 : 5;
+    // Rows that are asked for before the first is added: as many as registers hold without a detour over memory. Extremes
+    // need fewer registers, which a block more of them on each multiprocessor fills.
+    const int ROWS = STEP == SUM ? 5 : 4;
     const bool IS_SUM = STEP == SUM || STEP == WEIGHTED;
     const unsigned none = IS_SUM ? 0 : worst(Kind(), STEP);
     const u64 row_bytes = (u64)pieces * Kind::items * (to_fp32 ? 4 : 2);

@@ -17,6 +17,7 @@ from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.nn.sorted import SortedEdges, find_sorted
 from pyg_direct.ops.aggregate import aggregate
+from pyg_direct.runtime.waits import waits_refused
 
 WIDTHS = (1, 8, 32, 64, 100, 128, 256, 512)
 # Others add 16-bit items up in 16 bits, and are not asked for every width.
@@ -94,16 +95,12 @@ def capture(work: Callable[[], object]) -> Callable[[], object] | None:
     """A replay of the work as a CUDA graph; None where it waits for the GPU and so cannot be captured."""
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    # Asked before: a capture that fails leaves torch's allocator waiting for its end, and no memory returns.
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
-        with torch.cuda.stream(side):
+        with waits_refused(), torch.cuda.stream(side):
             work()
     except RuntimeError:
         return None
     finally:
-        torch.cuda.set_sync_debug_mode(mode)
         torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         work()

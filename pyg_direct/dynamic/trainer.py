@@ -10,8 +10,8 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from pyg_direct.dynamic.timeline import LANES, Timeline, trace
 from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.graphed import steps_on_gpu
 from pyg_direct.runtime.recording import record_graph
+from pyg_direct.runtime.waits import waits_refused
 from pyg_direct.typing import Device
 
 TARGETS = ("last", "all")
@@ -40,20 +41,6 @@ def run_recurrent(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Te
 def run_stateless(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Tensor, Any]:
     """A model of `(x, edge_index, edge_weight)` that gives `y_hat`."""
     return model(snapshot.x, snapshot.edge_index, snapshot.edge_attr), None
-
-
-@contextmanager
-def _waits_refused() -> Iterator[None]:
-    """Operations that wait for the GPU raise RuntimeError before they do.
-
-    In a recording they would break it, and torch's allocator would wait for its end.
-    """
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
 
 
 class FrameTrainer:
@@ -257,7 +244,7 @@ class FrameTrainer:
             with torch.cuda.stream(torch.cuda.current_stream(device)), warnings.catch_warnings():
                 # Of graphs that hold nothing, where the model was refused at once, and that not all waits are found.
                 warnings.simplefilter("ignore")
-                with record_graph(graph, torch.cuda.Stream(device)), _waits_refused():
+                with record_graph(graph, torch.cuda.Stream(device)), waits_refused():
                     cost = self._compute()
                     cost.backward()
                     if self._may_capture_step():

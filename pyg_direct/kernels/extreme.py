@@ -98,7 +98,7 @@ def extreme_rows_gpu(x, indptr, row, num_edges, num_targets, width, lane_bits, s
 
 
 @gpu_kernel("u8 I[] u8 u8 i4 i8 i8 i8 i4 i4 i4 i4 i4 i4[] i4[] u8 u8", I=("i4", "i8"), sources=("aggregate",),
-            resident_blocks=4)  # fmt: skip
+            resident_blocks=5)  # fmt: skip
 def extreme_wide_rows_gpu(x, indptr, ends, row, index_bytes, num_edges, num_targets, num_runs, run, pieces, sign, kind,
                           out_kind, slices, counts, partials, out):  # fmt: skip
     """Rows of `pieces` times 16 bytes, as `sum_wide_rows_gpu` of `kernels/aggregate.py` reads them."""

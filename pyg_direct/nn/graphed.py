@@ -7,7 +7,6 @@ A step of a small model takes the CPU longer to launch than the GPU to compute. 
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch_geometric.nn import norm
 from pyg_direct.errors import ArgumentError, warn
 from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
 from pyg_direct.nn.padded_types import PaddedTypes, TypedSizes, read_typed_sizes
+from pyg_direct.runtime.waits import waits_refused
 
 _NAMES = ("x", "y", "edge_attr", "edge_weight")
 # Batches in a row of those that found no room, after which there is made more.
@@ -182,23 +182,15 @@ class GraphedStep:
         self.model.zero_grad(set_to_none=True)
 
     def _find_wait(self) -> str | None:
-        """Why a step cannot be recorded: it waits for the GPU. None where it does not.
-
-        Asked before: a recording that fails leaves torch's allocator waiting for its end, and no memory returns.
-        """
+        """Why a step cannot be recorded: it waits for the GPU. None where it does not."""
         assert self._padded is not None, "no places are made"
-        mode = torch.cuda.get_sync_debug_mode()
         self._forget_gradients()
-        with warnings.catch_warnings():
-            # That not all waits are found.
-            warnings.simplefilter("ignore")
-            torch.cuda.set_sync_debug_mode("error")
         try:
-            self.compute(self._padded.data).backward()
+            with waits_refused():
+                self.compute(self._padded.data).backward()
         except RuntimeError as error:
             return str(error).splitlines()[0]
         finally:
-            torch.cuda.set_sync_debug_mode(mode)
             self._forget_gradients()
         return None
 

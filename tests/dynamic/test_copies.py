@@ -8,6 +8,7 @@ import torch
 
 from pyg_direct.dynamic import copies, plan, stream
 from pyg_direct.dynamic.copies import Coming, CopyStream
+from pyg_direct.runtime.waits import waits_refused
 from tests.frames import NODES, TIMES, WINDOW, make_signal, make_trainer
 
 
@@ -144,11 +145,8 @@ def test_nobody_waits_for_matrices_on_a_gpu(monkeypatch, group_size):
 
 def without_waits(work):
     def run(*args):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waits_refused():
             return work(*args)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     return run
 

@@ -9,6 +9,7 @@ from pyg_direct.nn.gin import add_own
 from pyg_direct.nn.layer import Fitting
 from pyg_direct.nn.sorted import find_batch
 from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.runtime.waits import waits_refused
 from tests.nn.convolutions import EDGES, NODES, WIDTH, Batch, assert_near
 
 NUM_NODES, NUM_TARGETS = sum(NODES), sum(NODES[:2])
@@ -125,10 +126,6 @@ def test_a_sum_does_not_wait_for_the_gpu():
     batch, conv = Batch("cuda"), GINConv(torch.nn.Identity(), train_eps=True).cuda()
     x = torch.randn(batch.num_nodes, WIDTH, device="cuda", requires_grad=True)
     accelerate(conv)
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_refused():
         conv(x, batch.edge_index).sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
     assert x.grad is not None

@@ -11,6 +11,7 @@ from pyg_direct import accelerate
 from pyg_direct.nn.layer import convolve
 from pyg_direct.nn.sorted import find_batch
 from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.runtime.waits import waits_refused
 from tests.nn.convolutions import EDGES, NODES, WIDTH, Batch, assert_near, run
 
 NUM_NODES, NUM_TARGETS, OUT = sum(NODES), sum(NODES[:2]), 10
@@ -144,12 +145,8 @@ def test_a_layer_does_not_wait_for_the_gpu():
     batch, model = Batch("cuda"), SAGEConv(WIDTH, OUT).cuda()
     x = torch.randn(batch.num_nodes, WIDTH, device="cuda", requires_grad=True)
     accelerate(model)
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_refused():
         model(x, batch.edge_index).sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
     assert x.grad is not None
 
 

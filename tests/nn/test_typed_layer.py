@@ -9,6 +9,7 @@ from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.nn.typed_layer import Matrices, TypedEdges, convolve_relations
 from pyg_direct.ops.aggregate import Transposed
 from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.runtime.waits import waits_refused
 from tests.hetero_data import make_hetero
 from tests.nn.convolutions import assert_near
 
@@ -154,12 +155,8 @@ def test_a_layer_is_one_step_of_autograd(real_device):
 def test_a_layer_does_not_wait_for_the_gpu():
     model, x, edges = make_layer("cuda")
     model(x, edges)
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_refused():
         sum(out.sum() for out in model(x, edges).values()).backward()
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
     assert all(rows.grad is not None for rows in x.values())
 
 

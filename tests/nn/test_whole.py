@@ -11,6 +11,7 @@ from pyg_direct import accelerate
 from pyg_direct.nn import whole
 from pyg_direct.nn.whole import find_whole
 from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.runtime.waits import waits_refused
 from tests.nn.convolutions import OUT, WIDTH, assert_near, mlp, run
 
 NUM_NODES, NUM_EDGES = 40, 300
@@ -121,12 +122,8 @@ def test_a_kept_graph_is_not_waited_for_and_not_captured():
     meet(edge_index, OFTEN + 1)
     accelerate(conv)
     conv(x, edge_index).sum().backward()
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_refused():
         conv(x, edge_index).sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = find_whole(edge_index, NUM_NODES, WIDTH)

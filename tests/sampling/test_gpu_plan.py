@@ -1,7 +1,6 @@
 """The plan on a GPU, and in the simulator: its capacity, its scratch, batches on their way, memory, streams."""
 
 import gc
-import warnings
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import torch
 from pyg_direct.errors import IdError, MemoryLimitError, PlacementWarning
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels import fresh as kernels
+from pyg_direct.runtime.waits import waits_refused
 from pyg_direct.sampling import budget, buffers, plan as gpu_plan
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.sample import Recipe
@@ -294,14 +294,9 @@ def test_batch_waits_for_the_gpu_once(seeds_at, monkeypatch):
     wait = torch.cuda.Event.synchronize
     monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: (waits.append(event), wait(event)))
 
-    # torch raises on every other wait of its own (and says first that it may not know them all).
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    # torch raises on every other wait of its own.
+    with waits_refused():
         plan.sample(seeds, KEY + 1)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
     assert len(waits) == 1
 
