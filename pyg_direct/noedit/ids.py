@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,12 @@ class _LazyIds(BaseStorage):  # type: ignore[misc]
         waiting = self.__dict__.get("_waiting", {})
         self.__dict__["_waiting"] = {name: device for name, device in waiting.items() if name != key}
         super().__setitem__(key, value)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None) -> _LazyIds:
+        # PyG's own shares all but the attributes, and what will be shown would be the first one's.
+        out: _LazyIds = super().__deepcopy__(memo)
+        out.__dict__["_waiting"] = copy.deepcopy(self.__dict__.get("_waiting", {}), memo)
+        return out
 
     def apply(self, func: Callable[[Any], Any], *args: str) -> _LazyIds:
         """PyG's own, by which batches move: `func` of all that is stored, or of what is named, in half the time."""

@@ -99,6 +99,16 @@ def test_a_clone_is_shown_as_its_batch_is():
     assert [other.n_id.device, batch.n_id.device] == [ELSEWHERE] * 2
 
 
+def test_a_deep_copy_shows_ids_of_its_own():
+    batch = make_batch()
+    batch.n_id = batch.n_id.to(ELSEWHERE)
+    other = copy.deepcopy(show_ids(batch))
+
+    other.input_id.fill_(8)
+
+    assert (batch.input_id.tolist(), other.input_id.tolist()) == ([0], [8])
+
+
 def test_what_is_computed_of_an_id_is_shown_in_its_place():
     batch = make_batch()
     batch.n_id = batch.n_id.to(ELSEWHERE)
