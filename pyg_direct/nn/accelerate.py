@@ -73,7 +73,8 @@ def accelerate(model: torch.nn.Module) -> Acceleration:
     that sum alike; subclasses only where they leave the messages alone. PyG's own models that are given
     `num_sampled_nodes_per_hop` also compute no rows that the next layer drops; dropout then falls on other rows than
     PyG's would. Results are those of PyG up to rounding. A whole graph that comes back is sorted once, and
-    aggregated likewise. Batches of other loaders, options that are not covered, explanations, hooks on messages and
+    aggregated likewise; on a GPU without looking again at edges that torch has not seen written to, as through `.data`
+    or DLPack. Batches of other loaders, options that are not covered, explanations, hooks on messages and
     compiled or traced models take PyG's own code, unchanged. The model can be saved, copied and scripted as before.
 
     Args:

@@ -72,7 +72,7 @@ def convolve(x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_we
         x: Rows of the sources, float32 or float64 `[N, C]`.
         own: Rows of the targets, `[T, D]`.
         weight, bias, own_weight: `[O, C]`, `[O]`, `[O, D]` of the dtype of the rows.
-        edges: Checked: their ends lie below N and T.
+        edges: Their ends lie below N and T, which is read on a CPU and on a GPU left to who sorted them.
         reduce: `sum` or `mean`.
         transposed: The edges by source, where `x` gets a gradient; on a GPU None for gradients in any order, which
             need no sort.

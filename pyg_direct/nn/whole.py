@@ -74,7 +74,7 @@ def find_whole(edge_index: Tensor, num_targets: int, width: int) -> WholeGraph |
 
     Only for what brings nothing that belongs to edges, such as their weights. On a GPU the host waits once, when they
     are sorted, and they serve the stream that this was done on; a captured graph would outlive them, and gets none.
-    There writes through `edge_index.data`, which torch does not count, are not seen.
+    There writes that torch does not count, as through `edge_index.data` or DLPack, are not seen.
 
     Args:
         edge_index: (source, target), `[2, E]` in any order.
