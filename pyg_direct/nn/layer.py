@@ -98,7 +98,7 @@ class _Layer(Function):
         # The rows themselves are read only where gradients are differentiated again.
         given = x if ctx.needs_input_grad[0] else None
         ctx.save_for_backward(given, own, weight, bias, own_weight, summed, indptr, row, edges.target)
-        ctx.is_first, ctx.is_same, ctx.num_rows, ctx.mean = is_first, own is x, x.shape[0], mean
+        ctx.is_first, ctx.num_rows, ctx.mean = is_first, x.shape[0], mean
         ctx.max_degree, ctx.transposed = edges.max_degree, transposed
         return multiply_plainly(summed, weight, bias, own, own_weight)
 
@@ -124,17 +124,15 @@ class _Layer(Function):
 
 def _differentiate(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     """The gradients in what torch can differentiate once more, for those who ask for a graph of them."""
-    x, own, weight, bias, own_weight, summed, indptr, row, target = ctx.saved_tensors
+    *saved, summed, indptr, row, target = ctx.saved_tensors
+    # Where one tensor stands for several, each has a gradient of its own.
+    given: Any = [None if part is None else part.view_as(part) for part in saved]
+    x, own, weight, bias, own_weight = given
     if x is not None:
         summed = aggregate(x, indptr, row, reduce="mean" if ctx.mean else "sum", target=target,
                            num_targets=own.shape[0], max_degree=ctx.max_degree)  # fmt: skip
     out = summed @ weight.t() + own @ own_weight.t()
     out = out if bias is None else out + bias
-    given = (x, own, weight, bias, own_weight)
     wanted = [part for part, wants in zip(given, ctx.needs_input_grad, strict=False) if wants]
-    if ctx.is_same and ctx.needs_input_grad[0]:
-        # One tensor stands for both.
-        wanted.remove(next(part for part in wanted if part is own))
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    return [None if not wants or (i == 1 and ctx.is_same and ctx.needs_input_grad[0]) else next(found)
-            for i, wants in enumerate(ctx.needs_input_grad[:5])]  # fmt: skip
+    return [next(found) if wants else None for wants in ctx.needs_input_grad[:5]]

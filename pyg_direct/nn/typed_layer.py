@@ -164,8 +164,10 @@ def _differentiate(edges: TypedEdges, mean: bool, given: Sequence[Any], wants: S
                    grads: Sequence[Tensor | None]) -> list[Tensor | None]:  # fmt: skip
     """The gradients in what torch can differentiate once more, for those who ask for a graph of them."""
     num_tables = len(given) - 3 * len(edges.sizes)
+    # Relations that share a convolution are given one tensor, of which each has a gradient of its own.
+    given = [None if part is None else part.view_as(part) for part in given]
     tables = given[:num_tables]
-    rows = torch.cat(list(tables[: edges.num_sources]))
+    rows = torch.cat(tables[: edges.num_sources])
     summed = aggregate(rows, edges.indptr, edges.row, reduce="mean" if mean else "sum", target=edges.target,
                        num_targets=sum(edges.sizes), max_degree=edges.max_degree)  # fmt: skip
     outs, _ = _compute(edges, summed.split(edges.sizes), tables, _group(given[num_tables:]))

@@ -77,6 +77,18 @@ def test_gradients_are_differentiated_again(real_device, is_same):
     assert torch.autograd.gradgradcheck(layer, inputs, **again)
 
 
+def test_matrices_that_are_one_add_up_its_gradient(device):
+    batch = Batch(device)
+    x, own, weight, bias, _ = make_parts(device, False)
+    wanted = [x, own, weight, bias]
+    out = convolve(x, own, weight, bias, weight, **given(batch, x), reduce="sum")
+
+    got = torch.autograd.grad(out.square().sum(), wanted, create_graph=True)
+
+    expected = expect(x, own, weight, bias, weight, batch, "sum")
+    assert_near(list(got), list(torch.autograd.grad(expected.square().sum(), wanted)))
+
+
 @pytest.mark.parametrize("is_same", [True, False], ids=["same", "bipartite"])
 def test_only_wanted_gradients_are_computed(device, is_same):
     batch = Batch(device)

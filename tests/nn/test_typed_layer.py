@@ -112,6 +112,20 @@ def test_only_wanted_gradients_are_computed(device):
     assert_near([part.grad for part in wanted], list(other))
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["once", "to be differentiated"])
+def test_relations_that_share_a_convolution_add_up_its_gradient(device, again):
+    tables, matrices, edges, pairs = make_parts(device)
+    # Relations 0 and 2 lead to one type, and 1 to another whose own rows are narrower.
+    matrices[2], matrices[1] = matrices[0], matrices[0]._replace(own_weight=matrices[1].own_weight)
+    wanted = list(dict.fromkeys(flatten(tables, matrices)))
+    outs = convolve_relations(tables, matrices, edges, reduce="mean", transposed=turn(edges))
+
+    got = torch.autograd.grad(sum(out.square().sum() for out in outs), wanted, create_graph=again)
+
+    expected = expect(tables, matrices, pairs, "mean")
+    assert_near(list(got), list(torch.autograd.grad(sum(out.square().sum() for out in expected), wanted)))
+
+
 def test_gradients_are_differentiated_again(real_device):
     tables, matrices, edges, _ = make_parts(real_device)
     inputs = flatten(tables, matrices)
