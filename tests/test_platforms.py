@@ -60,7 +60,8 @@ BLOCKED = set(sys.argv[1].split(","))
 sys.meta_path.insert(0, Blocked())
 for name in [n for n in sys.modules if n.partition(".")[0] in BLOCKED]:
     del sys.modules[name]
-for module, names in ((os, ["sched_getaffinity", "memfd_create", "MFD_CLOEXEC", "register_at_fork", "fork", "sysconf"]),
+for module, names in ((os, ["sched_getaffinity", "memfd_create", "MFD_CLOEXEC", "register_at_fork", "fork", "sysconf",
+                       "preadv"]),
                       (mmap, [n for n in dir(mmap) if n.startswith(("MADV_", "MAP_", "PROT_"))]),
                       (multiprocessing.reduction, ["DupFd"])):
     for name in names:

@@ -1,4 +1,4 @@
-"""Rows on disk: read by threads from a mapped file, for a GPU through page-locked memory."""
+"""Rows on disk: read by threads, or from a mapped file once they are cached; for a GPU through page-locked memory."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from pyg_direct.features.rowfile import RowFile
 from pyg_direct.features.tier import Tier
 from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.ops.check import check_ids
-from pyg_direct.ops.gather import prepare_read
+from pyg_direct.ops.gather import prepare_read, rows_in_units
 from pyg_direct.runtime.memory import Block, allocate_or_fall_back
 
 # Rows that are not in memory are waited for one by one in each thread: as many as a disk serves at once.
 _MOST_THREADS = 32
-# Fewer rows are not worth a thread.
-_LEAST_SHARE = 256
-# Rows of a file for each one that is read, from which on they are read one by one.
-_DENSE = 4
+# Bytes that lie between rows, up to which the system reads on from row to row: then the disk gives all it has to a few
+# threads, and more are in each other's way.
+_LEAST_GAP, _FEW_THREADS = 16 << 10, 8
+# Fewer rows take a disk as long as it takes to wake a thread.
+_LEAST_SHARE = 4
 # Rows that are looked for in the page cache before a read.
 _PROBES = 32
 _SLOT_BYTES = 16 << 20
@@ -39,7 +40,8 @@ def _pool(process: int) -> ThreadPoolExecutor:
 
 
 class DiskTier(Tier):
-    """Rows of a file, read in place by threads; what was read lately is in the system's page cache.
+    """Rows of a file. What the system's page cache holds is read in place, by a loop over the cores; otherwise threads
+    ask the disk for many rows at once, each for a share of them in the order of the file, which the system reads ahead.
 
     Args:
         file: The table. It is checked before every read that it has not changed.
@@ -67,34 +69,35 @@ class DiskTier(Tier):
 
     def _read_to(self, ids: Tensor, out: Tensor, positions: Tensor | None = None) -> None:
         self.file.check()
-        for part in self._start(ids, prepare_read(self.file.rows, ids, out, positions)):
+        if self.file.is_cached(ids[:: max(1, ids.numel() // _PROBES)].tolist()):
+            # Nothing is waited for, and no thread need ask for Python's lock.
+            prepare_read(self.file.rows, ids, out, positions)(0, ids.numel())
+            return
+        for part in self._start(ids, out, positions):
             part.result()
 
-    def _start(self, ids: Tensor, read: Callable[[int, int], None]) -> list[Future[None]]:
-        """Read rows of ids that were checked, by threads where the system must read them first; all is done when all
-        futures are.
-        """
-        count = ids.numel()
-        if self.file.is_cached(ids[:: max(1, count // _PROBES)].tolist()):
-            # Nothing is waited for: a loop over the cores does it, whose threads need not ask for Python's lock.
-            read(0, count)
-            return []
+    def _start(self, ids: Tensor, out: Tensor, positions: Tensor | None) -> list[Future[None]]:
+        """Have threads read rows of ids that were checked; all is done when all futures are."""
+        ids, count = ids.long(), ids.numel()
+        if bool((ids[1:] < ids[:-1]).any()):
+            ids, order = ids.sort()
+            positions = order if positions is None else positions[order]
+        read = self._prepare(ids, out, positions)
         # Compiled before many threads ask for it at once.
         read(0, 0)
-        num_parts = max(1, min(self._num_threads, count // _LEAST_SHARE))
-        share = -(-count // num_parts)
-        starts = range(0, count, share)
-        low, high = (int(bound) for bound in torch.aminmax(ids))
-        # Where most of what lies between is wanted, threads first have the disk read it in one go, each its share.
-        span = -(-(high + 1 - low) // len(starts)) if high - low < _DENSE * count else 0
+        rows_between, row_bytes = int(ids[-1]) - int(ids[0]) - count, out[0].numel() * out.element_size()
+        most = _FEW_THREADS if rows_between * row_bytes < count * _LEAST_GAP else self._num_threads
+        share = -(-count // max(1, min(most, self._num_threads, count // _LEAST_SHARE)))
         pool = _pool(os.getpid())
-        return [pool.submit(self._read_part, low + k * span, min(low + (k + 1) * span, high + 1), read, start,
-                            min(start + share, count)) for k, start in enumerate(starts)]  # fmt: skip
+        return [pool.submit(read, start, min(start + share, count)) for start in range(0, count, share)]
 
-    def _read_part(self, begin: int, end: int, read: Callable[[int, int], None], *positions: int) -> None:
-        if begin < end:
-            self.file.read_ahead(begin, end - 1)
-        read(*positions)
+    def _prepare(self, ids: Tensor, out: Tensor, positions: Tensor | None) -> Callable[[int, int], None]:
+        """`prepare_read` from the file itself: a page that is only mapped is waited for under locks of the system."""
+        if not hasattr(os, "preadv"):
+            return prepare_read(self.file.rows, ids, out, positions)
+        numbers, target = ids.numpy(), rows_in_units(out, torch.uint8).numpy()
+        places = (torch.arange(len(ids)) if positions is None else positions).numpy()
+        return lambda begin, end: self.file.read_rows(numbers[begin:end], places[begin:end], target)
 
 
 class _Slot(NamedTuple):

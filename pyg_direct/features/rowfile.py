@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 import warnings
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError
+from pyg_direct.kernels.rowfile import read_file_rows_cpu
+from pyg_direct.ops.launch import threads_for
 
 SAFETENSORS = {"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "U16": torch.uint16,
                "I32": torch.int32, "U32": torch.uint32, "I64": torch.int64, "U64": torch.uint64, "F16": torch.float16,
@@ -72,8 +75,11 @@ class RowFile:
                 self.layout = self._read_layout(file, name, dtype, shape, offset)
                 self._check_length(self._stamp[0])
                 self.rows = self._map(file)
+                self._handle = os.dup(file.fileno())
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
             raise FileError(f"path must name a file that can be read, got {str(path)!r}: {error.strerror}") from error
+        # Whoever reads holds this object, so that no other file is met under its number.
+        weakref.finalize(self, os.close, self._handle).atexit = False
 
     def _read_layout(self, file: BinaryIO, name: str | None, dtype: torch.dtype | None, shape: Sequence[int] | None,
                      offset: int) -> Layout:  # fmt: skip
@@ -135,26 +141,60 @@ class RowFile:
         _advise(self._mapped, "MADV_SEQUENTIAL")
         return self.rows
 
-    def read_ahead(self, first: int, last: int) -> None:
-        """Have the system read rows `first` to `last` into its page cache, without waiting for them."""
-        row_bytes, page = self.layout.num_bytes // len(self.rows), mmap.PAGESIZE
-        ahead = self.layout.offset % mmap.ALLOCATIONGRANULARITY
-        begin, end = (ahead + first * row_bytes) // page * page, ahead + (last + 1) * row_bytes
-        _advise(self._mapped, "MADV_WILLNEED", begin, end - begin)
+    def read_rows(self, ids: np.ndarray, positions: np.ndarray, out: np.ndarray) -> None:
+        """Read row `ids[i]` to `out[positions[i]]` from the file, not from where it is mapped; nothing is checked.
+
+        In ascending order what lies side by side is read in one go. Any number of threads may do it at a time.
+
+        Args:
+            ids, positions: int64 `[n]`.
+            out: Bytes, uint8 `[m, row_bytes]`, contiguous.
+
+        Raises:
+            FileError: the file was cut short meanwhile, or the disk fails.
+        """
+        done, count = 0, len(ids)
+        while True:
+            # It is a loop for one thread, whoever calls.
+            with threads_for(0):
+                done += read_file_rows_cpu(self._handle, self.layout.offset, ids[done:], positions[done:], out)
+            if done == count:
+                return
+            self._read_row(int(ids[done]), memoryview(out[positions[done]]))
+            done += 1
+
+    def _read_row(self, row: int, target: memoryview) -> None:
+        """Read a row that did not come in one piece."""
+        begin = self.layout.offset + row * len(target)
+        while target:
+            try:
+                count = os.preadv(self._handle, [target], begin)
+            except OSError as error:
+                raise FileError(f"{self.path} could not be read at byte {begin}: {error.strerror}") from error
+            if count == 0:
+                raise FileError(f"{self.path} was cut short while it was read: it ends before byte {begin}")
+            target, begin = target[count:], begin + count
 
     def is_cached(self, rows: Sequence[int]) -> bool:
-        """Whether the system holds the first bytes of these rows in its page cache; False where it does not tell.
-
-        Linux tells who may write a file or owns it; all others it answers that everything is there.
-        """
-        if not hasattr(self, "_mapped") or sys.platform != "linux" or not self._is_told:
+        """Whether the system holds the first bytes of these rows in its page cache; False where it does not tell."""
+        if not hasattr(self, "_mapped") or sys.platform != "linux":
             return False
-        begin, row_bytes, found = self.rows.data_ptr(), self.layout.num_bytes // len(self.rows), ctypes.c_ubyte()
-        return all(
-            _libc().mincore((begin + row * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE, 1, ctypes.byref(found)) == 0
-            and found.value & 1
-            for row in rows
-        )
+        row_bytes = self.layout.num_bytes // len(self.rows)
+        # Linux tells who may write a file or owns it; all others it answers that everything is there.
+        is_cached = self._is_mapped_page_cached if self._is_told else self._is_byte_cached
+        return all(is_cached(row * row_bytes) for row in rows)
+
+    def _is_mapped_page_cached(self, place: int) -> bool:
+        found = ctypes.c_ubyte()
+        page = (self.rows.data_ptr() + place) // mmap.PAGESIZE * mmap.PAGESIZE
+        return _libc().mincore(page, 1, ctypes.byref(found)) == 0 and bool(found.value & 1)
+
+    def _is_byte_cached(self, place: int) -> bool:
+        try:
+            return os.preadv(self._handle, [bytearray(1)], self.layout.offset + place, os.RWF_NOWAIT) == 1
+        except OSError:
+            # It would have to be waited for, or the file system does not tell.
+            return False
 
     @functools.cached_property
     def _is_told(self) -> bool:
@@ -167,7 +207,8 @@ class RowFile:
     def check(self) -> None:
         """Refuse to read on in a file that has changed: size, time of change and identity.
 
-        A file that is cut short in the very moment it is read ends the process, as with any mapped file.
+        A file that is cut short in the very moment it is read where it is mapped, from the system's cache, ends the
+        process, as with any mapped file.
 
         Raises:
             FileError: it has.

@@ -23,6 +23,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.kernels import openmp
 from pyg_direct.kernels.cache import COMPILER, cache_folder, hold, place_source, read_or_make, source_folder
 from pyg_direct.kernels.declaration import Declaration, GpuCode
+from pyg_direct.kernels.deferred import Deferred, DeviceFunction, SystemFunction
 from pyg_direct.kernels.once import compile_steps_once, lower_once, replaced
 from pyg_direct.kernels.shipped import find_shipped
 from pyg_direct.kernels.target import PTX_VERSIONS, nearest_target, stamp_version
@@ -43,18 +44,8 @@ _FUNCTIONS: list[Callable[..., Any]] = []
 _BODIES: dict[Callable[..., Any], set[Callable[..., Any]]] = {}
 
 
-class _Deferred:
-    """Stands for a compiler's object in a kernel's globals until that kernel is compiled."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"<{self.name}, bound when a kernel is compiled>"
-
-
-cuda: Any = _Deferred("cuda")
-prange: Any = _Deferred("prange")
+cuda: Any = Deferred("cuda")
+prange: Any = Deferred("prange")
 
 
 class _SimulatedCuda:
@@ -66,20 +57,19 @@ class _SimulatedCuda:
         return getattr(kernel._get_kernel_context(), name)
 
 
-class _DeviceFunction(_Deferred):
-    """A C++ function of `cuda_src/`, declared to numba-cuda when a kernel that calls it is compiled."""
-
-    def __init__(self, name: str, signature: str) -> None:
-        super().__init__(name)
-        self.signature = signature
-
-
 def device_function(name: str, signature: str) -> Any:
     """A function defined in `cuda_src/`, for use in GPU kernels; `signature` lists its scalar parameters by code.
 
     The C++ side follows Numba's calling convention: `extern "C" __device__ int name(int *result, ...)` returns 0.
     """
-    return _DeviceFunction(name, signature)
+    return DeviceFunction(name, signature)
+
+
+def system_function(name: str, signature: str) -> Any:
+    """A function of the system's C library, for use in CPU loops; `signature` lists the codes of its result and of its
+    parameters, of which an address is `i8`.
+    """
+    return SystemFunction(name, signature)
 
 
 class _GpuCompiler(NamedTuple):
@@ -117,9 +107,14 @@ def _bind(on_gpu: bool) -> None:
         registers.add(_gpu_compiler().register_jitable)
     for fn in _FUNCTIONS:
         for name, value in list(fn.__globals__.items()):
-            if isinstance(value, _DeviceFunction) and on_gpu and not SIMULATED:
+            if isinstance(value, DeviceFunction) and on_gpu and not SIMULATED:
                 fn.__globals__[name] = _declare(value)
-            elif isinstance(value, _Deferred) and value.name in real:
+            elif isinstance(value, SystemFunction):
+                result, *parameters = (
+                    getattr(numba.types, np.dtype(_SCALARS[c]).name) for c in value.signature.split()
+                )
+                fn.__globals__[name] = numba.types.ExternalFunction(value.name, result(*parameters))
+            elif isinstance(value, Deferred) and value.name in real:
                 fn.__globals__[name] = real[value.name]
     for fn, registered in _BODIES.items():
         for register in registers - registered:
@@ -128,7 +123,7 @@ def _bind(on_gpu: bool) -> None:
 
 
 @functools.cache
-def _declare(function: _DeviceFunction) -> Any:
+def _declare(function: DeviceFunction) -> Any:
     signature = _type("i4")(*map(_type, function.signature.split()))
     cuda, link = _gpu_compiler().cuda, []
     if COMPILER == "mlir":

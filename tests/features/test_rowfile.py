@@ -1,5 +1,6 @@
 """Tables in files are read as they were written; what is none is refused by name."""
 
+import errno
 import json
 import os
 import pickle
@@ -256,13 +257,45 @@ def test_rows_that_were_just_read_are_cached_and_those_of_a_hole_are_not(tmp_pat
     assert not RowFile(tmp_path / "hole.bin", dtype=torch.float32, shape=(-1, 256)).is_cached([0, 7000])
 
 
-def test_a_file_of_another_user_is_not_taken_for_cached(tmp_path, monkeypatch):
-    # Linux would say so of every page.
-    path = save_rows(tmp_path / "rows.npy", make_rows())
-    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
-    monkeypatch.setattr(os, "access", lambda *args: False)
+class TestFilesOfOthers:
+    """Of a file of another user Linux would say that every page is cached: what is read without waiting tells."""
 
-    assert not RowFile(path).is_cached([0])
+    @pytest.fixture
+    def file(self, tmp_path, monkeypatch):
+        path = save_rows(tmp_path / "rows.npy", make_rows(5000))
+        monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+        monkeypatch.setattr(os, "access", lambda *args: False)
+        return RowFile(path)
+
+    @pytest.mark.parametrize("error", [BlockingIOError(errno.EAGAIN, ""), OSError(errno.EOPNOTSUPP, "")], ids=str)
+    def test_what_must_be_waited_for_is_not_cached(self, file, monkeypatch, error):
+        def refuse(*args):
+            raise error
+
+        monkeypatch.setattr(os, "preadv", refuse)
+
+        assert not file.is_cached([0])
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+    def test_what_is_there_is_cached(self, file, monkeypatch):
+        asked = []
+        monkeypatch.setattr(os, "preadv", lambda handle, targets, *how: asked.append(how) or len(targets[0]))
+
+        assert file.is_cached([0, 4999])
+        begin = file.layout.offset
+        assert asked == [(begin, os.RWF_NOWAIT), (begin + 4999 * 20, os.RWF_NOWAIT)]
+
+
+def test_a_file_is_closed_with_the_last_who_reads_it(tmp_path):
+    file = RowFile(save_rows(tmp_path / "rows.npy", make_rows()))
+    read, handle = file.read_rows, file._handle
+    del file
+    os.fstat(handle)
+
+    del read
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
 
 
 def test_rows_without_bytes_are_not_looked_for(tmp_path):

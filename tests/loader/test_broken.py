@@ -188,7 +188,7 @@ class TestReaders:
 
         for error in (SystemExit, OSError, MemoryError):
             with monkeypatch.context() as patch:
-                patch.setattr("pyg_direct.features.disk.prepare_read", lambda *_, error=error: raises(error))
+                patch.setattr("pyg_direct.features.rowfile.RowFile.read_rows", raises(error))
                 with pytest.raises(error):
                     feature[ids]
             assert torch.equal(feature[ids], rows)
