@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_direct.features.tier import Tier
 from pyg_direct.ops.scatter import scatter_rows
+from pyg_direct.runtime.pages import use_large_pages
 
 
 class Resident(Protocol):
@@ -93,7 +94,7 @@ class SpilledRows:
 
     def read_disk(self, ids: Tensor) -> Tensor:
         """Rows of ids, all of them from disk."""
-        rows = torch.empty((ids.numel(), *self.disk.shape[1:]), dtype=self.disk.dtype, device=self.disk.device)
+        rows = self._make_rows(ids.numel())
         self.disk.read(ids, rows)
         return rows
 
@@ -101,6 +102,10 @@ class SpilledRows:
         if resident.device.type == "cuda" and resident.placement != "cpu":
             return resident.gather(places, None)
         hits = (places >= 0).nonzero().view(-1)
-        rows = torch.empty((places.numel(), *self.disk.shape[1:]), dtype=self.disk.dtype, device=self.disk.device)
+        rows = self._make_rows(places.numel())
         scatter_rows(rows, hits, resident.gather(places[hits], None), is_unique=True)
         return rows
+
+    def _make_rows(self, count: int) -> Tensor:
+        shape = (count, *self.disk.shape[1:])
+        return use_large_pages(torch.empty(shape, dtype=self.disk.dtype, device=self.disk.device))
