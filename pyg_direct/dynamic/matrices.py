@@ -45,6 +45,8 @@ class MatrixCache:
         # What each takes on the device, as far as is known, and snapshots of those that were asked for to be kept.
         self._held: dict[Hashable, int] = {}
         self._asked: dict[Hashable, range] = {}
+        # Those that came or were asked for since it was last counted what they take.
+        self._used: set[Hashable] = set()
 
     @property
     def num_bytes(self) -> int:
@@ -69,6 +71,7 @@ class MatrixCache:
         """
         if keep:
             self._asked[key] = times
+        self._used.add(key)
         if key in self._visiting:
             return self._visiting[key][1]
         if key in self._here:
@@ -129,14 +132,19 @@ class MatrixCache:
         self._coming = {key: coming for key, coming in self._coming.items() if has(self._asked[key])}
 
     def _weigh(self) -> None:
-        """Count again what is on the device: gradients add edges by source."""
-        for key, (_, matrices) in self._visiting.items():
+        """Count again what is on the device of those that were used: gradients add edges by source."""
+        for key in self._used:
+            if key in self._visiting:
+                matrices = self._visiting[key][1]
+                if matrices.is_symmetric and key in self._there:
+                    self._there[key] = self._there[key]._replace(is_symmetric=True)
+            elif key in self._here:
+                matrices = self._here[key]
+                self._budget.used += matrices.num_bytes - self._held[key]
+            else:
+                continue
             self._held[key] = matrices.num_bytes
-            if matrices.is_symmetric and key in self._there:
-                self._there[key] = self._there[key]._replace(is_symmetric=True)
-        for key, matrices in self._here.items():
-            self._budget.used += matrices.num_bytes - self._held[key]
-            self._held[key] = matrices.num_bytes
+        self._used.clear()
 
     def list_candidates(self, count_entries: Callable[[range], int]) -> list[Candidate]:
         """Those that may stay; `count_entries` tells how often an epoch comes to some snapshots."""
@@ -166,3 +174,4 @@ class MatrixCache:
                 visiting = self._visiting.pop(key, None)
                 self._here[key] = self._bring(key, False) if visiting is None else visiting[1]
                 self._budget.used += self._held[key]
+                self._used.add(key)

@@ -374,9 +374,12 @@ class SnapshotPlan:
             "aggregated_bytes": self._rows.device_bytes,
             "aggregated_host_bytes": self._rows.host_bytes,
             "feature_bytes": self._given.device_bytes,
-            "moved_bytes": self.moved_bytes
-            + sum(counted.moved_bytes for counted in (self.edges, self.matrices, self._rows, self._given)),
+            "moved_bytes": self.count_moved(),
         }
+
+    def count_moved(self) -> int:
+        """Bytes copied to the device so far, as `describe` tells."""
+        return self.moved_bytes + sum(c.moved_bytes for c in (self.edges, self.matrices, self._rows, self._given))
 
 
 def _matrices_key(form: str, factors: Sequence[Factors]) -> Hashable:

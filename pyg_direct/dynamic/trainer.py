@@ -115,7 +115,7 @@ class FrameTrainer:
     def train_epoch(self) -> float:
         """Train over all frames, in order; the mean loss."""
         self.model.train()
-        begin, moved = time.perf_counter(), self._count_moved()
+        begin, moved = time.perf_counter(), self.plan.count_moved()
         if self._captured_step is not None and self._captured_step != self._describe_step():
             # A graph goes on with what they were.
             self._graph = self._captured_step = None
@@ -126,7 +126,7 @@ class FrameTrainer:
             parameter.grad = gradient
         mean = self._train_frames() if self.history else self._prepare()
         self.history.append({"loss": mean, "seconds": time.perf_counter() - begin,
-                             "moved_bytes": self._count_moved() - moved,
+                             "moved_bytes": self.plan.count_moved() - moved,
                              "replayed": self._graph is not None})  # fmt: skip
         return mean
 
@@ -153,7 +153,7 @@ class FrameTrainer:
         self._graph = self._captured_step = None
         given = self.plan.timeline
         self.plan.timeline = timeline = given or Timeline(self.plan.device)
-        meter = FrameMeter(timeline, self.plan.device, self._count_moved)
+        meter = FrameMeter(timeline, self.plan.device, self.plan.count_moved)
         try:
             mean = self._train_frames(meter)
         finally:
@@ -175,9 +175,6 @@ class FrameTrainer:
     def fit(self, epochs: int) -> list[float]:
         """Train for some epochs; their mean losses."""
         return [self.train_epoch() for _ in range(epochs)]
-
-    def _count_moved(self) -> int:
-        return int(self.plan.describe()["moved_bytes"])
 
     def _run_frame(self) -> Tensor:
         if self._graph is not None:

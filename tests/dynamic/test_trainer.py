@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from pyg_direct.dynamic import FrameTrainer, stream
 from pyg_direct.errors import ArgumentError, MemoryLimitError
+from pyg_direct.ops.snapshots import SnapshotMatrices
 from tests.frames import MODELS, NODES, TIMES, WINDOW, make_signal, make_trainer
 
 NO_REPLAY = {"cuda": {"replay": False}, "cpu": {}}
@@ -215,3 +216,20 @@ def test_snapshots_of_different_sizes_are_refused():
 
     with pytest.raises(ArgumentError, match="x must have one shape"):
         FrameTrainer(model, signal, torch.optim.SGD(model.parameters(), lr=0.1), window=WINDOW, device="cpu")
+
+
+@pytest.mark.parametrize("memory", [None, 200_000])
+def test_what_a_frame_takes_the_host_is_the_same_in_longer_signals(monkeypatch, memory):
+    counts, real = [], SnapshotMatrices.num_bytes
+    monkeypatch.setattr(SnapshotMatrices, "num_bytes", property(lambda self: counts.append(1) or real.fget(self)))
+    found = []
+    for times in (1, 4):
+        signal = [snapshot for _ in range(times) for snapshot in make_signal("MPNNLSTM")]
+        trainer = make_trainer("MPNNLSTM", stream(signal, "cpu", memory=memory, keep="host", group_size=1))
+        trainer.fit(1)
+        counts.clear()
+        trainer.fit(1)
+        found.append(len(counts) / trainer.num_frames)
+
+    # Snapshots are weighed where a frame has them, and not all of them in each.
+    assert 0 < found[1] <= 1.5 * found[0]
