@@ -102,7 +102,8 @@ def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None)
         return
     dispatch = _DISPATCHES.get(kernel)
     if dispatch is None:
-        dispatch = _DISPATCHES[kernel] = _Dispatch(kernel)
+        # That of another thread, where one came first.
+        dispatch = _DISPATCHES.setdefault(kernel, _Dispatch(kernel))
     # As `make_key`, without a call.
     index = args[dispatch.first_array].get_device()
     key = (index, *[args[i].dtype for i in dispatch.telling]) if dispatch.telling else index
@@ -131,12 +132,13 @@ def prepare_gpu(kernel: GpuKernel, *args: Any) -> Callable[[int, tuple[Any, ...]
         whole = list(args)
         for i, value in zip(changing, values, strict=True):
             whole[i] = value
+        run_gpu(kernel, grid, *whole)
+        # Now the kernel is compiled, whatever calls of other threads still wait for or failed at.
         if key in settled:
             dispatch = _DISPATCHES[kernel]
             settled[key] = dispatch.launchers[dispatch.make_key(whole)].settle(args)
         elif not SIMULATED:
             settled[key] = None
-        run_gpu(kernel, grid, *whole)
 
     def launch_settled(grid: int, values: tuple[Any, ...]) -> None:
         first = values[0]

@@ -1,6 +1,7 @@
 """Launches that differ in few arguments give what launches with all of them do."""
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
@@ -86,5 +87,74 @@ def test_arguments_are_settled_from_the_second_call_on(monkeypatch):
         launch(grid, (items, out))
 
     whole = (7, items, 0, out)
-    assert done == [("whole", 1, whole), ("settle", (7, OPEN, 0, OPEN)), ("whole", 2, whole),
+    assert done == [("whole", 1, whole), ("whole", 2, whole), ("settle", (7, OPEN, 0, OPEN)),
                     ("settled", 3, (items, out)), ("settled", 4, (items, out))]  # fmt: skip
+
+
+def pretend_to_compile(monkeypatch, compile_once):
+    """Kernels are compiled by `compile_once` first and launched by nobody; what was launched."""
+    launched = []
+    monkeypatch.setattr(ops, "SIMULATED", False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(ops, "_DISPATCHES", {})
+
+    def compile_kernel(self, key, args):
+        compile_once()
+        self.launchers[key] = SimpleNamespace(
+            settle=lambda args: lambda grid, *rest: launched.append(("settled", grid))
+        )
+        self.launches[key] = lambda grid, *rest: launched.append(("whole", grid))
+        return self.launches[key]
+
+    monkeypatch.setattr(ops._Dispatch, "compile", compile_kernel)
+    return launched
+
+
+def test_a_call_after_one_that_failed_is_like_a_first(monkeypatch):
+    errors = [RuntimeError("no room for the kernel")]
+
+    def fail_once():
+        if errors:
+            raise errors.pop()
+
+    launched = pretend_to_compile(monkeypatch, fail_once)
+    launch, values = prepare_gpu(draw_bits_gpu, 7, OPEN, 0, OPEN), (torch.arange(3), torch.arange(3))
+
+    with pytest.raises(RuntimeError, match="no room"):
+        launch(1, values)
+    for grid in (2, 3, 4):
+        launch(grid, values)
+
+    assert launched == [("whole", 2), ("whole", 3), ("settled", 4)]
+
+
+def test_threads_may_make_the_first_calls_together(monkeypatch):
+    # All of them come to compile the kernel before any has.
+    launched = pretend_to_compile(monkeypatch, Barrier(4, timeout=20).wait)
+    launch, values = prepare_gpu(draw_bits_gpu, 7, OPEN, 0, OPEN), (torch.arange(3), torch.arange(3))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda grid: launch(grid, values), range(4)))
+    launch(4, values)
+
+    assert sorted(launched[:4]) == [("whole", grid) for grid in range(4)]
+    assert launched[4:] == [("settled", 4)]
+
+
+@pytest.mark.gpu
+def test_rows_are_read_first_by_several_threads(monkeypatch):
+    from pyg_direct.features.tier import TableTier
+
+    table, ids = torch.arange(64.0, device="cuda").view(16, 4), torch.arange(16, device="cuda").flip(0)
+    start = Barrier(4, timeout=60)
+
+    def read(tier):
+        start.wait()
+        return [tier.take(ids) for _ in range(3)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(20):
+            # As if no kernel had been compiled.
+            monkeypatch.setattr(ops, "_DISPATCHES", {})
+            found = list(pool.map(read, [TableTier(table, "cuda")] * 4))
+            assert all(torch.equal(rows, table[ids]) for thread in found for rows in thread)
