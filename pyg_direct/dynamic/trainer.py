@@ -206,19 +206,21 @@ class FrameTrainer:
         """Capture the passes of a frame, if the model allows it."""
         try:
             self._try_record()
+            return
         except RuntimeError as error:
             if not isinstance(error, torch.OutOfMemoryError) and not str(error).startswith("CUDA error"):
                 self._go_on_without(error)
                 return
-            # What a graph uses is none of the memory that torch has cached; and operations of earlier passes that are
-            # in a cycle, and so are still there, order its gradients behind streams that are not captured.
-            self._forget_gradients()
-            gc.collect()
-            torch.cuda.empty_cache()
-            try:
-                self._try_record()
-            except RuntimeError as error:
-                self._go_on_without(error)
+        # Out here nothing refers any more to what the failing capture had made. What a graph uses is none of the memory
+        # that torch has cached; and operations of earlier passes that are in a cycle, and so are still there, order its
+        # gradients behind streams that are not captured.
+        self._forget_gradients()
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            self._try_record()
+        except RuntimeError as error:
+            self._go_on_without(error)
 
     def _go_on_without(self, error: Exception) -> None:
         """Frames are trained one operation after the other from now on."""

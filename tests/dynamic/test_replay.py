@@ -1,6 +1,7 @@
 """Frames that are replayed as one CUDA graph train as others do, and those that cannot be are not."""
 
 import copy
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -120,6 +121,56 @@ def test_what_earlier_passes_left_is_given_back_where_a_capture_fails(monkeypatc
     told = f"frames are not replayed: {error}" if failures == 2 else "frames are replayed as one CUDA graph"
     assert trainer.decisions == [told]
     assert not trainer._frame.is_recording
+
+
+def test_what_a_failed_capture_made_is_given_back_too(monkeypatch):
+    trainer, made, left = make_trainer("TGCN", make_signal()), [], []
+    trainer.fit(1)
+    trainer._may_replay = True
+    pretend_to_record(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.extend(one() for one in made))
+    compute = trainer._compute
+
+    def run_out():
+        cost = compute()
+        if not made:
+            made.append(weakref.ref(cost))
+            raise torch.OutOfMemoryError("no room")
+        return cost
+
+    monkeypatch.setattr(trainer, "_compute", run_out)
+
+    trainer._record()
+
+    assert left == [None]
+    assert trainer._graph is not None
+
+
+@pytest.mark.gpu
+def test_memory_of_a_failed_capture_is_there_for_the_next(monkeypatch):
+    trainer, failed, held = make_trainer("TGCN", make_signal(), device="cuda"), [], []
+    compute, empty_cache = trainer._compute, torch.cuda.empty_cache
+    empty_cache()
+    before, num_bytes = torch.cuda.memory_reserved(), 256 << 20
+
+    def run_out():
+        if failed or not trainer._frame.is_recording:
+            return compute()
+        failed.append(torch.ones(num_bytes, dtype=torch.uint8, device="cuda").numel())
+        raise torch.OutOfMemoryError("no room")
+
+    def give_back():
+        empty_cache()
+        held.append(torch.cuda.memory_reserved())
+
+    monkeypatch.setattr(trainer, "_compute", run_out)
+    monkeypatch.setattr(torch.cuda, "empty_cache", give_back)
+
+    trainer.fit(2)
+
+    assert trainer.history[-1]["replayed"]
+    assert len(held) == 1
+    assert held[0] < before + num_bytes
 
 
 @pytest.mark.gpu
