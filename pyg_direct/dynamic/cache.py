@@ -6,6 +6,7 @@ stays, the first at first, until it is known what an epoch reads (`limit.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from functools import partial
 from typing import Any
@@ -108,6 +109,19 @@ class RowCache:
             rows = self._here.pop(key)
             self.budget.used -= rows.numel() * rows.element_size()
             self._put_there(key, rows)
+            del rows
+        if self.device.type == "cuda":
+            self._part_from_gone()
+
+    def _part_from_gone(self) -> None:
+        """Give rows memory of their own that lie in one piece with some that left: it would stay as a whole."""
+        held: Counter[int] = Counter()
+        for rows in self._here.values():
+            held[rows.untyped_storage().data_ptr()] += rows.numel() * rows.element_size()
+        for key, rows in self._here.items():
+            storage = rows.untyped_storage()
+            if held[storage.data_ptr()] < storage.nbytes():
+                self._here[key] = rows.clone()
 
     def bring(self, keys: Collection[Hashable]) -> None:
         """Let rows of these keys stay on the device; the budget has room for them."""

@@ -1,5 +1,6 @@
 """Rows stay on the device while the budget lasts; the others come back equal, and are counted."""
 
+import pytest
 import torch
 
 from pyg_direct.dynamic import cache
@@ -21,6 +22,22 @@ def test_rows_beyond_the_budget_are_copied_when_fetched(device):
     assert kept.moved_bytes == 2 * 32
     assert 2 in kept
     assert 3 not in kept
+
+
+@pytest.mark.gpu
+def test_rows_that_stay_hold_no_memory_of_those_that_left():
+    before = torch.cuda.memory_allocated()
+    kept = RowCache(torch.device("cuda"), Budget(8 << 20))
+    # Those of a group come in one piece.
+    for t, rows in enumerate(torch.arange(8.0, device="cuda").view(8, 1, 1).repeat(1, 1 << 12, 64).unbind()):
+        kept.store(t, rows)
+    del rows
+    assert torch.cuda.memory_allocated() - before == kept.device_bytes == 8 << 20
+
+    kept.keep_only([1, 6])
+
+    assert torch.cuda.memory_allocated() - before == kept.device_bytes == kept.budget.used == 2 << 20
+    assert [float(kept.fetch(t).mean()) for t in range(8)] == list(range(8))
 
 
 def test_no_limit_is_without_end():
