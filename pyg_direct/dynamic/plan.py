@@ -210,17 +210,15 @@ class SnapshotPlan:
             group = self._find_group(operator, time, weighted)
             self._begin_following(operator, self._find_block(time)[1], weighted)
             try:
-                with trace(self.timeline, "aggregate"):
-                    out = self._compute(operator, group.first, group.last, weighted, group.form)
+                self._keep_group(operator, group, weighted)
+                has_room = True
             except torch.OutOfMemoryError:
                 if group.last - group.first == 1:
                     raise
-                out = None
-            if out is None:
+                has_room = False
+            if not has_room:
                 self._halve(operator, weighted, group)
                 return self.aggregate_features(operator, time, weighted)
-            for t, rows in zip(range(group.first, group.last), out, strict=True):
-                self._rows.store((operator, weighted, t), rows)
         return self._rows.fetch(key)
 
     def _halve(self, operator: Operator, weighted: bool, group: Option) -> None:
@@ -293,11 +291,19 @@ class SnapshotPlan:
         """Features of all snapshots of a frame, `[W, N, F]`."""
         raise NotImplementedError("only plans of frames have windows")
 
-    def _compute(self, operator: Operator, first: int, last: int, weighted: bool, form: str) -> list[Tensor]:
-        count, out = self._count_at_once(first), list[Tensor]()
-        for low in range(first, last, count):
-            out += self._compute_part(operator, range(first, last), range(low, min(low + count, last)), weighted, form)
-        return out
+    def _keep_group(self, operator: Operator, group: Option, weighted: bool) -> None:
+        """Aggregate features of a group, of as many snapshots at once as memory lets be, and keep or send each away."""
+        low = group.first
+        while low < group.last:
+            times = range(low, min(low + self._count_at_once(low), group.last))
+            with trace(self.timeline, "aggregate"):
+                out = self._compute_part(operator, range(group.first, group.last), times, weighted, group.form)
+            for time, rows in zip(times, out, strict=True):
+                # Memory may have run out for others of a group, which is then aggregated again in halves.
+                if (operator, weighted, time) not in self._rows:
+                    self._rows.store((operator, weighted, time), rows)
+            del out, rows
+            low = times.stop
 
     def _compute_part(self, operator: Operator, group: range, times: range, weighted: bool, form: str) -> list[Tensor]:
         """Aggregated features of some snapshots of a group."""

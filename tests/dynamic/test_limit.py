@@ -116,6 +116,25 @@ def test_memory_bounds_how_many_are_aggregated_at_once_and_not_how_many_share_ed
         torch.testing.assert_close(part, free.aggregate_features(operator, t), rtol=1e-5, atol=1e-6)
 
 
+def test_rows_are_kept_or_leave_before_others_are_aggregated(device, monkeypatch):
+    given = stream(make_signal(), device, memory=5 * NODES * 16, keep="host", group_size=4)
+    operator, seen, kept = make_trainer("TGCN", make_signal()).model.cell.operator, [], given.plan._rows
+    real = plan.aggregate_snapshots
+
+    def aggregate(x, *rest):
+        seen.append((x.shape[1], sum((operator, True, t) in kept for t in range(TIMES))))
+        return real(x, *rest)
+
+    monkeypatch.setattr(plan, "aggregate_snapshots", aggregate)
+
+    for t in range(TIMES):
+        given.plan.aggregate_features(operator, t)
+
+    assert seen == [(2, 0), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)]
+    pieces = {rows.untyped_storage().data_ptr(): rows.untyped_storage().nbytes() for rows in kept._here.values()}
+    assert sum(pieces.values()) == kept.device_bytes == 5 * NODES * 16
+
+
 def test_features_of_several_dimensions_are_aggregated_where_they_lie(device):
     signal = [Data(**{**s.to_dict(), "x": s.x.view(NODES, 2, 2)}) for s in make_signal("TGCN")]
     given = stream(signal, device, memory=10 * NODES * 16, keep="host")
