@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.check import check_fanouts, check_ids, check_topology
+from pyg_direct.ops.check import check_fanouts, check_ids, check_topology, check_topology_kinds
 from pyg_direct.ops.expected import spread_values
 from pyg_direct.progress import Bar
 
@@ -33,12 +33,8 @@ def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_nei
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     check_ids("input_nodes", input_nodes)
-    if isinstance(indptr, Tensor) and indptr.is_cuda and indptr.numel() > 0:
-        # What they hold would be waited for. An empty part tells what kind they are: others might be copied.
-        for name, array in (("indptr", indptr), ("indices", indices)):
-            check_ids(name, array[:0] if isinstance(array, Tensor) and array.dim() > 0 else array)
-    else:
-        check_topology(indptr, indices)
+    # What they hold on a GPU would be waited for.
+    (check_topology_kinds if isinstance(indptr, Tensor) and indptr.is_cuda else check_topology)(indptr, indices)
     num_nodes = indptr.numel() - 1
     fanouts = check_fanouts("num_neighbors", num_neighbors)
     input_nodes = check_ids("input_nodes", input_nodes.cpu(), num_nodes).long().to(indptr.device)

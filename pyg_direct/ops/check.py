@@ -95,8 +95,8 @@ def check_same_device(name: str, tensor: Tensor, other_name: str, other: Tensor)
         raise ArgumentError(f"{name} must be on the device of {other_name} ({other.device}), got {tensor.device}")
 
 
-def check_topology(indptr: Tensor, indices: Tensor) -> None:
-    """`indptr` int64 `[N + 1]`, not decreasing from 0 to E; `indices` int32 or int64 `[E]` within [0, N)."""
+def check_topology_kinds(indptr: Tensor, indices: Tensor) -> None:
+    """`indptr` int64 `[N + 1]`, `indices` int32 or int64 `[E]`, on one device; what they hold is not read."""
     for name, array in (("indptr", indptr), ("indices", indices)):
         if not isinstance(array, Tensor):
             raise ArgumentTypeError(f"{name} must be a tensor, got {type(array).__name__}")
@@ -109,6 +109,11 @@ def check_topology(indptr: Tensor, indices: Tensor) -> None:
         raise ArgumentTypeError(
             f"indices must be int32 or int64 with shape [E], got {indices.dtype} with shape {tuple(indices.shape)}"
         )
+
+
+def check_topology(indptr: Tensor, indices: Tensor) -> None:
+    """`indptr` int64 `[N + 1]`, not decreasing from 0 to E; `indices` int32 or int64 `[E]` within [0, N)."""
+    check_topology_kinds(indptr, indices)
     first, last = int(indptr[0]), int(indptr[-1])
     if first != 0 or last != indices.numel():
         raise ArgumentError(f"indptr must run from 0 to the number of edges {indices.numel()}, got {first} to {last}")

@@ -45,9 +45,11 @@ def spread_values(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar | No
 
 def _spread_on_gpu(indptr: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     sums, num_edges = torch.zeros_like(values), indices.numel()
-    if num_edges == 0:
+    if num_edges == 0 or sums.numel() == 0:
         return sums
-    step = indices.stride(0)
+    step = indices.stride(0) if num_edges > 1 else 1
+    if step == 0:
+        indices, step = indices.contiguous(), 1
     # Where each lies beside the id of its edge.
     flat = indices if step == 1 else indices.as_strided(((num_edges - 1) * step + 1,), (1,))
     grid = min(full_grid(values), -(-num_edges // kernels.TURN))

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from pyg_direct import CSRTopo, GraphSageSampler, count_reads, expected_reads
 from pyg_direct.bench.hotness import make_skewed_graph
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.errors import ArgumentError, IdError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.hotness import choose_hottest
 from tests.reference import expected as reference
 
@@ -74,6 +74,23 @@ def test_without_seeds_nothing_is_read():
     topo = CSRTopo(torch.tensor([[0, 1], [1, 2]]), num_nodes=4)
 
     assert expected_reads(topo.indptr, topo.indices, torch.empty(0, dtype=torch.int64), [2], 1).tolist() == [0] * 4
+
+
+@pytest.mark.parametrize(("indptr", "indices", "words"), [
+    (torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([0, 1]), r"indptr must be int64 with shape \[N \+ 1\]"),
+    (torch.empty(0, dtype=torch.int64), torch.tensor([0, 1]), r"indptr must be int64 with shape \[N \+ 1\]"),
+    (torch.tensor([0, 1, 2]), torch.tensor([0.0, 1.0]), r"indices must be int32 or int64 with shape \[E\]"),
+    (torch.tensor([0, 1, 2]), torch.tensor([[0, 1]]), r"indices must be int32 or int64 with shape \[E\]"),
+])  # fmt: skip
+def test_rows_of_other_kinds_are_refused(real_device, indptr, indices, words):
+    with pytest.raises(ArgumentTypeError, match=words):
+        expected_reads(indptr.to(real_device), indices.to(real_device), torch.tensor([0]), [2], 1)
+
+
+@pytest.mark.gpu
+def test_rows_in_two_places_are_refused():
+    with pytest.raises(ArgumentError, match=r"indices must be on the device of indptr \(cuda:0\), got cpu"):
+        expected_reads(torch.tensor([0, 1, 2], device="cuda"), torch.tensor([0, 1]), torch.tensor([0]), [2], 1)
 
 
 @pytest.mark.parametrize(("indptr", "indices", "error", "words"), [

@@ -68,6 +68,15 @@ def test_neighbors_may_lie_among_edge_ids(device):
     torch.testing.assert_close(got.cpu(), spread_values(topo.indptr, topo.indices, values))
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_one_neighbor_may_stand_for_all(device, count):
+    indptr, indices = torch.tensor([0, 0, count, count]), torch.tensor([2]).expand(count)
+
+    got = spread_values(indptr.to(device), indices.to(device), torch.tensor([9.0, 0.5, 9.0], device=device))
+
+    assert got.tolist() == [0, 0, 0.5 * count]
+
+
 @gpu_or_sim
 @pytest.mark.parametrize("bad", [12, -1, 2**31 - 1])
 def test_what_is_no_node_is_left_out(bad):
