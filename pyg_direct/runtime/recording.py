@@ -14,10 +14,10 @@ def record_graph(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iter
 
     `torch.cuda.graph` gives all memory that torch has cached back to the driver before, on the GPU and of the host: the
     more other work has left there the longer that takes, and then the longer until it is there again. Who runs out of
-    memory here may call `torch.cuda.empty_cache` and capture anew.
+    memory here may call `torch.cuda.empty_cache` and capture anew. Other threads may allocate and wait meanwhile.
     """
     with torch.cuda.stream(stream):
-        graph.capture_begin()
+        graph.capture_begin(capture_error_mode="thread_local")
         try:
             yield
         finally:
