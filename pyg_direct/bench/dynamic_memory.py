@@ -24,7 +24,8 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
                            device: str = "cuda") -> Iterator[Row]:  # fmt: skip
     """Epochs under caps on what our caches hold, as shares of the data's bytes, beside ways that hold nothing.
 
-    All models of a cap train on one stream, whose structures are made once.
+    All models of a cap train on one stream, whose structures are made once. The rows of a frame's snapshots lie on the
+    GPU beside what the cap holds, of however many snapshots there are.
     Bytes are those copied to the GPU in an epoch after the preparing ones; PyGT copies every snapshot of each frame.
     """
     from torch_geometric_temporal.nn import recurrent as theirs
@@ -35,7 +36,8 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
         visited = sum(map(_count_bytes, _visit(signal, window)))
         # What each snapshot takes as CSR with 32-bit columns, sent once.
         once = sum(4 * (num_nodes + 1) + _edge_bytes(s) + _count_bytes(s, ("x", "y")) for s in signal)
-        rows = len(signal) * num_nodes * num_features * 4
+        # Of the snapshots that come into frames, behind the last of which is the first.
+        rows = count_entering(len(signal), window) * num_nodes * num_features * 4
         streams: dict[str, Any] = {cap: stream(list(signal), where, memory=cap, keep="host") for cap in caps}
         for kind in models:
             case = f"dynamic/{name}/{kind}"
@@ -59,7 +61,8 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
                 for way in ways:
                     turns = zip(done[way].measured, seconds, strict=True)
                     yield Row.of(limited, f"{way} over ours", "x", [others / mine for others, mine in turns])
-                yield Row.of(limited, "moved an epoch", "MB", [moved / 1e6])
+                yield Row.of(limited, "moved an epoch", "MB", [moved / 1e6],
+                             note=f"frames of {window} of {len(signal)} snapshots")  # fmt: skip
                 yield Row.of(limited, "moved over PyGT-A's", "x", [moved / visited])
                 # Models of one layer read these and nothing of the edges.
                 least = max(0, rows - (streams[cap].plan.budget.limit or 0)) / once
@@ -71,6 +74,12 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
                     yield Row.of(
                         limited, "copies hidden", "x", [hidden_share], note="of the lesser of copying and work"
                     )
+
+
+def count_entering(num_snapshots: int, window: int) -> int:
+    """Snapshots that come into a frame in an epoch; those of the frame before it are there."""
+    later = num_snapshots - window
+    return later + min(window, later)
 
 
 def _visit(signal: Sequence[Data], window: int) -> Iterator[Data]:

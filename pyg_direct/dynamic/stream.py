@@ -102,7 +102,8 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
             all of them fit half of the free memory of the GPU.
         memory: Memory of the device for matrices and aggregated features, as bytes, "2G" or "10%" of what the
             snapshots take; what does not fit stays in host memory and is copied when used. Matrices of the snapshot or
-            frame that is being trained on are there beside it. None is without a limit but the free memory of the GPU.
+            frame that is being trained on, and the rows of the frame, are there beside it. None is without a limit but
+            the free memory of the GPU.
         group_size: Snapshots aggregated at once: 1, 2, 4 or 8; "auto" chooses by the edges that they share and by
             speeds of the device, which it measures once.
         form: How they share edges where `group_size` is a number, "split" or "mask".

@@ -137,3 +137,12 @@ def test_losses_are_told_beside_double_precision(monkeypatch):
     assert rows["ours, loss apart from PyGT's"].p80 < 1e-4
     assert 0 < rows["PyGT, loss apart from PyGT's in double precision"].p80 < 1e-4
     assert 0 < rows["ours, loss apart from PyGT's in double precision"].p80 < 1e-4
+
+
+@pytest.mark.parametrize(("num_snapshots", "window"), [(10, 8), (24, 8), (8, 8), (9, 3)])
+def test_snapshots_that_come_into_frames_are_counted(num_snapshots, window):
+    frames = [set(range(first, first + window)) for first in range(num_snapshots - window + 1)]
+
+    entering = sum(len(now - before) for before, now in zip([frames[-1], *frames], frames, strict=False))
+
+    assert dynamic_memory.count_entering(num_snapshots, window) == entering
