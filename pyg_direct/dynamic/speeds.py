@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from pyg_direct.disk import recall
-from pyg_direct.dynamic.group import build_group
+from pyg_direct.dynamic.group import FORMS, build_group
 from pyg_direct.dynamic.operator import Factors
 from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
 from pyg_direct.ops.sliced import slice_keys
-from pyg_direct.ops.snapshots import SMALL, SnapshotMatrices, aggregate_snapshots
+from pyg_direct.ops.snapshots import SMALL, WIDE_ROW, SnapshotMatrices, aggregate_snapshots
 
 _WIDTHS = (1, 4, 16, 64, 256)
+_SCANNED = (16, 64, 256)
 # Bytes of the rows that edges are read from: in the nearest caches, in the next ones, and beyond.
 _FOOTPRINTS = {"cpu": (2**17, 2**20, 2**24), "cuda": (2**20, 2**24, 2**28)}
 # Nodes at most; rows of few numbers stay below the largest of these sizes. Edges at least, and products of theirs: so
@@ -30,7 +31,7 @@ _EDGES = {"cpu": 20_000, "cuda": 1_000_000}
 _MANY = {"cpu": 200_000, "cuda": 10_000_000}
 _PRODUCTS = {"cpu": SMALL, "cuda": 2**22}
 # Of how they are measured.
-_VERSION = {"cpu": 7, "cuda": 8}
+_VERSION = {"cpu": 7, "cuda": 9}
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Speeds:
         seconds_of_number: Of a number of the features, whatever the edges: laid beside those of other snapshots,
             scaled, and laid apart again; as `footprints` tells.
         is_queued: Whether the device works while the host asks for what follows.
+        again_seconds: Of a number of the results to which a second structure adds, beyond those of its edges.
+        scan_seconds: Of an edge that one of eight snapshots has, beyond those of its row, where a union is read under a
+            mask; at 16, 64 and 256 numbers of all snapshots.
+        convert_seconds: Of making CSR of a structure that was sent.
     """
 
     seconds_of_edge: tuple[tuple[float, ...], ...]
@@ -67,6 +72,9 @@ class Speeds:
     threads_seconds: float = 0.0
     seconds_of_number: tuple[float, ...] = (0.0, 0.0, 0.0)
     is_queued: bool = False
+    again_seconds: float = 0.0
+    scan_seconds: tuple[float, ...] = ()
+    convert_seconds: float = 0.0
 
     def together(self, host: float, device: float) -> float:
         """Seconds that one group of a sequence adds, of what the host does for it and the device."""
@@ -91,6 +99,15 @@ class Speeds:
         if min(self.seconds_of_number) <= 0:
             return max(0.0, *self.seconds_of_number)
         return _interpolate(self.seconds_of_number, self.footprints, footprint)
+
+    def scan(self, width: int, share: float) -> float:
+        """Seconds of an edge for the numbers of snapshots that have it not: a `share` of them has."""
+        if not self.scan_seconds or min(self.scan_seconds) <= 0:
+            return max(0.0, *self.scan_seconds, 0.0)
+        least, most = _SCANNED[0], _SCANNED[-1]
+        across = _interpolate(self.scan_seconds, _SCANNED, width) * max(1.0, width / most) * min(1.0, width / least)
+        # As measured, where an edge is in one of eight.
+        return across * max(0.0, 1 - share) / (1 - 1 / 8)
 
     def _at_width(self, known: Sequence[float], width: float) -> float:
         return _interpolate(known, _WIDTHS, width)
@@ -130,7 +147,8 @@ def _measure(device: torch.device) -> Speeds:
     call = _time(here[0], device)
     rounds = [[_measure_numbers(size, call, device) for size in _FOOTPRINTS[device.type]] for _ in range(3)]
     (numbers,) = level([list(map(min, zip(*rounds, strict=True)))])
-    rate = send = more = 0.0
+    rate = send = more = again = convert = 0.0
+    scans: tuple[float, ...] = ()
     measure = _time_in_turn if device.type == "cuda" else _time
     call, two = (measure(work, device) for work in here)
     if device.type == "cuda":
@@ -139,8 +157,53 @@ def _measure(device: torch.device) -> Speeds:
         more = max(0.0, sent_two - two - send)
         host = torch.zeros(1 << 24, dtype=torch.uint8)
         rate = host.numel() / _time(partial(host.to, device), device)
-    return Speeds(table, test, call, max(0.0, two - call), rate, few, _FOOTPRINTS[device.type], send, more, threads,
-                  tuple(numbers), device.type == "cuda")  # fmt: skip
+        convert = _measure_conversion(device)
+    known = Speeds(table, test, call, max(0.0, two - call), rate, few, _FOOTPRINTS[device.type], send, more, threads,
+                   tuple(numbers), device.type == "cuda", convert_seconds=convert)  # fmt: skip
+    if device.type == "cuda":
+        scans, again = _measure_scans(known, device), _measure_again(known, device)
+    return replace(known, scan_seconds=scans, again_seconds=again)
+
+
+def _measure_conversion(device: torch.device) -> float:
+    """Seconds beyond a union's of a structure that was sent and is read as CSR."""
+    ones = torch.ones(2)
+    alike = [Factors(torch.tensor([0]), None, ones, ones, ones)] * 2
+    rows = [torch.zeros(2, WIDE_ROW // 2, device=device)] * 2
+    split, mask = (_time_in_turn(partial(run_group, rows, build_group(alike, 2, form)), device) for form in FORMS)
+    return max(0.0, split - mask)
+
+
+def _measure_scans(speeds: Speeds, device: torch.device) -> tuple[float, ...]:
+    """Seconds of an edge that one of eight snapshots has, beyond those of its row, at several widths of all eight."""
+    footprint = speeds.footprints[1]
+    drawn = [_draw(width, footprint, True, 1, device, is_sparse=True) for width in _SCANNED]
+    seconds = _subtract([partial(aggregate_snapshots, x, group) for x, group in drawn],
+                        [partial(aggregate_snapshots, x, _empty(group)) for x, group in drawn], device)  # fmt: skip
+    counts = [group.pieces[0].num_edges + group.pieces[0].num_slices for _, group in drawn]
+    return tuple(max(0.0, s / count - speeds.per_edge(width / 8, footprint))
+                 for s, count, width in zip(seconds, counts, _SCANNED, strict=True))  # fmt: skip
+
+
+def _measure_again(speeds: Speeds, device: torch.device) -> float:
+    """Seconds of each of 32 numbers of 4 snapshots to which edges of their own, one a node, add, beyond theirs."""
+    footprint, width, size = speeds.footprints[1], 32, 4
+    num_nodes = footprint // (4 * size * width)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def draw(count: int) -> Tensor:
+        return torch.randint(num_nodes * num_nodes, (count,), generator=generator, device=device).unique()
+
+    ones = torch.ones(num_nodes, device=device)
+    shared = draw(10 * num_nodes)
+    own = [torch.cat([shared, draw(num_nodes)]).unique() for _ in range(size)]
+    rows = [torch.zeros(num_nodes, width, device=device)] * size
+    groups = [build_group([Factors(keys, None, ones, ones, ones) for keys in part], num_nodes)
+              for part in (own, [shared] * size)]  # fmt: skip
+    both, one = (_time(partial(run_group, rows, group), device) for group in groups)
+    edges = sum(keys.numel() for keys in own) - size * shared.numel()
+    numbers = num_nodes * size * width
+    return max(0.0, both - one - speeds.launch_seconds - 2 * edges * speeds.per_edge(width, footprint)) / numbers
 
 
 def _measure_edges(device: torch.device) -> tuple[tuple[tuple[float, ...], ...], float, float, float]:
@@ -233,9 +296,12 @@ def level(table: Sequence[Sequence[float]]) -> list[list[float]]:
     return out
 
 
-def _draw(width: int, footprint: int, is_masked: bool, growth: int,
-          device: torch.device) -> tuple[Tensor, SnapshotMatrices]:  # fmt: skip
-    """Rows of at most `footprint` bytes in all, and a random graph of them; of `growth` times as many edges."""
+def _draw(width: int, footprint: int, is_masked: bool, growth: int, device: torch.device,
+          is_sparse: bool = False) -> tuple[Tensor, SnapshotMatrices]:  # fmt: skip
+    """Rows of at most `footprint` bytes in all, and a random graph of them; of `growth` times as many edges.
+
+    With `is_masked` eight snapshots have them all, or with `is_sparse` one of eight each.
+    """
     num_nodes = min(_NODES[device.type], footprint // (4 * width))
     ten_each = min(10 * num_nodes, _MANY[device.type])
     least = max(_EDGES[device.type], _PRODUCTS[device.type] // width, ten_each)
@@ -244,6 +310,8 @@ def _draw(width: int, footprint: int, is_masked: bool, growth: int,
     keys = torch.randint(num_nodes * num_nodes, (num_edges,), generator=generator, device=device).unique()
     size = 8 if is_masked else 1
     presence = torch.full_like(keys, 255, dtype=torch.uint8) if is_masked else None
+    if is_sparse:
+        presence = (1 << torch.arange(keys.numel(), device=device) % 8).to(torch.uint8)
     piece = slice_keys(keys, num_nodes, None, presence, size)
     x = torch.zeros(num_nodes, size, width // size, device=device)
     return x, SnapshotMatrices((piece,), None, None, None, num_nodes, size)

@@ -19,6 +19,7 @@ from pyg_direct.dynamic.operator import Factors
 from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.ops.overlap import EdgeUnion, merge_unions
 from pyg_direct.ops.sliced import SLICE
+from pyg_direct.ops.snapshots import WIDE_ROW, WIDE_ROW_ALONE
 
 
 class Option(NamedTuple):
@@ -65,14 +66,17 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     footprint = 4 * num_nodes * size * channels
     all_edges = union.keys.numel()
 
-    def sum_up(parts: Sequence[tuple[int, int, float]], num_tests: int, num_bytes: int) -> float:
+    numbers = num_nodes * size * channels
+
+    def sum_up(parts: Sequence[tuple[int, int, float]], scanned: float, num_bytes: int, num_rows: int) -> float:
         others = max(0, sum(count > 0 for count, _, _ in parts) - 1)
         copied = 0.0
         if speeds.bytes_per_second:
             copied = speeds.send_seconds + others * speeds.send_more_seconds + num_bytes / speeds.bytes_per_second
+            copied += num_rows * speeds.convert_seconds
         # The row that a slice is added to takes as long as that of an edge.
-        work = sum(speeds.add_up(count + slices, width, footprint) for count, slices, width in parts)
-        work += num_nodes * size * channels * speeds.per_number(footprint) + num_tests * speeds.test_seconds
+        work = sum(speeds.add_up(count + slices, width, footprint) for count, slices, width in parts) + scanned
+        work += numbers * (speeds.per_number(footprint) + others * speeds.again_seconds)
         return speeds.together(speeds.call_seconds + others * speeds.launch_seconds + copied, work)
 
     rest = num_edges - size * shared
@@ -84,16 +88,21 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     union_bytes = all_edges * (5 + 4 * num_weights * size) + 8 * slices
     # Rows of snapshots that have not an edge are not read.
     mean_width = channels * num_edges / max(1, all_edges)
-    num_tests = all_edges * size if size > 1 else 0
-    seconds = sum_up([(all_edges, slices, mean_width)], num_tests, union_bytes)
+    scanned = 0.0
+    if size > 1:
+        scanned = all_edges * (
+            size * speeds.test_seconds + speeds.scan(size * channels, num_edges / (all_edges * size))
+        )
+    seconds = sum_up([(all_edges, slices, mean_width)], scanned, union_bytes, int(size == 1 and channels >= WIDE_ROW))
     mask = Option(first, first + size, "mask", seconds, rate)
     if size == 1:
         return [mask]
     split_bytes = shared * (4 + 4 * num_weights * size) + 8 * shared_slices + rest * edge_bytes + 9 * rest_slices
     # Edges that have a weight for each snapshot are added up snapshot by snapshot.
-    num_tests = shared * size if is_stacked else 0
+    scanned = shared * size * speeds.test_seconds if is_stacked else 0.0
     parts = [(shared, shared_slices, size * channels), (rest, rest_slices, channels)]
-    return [mask, Option(first, first + size, "split", sum_up(parts, num_tests, split_bytes), rate)]
+    num_rows = int(shared > 0 and size * channels >= WIDE_ROW) + int(rest > 0 and channels >= WIDE_ROW_ALONE)
+    return [mask, Option(first, first + size, "split", sum_up(parts, scanned, split_bytes, num_rows), rate)]
 
 
 def _expect_slices(num_edges: int, num_rows: int) -> int:

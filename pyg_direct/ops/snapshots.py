@@ -30,7 +30,7 @@ _NARROW = min(32, THREADS)
 # where edges belong to one. On an H200, rows of 8, 16 and 256 numbers take 0.23, 0.34 and 3.4 ms instead of 0.23, 0.41
 # and 4.7; with edges that not all have, 4, 8 and 64 numbers a snapshot take 0.69, 0.78 and 4.1 ms instead of 0.55, 0.84
 # and 5.2.
-_SHARED, _ALONE = 16, 8
+WIDE_ROW, WIDE_ROW_ALONE = 16, 8
 # Counters of 32 bits run a few rows ahead.
 _MOST = 2**31 - 8
 _PIECE = 16
@@ -324,8 +324,8 @@ def _has_rows(piece: SlicedCSR, size: int, channels: int) -> bool:
     if piece.presence is not None or max(piece.num_rows * piece.num_snapshots, piece.num_edges) >= _MOST:
         return False
     if piece.snapshot is not None:
-        return size == piece.num_snapshots and channels >= _ALONE
-    if size * channels < _SHARED:
+        return size == piece.num_snapshots and channels >= WIDE_ROW_ALONE
+    if size * channels < WIDE_ROW:
         return False
     return piece.weight is None or piece.weight.shape[1] == 1 or channels % 4 == 0
 

@@ -78,6 +78,7 @@ def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
     assert all(seconds > 0 for row in speeds.seconds_of_edge for seconds in row)
     assert speeds.call_seconds > 0
     assert (speeds.bytes_per_second > 0) == speeds.is_queued == (device.type == "cuda")
+    assert len(speeds.scan_seconds) == (3 if device.type == "cuda" else 0)
 
 
 def test_speeds_lie_between_those_measured():
@@ -255,3 +256,51 @@ def test_threads_begin_once_for_each_structure():
     # As in one thread, but for the beginning.
     assert speeds.add_up(20_000, 16, 0) - SPEEDS.add_up(20_000, 16, 0) == pytest.approx(1e-3)
     assert speeds.add_up(10_000, 16, 0) == SPEEDS.add_up(10_000, 16, 0)
+
+
+def test_numbers_that_snapshots_lack_are_paid_for_under_a_mask():
+    speeds = replace(SPEEDS, bytes_per_second=0.0, scan_seconds=(1e-11, 4e-11, 16e-11))
+    apart, alike = unite(make_keys(8, 1.0)), unite(make_keys(8, 0.0))
+    edges = apart.keys.numel()
+
+    masks = [
+        expect_options(apart, edges, 8, 0, known)[0].seconds for known in (speeds, replace(speeds, scan_seconds=()))
+    ]
+
+    # An edge is in one of eight, and has 64 numbers with those of the others.
+    assert masks[0] - masks[1] == pytest.approx(edges * 4e-11, rel=0.01)
+    # Where all snapshots have all edges nothing is read in vain.
+    given = expect_options(alike, 8 * alike.keys.numel(), 8, 0, speeds)
+    assert given == expect_options(alike, 8 * alike.keys.numel(), 8, 0, blind)
+    # And splits read what is there.
+    assert (
+        expect_options(apart, edges, 8, 0, speeds)[1]
+        == expect_options(apart, edges, 8, 0, replace(speeds, scan_seconds=()))[1]
+    )
+    assert [speeds.scan(width, 1 / 8) for width in (8, 16, 32, 512)] == pytest.approx([5e-12, 1e-11, 2e-11, 32e-11])
+
+
+def test_a_second_structure_reads_results_again():
+    speeds, union = replace(SPEEDS, bytes_per_second=0.0), unite(make_keys(2, 0.5))
+    edges = union.num_snapshots * 100_000
+
+    (mask, split), (other_mask, other_split) = (
+        expect_options(union, edges, 4, 0, known, num_nodes=1000)
+        for known in (speeds, replace(speeds, again_seconds=0.0))
+    )
+
+    assert mask == other_mask
+    assert split.seconds - other_split.seconds == pytest.approx(1e-9 * 1000 * 2 * 4)
+
+
+@pytest.mark.parametrize(("channels", "structures"), [(4, 0), (8, 2)])
+def test_structures_that_are_sent_are_made_csr_for_wide_rows(channels, structures):
+    union = unite(make_keys(2, 0.5))
+    options = [expect_options(union, 200_000, channels, 0, replace(SPEEDS, convert_seconds=seconds, is_queued=False))
+               for seconds in (0.0, 1e-3)]  # fmt: skip
+
+    (mask, split), (slow_mask, slow_split) = options
+
+    assert slow_mask == mask
+    # Rows of 4 numbers in two snapshots are 8 wide, too few for both.
+    assert slow_split.seconds - split.seconds == pytest.approx(structures * 1e-3)
