@@ -263,9 +263,9 @@ def test_numbers_that_snapshots_lack_are_paid_for_under_a_mask():
     apart, alike = unite(make_keys(8, 1.0)), unite(make_keys(8, 0.0))
     edges = apart.keys.numel()
 
-    masks = [
-        expect_options(apart, edges, 8, 0, known)[0].seconds for known in (speeds, replace(speeds, scan_seconds=()))
-    ]
+    blind = replace(speeds, scan_seconds=())
+
+    masks = [expect_options(apart, edges, 8, 0, known)[0].seconds for known in (speeds, blind)]
 
     # An edge is in one of eight, and has 64 numbers with those of the others.
     assert masks[0] - masks[1] == pytest.approx(edges * 4e-11, rel=0.01)
@@ -273,10 +273,7 @@ def test_numbers_that_snapshots_lack_are_paid_for_under_a_mask():
     given = expect_options(alike, 8 * alike.keys.numel(), 8, 0, speeds)
     assert given == expect_options(alike, 8 * alike.keys.numel(), 8, 0, blind)
     # And splits read what is there.
-    assert (
-        expect_options(apart, edges, 8, 0, speeds)[1]
-        == expect_options(apart, edges, 8, 0, replace(speeds, scan_seconds=()))[1]
-    )
+    assert expect_options(apart, edges, 8, 0, speeds)[1] == expect_options(apart, edges, 8, 0, blind)[1]
     assert [speeds.scan(width, 1 / 8) for width in (8, 16, 32, 512)] == pytest.approx([5e-12, 1e-11, 2e-11, 32e-11])
 
 
@@ -285,8 +282,8 @@ def test_a_second_structure_reads_results_again():
     edges = union.num_snapshots * 100_000
 
     (mask, split), (other_mask, other_split) = (
-        expect_options(union, edges, 4, 0, known, num_nodes=1000)
-        for known in (speeds, replace(speeds, again_seconds=0.0))
+        expect_options(union, edges, 4, 0, replace(speeds, again_seconds=again), num_nodes=1000)
+        for again in (1e-9, 0.0)
     )
 
     assert mask == other_mask
