@@ -40,8 +40,8 @@ def build(count, operator, weighted, change, values=None):
 def test_sums_are_dense_products(operator, weighted, count, channels, change, kernel, run, monkeypatch):
     monkeypatch.setattr(scaled, "length_of_run", lambda *_: run)
     # Rows of any width; factors of sources are read for every edge, or multiplied into rows before.
-    monkeypatch.setattr(ops, "_SHARED", 1)
-    monkeypatch.setattr(ops, "_ALONE", 1)
+    monkeypatch.setattr(ops, "WIDE_ROW", 1)
+    monkeypatch.setattr(ops, "WIDE_ROW_ALONE", 1)
     monkeypatch.setattr(scaled, "_SCALED_HERE", 1 if run > 1 else 64)
     choose = ops.choose_kernel
     chosen = []
