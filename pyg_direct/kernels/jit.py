@@ -51,10 +51,13 @@ prange: Any = Deferred("prange")
 class _SimulatedCuda:
     """`cuda` inside simulated kernels and the bodies they call: forwards to the grid that is running now."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __init__(self) -> None:
         from numba.cuda.simulator import kernel
 
-        return getattr(kernel._get_kernel_context(), name)
+        self._running = kernel._get_kernel_context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._running(), name)
 
 
 def device_function(name: str, signature: str) -> Any:
@@ -105,17 +108,18 @@ def _bind(on_gpu: bool) -> None:
     if on_gpu:
         real["cuda"] = _SimulatedCuda() if SIMULATED else _gpu_compiler().cuda
         registers.add(_gpu_compiler().register_jitable)
-    for fn in _FUNCTIONS:
-        for name, value in list(fn.__globals__.items()):
+    # Functions of a file share them.
+    for names in {id(fn.__globals__): fn.__globals__ for fn in _FUNCTIONS}.values():
+        for name, value in list(names.items()):
             if isinstance(value, DeviceFunction) and on_gpu and not SIMULATED:
-                fn.__globals__[name] = _declare(value)
+                names[name] = _declare(value)
             elif isinstance(value, SystemFunction):
                 result, *parameters = (
                     getattr(numba.types, np.dtype(_SCALARS[c]).name) for c in value.signature.split()
                 )
-                fn.__globals__[name] = numba.types.ExternalFunction(value.name, result(*parameters))
+                names[name] = numba.types.ExternalFunction(value.name, result(*parameters))
             elif isinstance(value, Deferred) and value.name in real:
-                fn.__globals__[name] = real[value.name]
+                names[name] = real[value.name]
     for fn, registered in _BODIES.items():
         for register in registers - registered:
             register(fn)
