@@ -90,9 +90,8 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     mean_width = channels * num_edges / max(1, all_edges)
     scanned = 0.0
     if size > 1:
-        scanned = all_edges * (
-            size * speeds.test_seconds + speeds.scan(size * channels, num_edges / (all_edges * size))
-        )
+        present = num_edges / (all_edges * size) if all_edges else 1.0
+        scanned = all_edges * (size * speeds.test_seconds + speeds.scan(size * channels, present))
     seconds = sum_up([(all_edges, slices, mean_width)], scanned, union_bytes, int(size == 1 and channels >= WIDE_ROW))
     mask = Option(first, first + size, "mask", seconds, rate)
     if size == 1:

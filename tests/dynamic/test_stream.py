@@ -170,6 +170,19 @@ def test_empty_snapshots_and_missing_weights_are_taken():
         torch.testing.assert_close(got, layer(plain.x, plain.edge_index, plain.edge_attr), rtol=1e-4, atol=1e-5)
 
 
+def test_snapshots_of_a_group_may_all_be_empty(device):
+    none = torch.empty(2, 0, dtype=torch.int64)
+    parts = [Data(x=torch.randn(NODES, CHANNELS), edge_index=none) for _ in range(8)] + make_list(3, weighted=False)
+    layer = TGCN(CHANNELS, 4).to(device)
+
+    for given, plain in zip(stream(parts, device), parts, strict=True):
+        got = layer(given.x, given.edge_index).cpu()
+
+        expected = layer.cpu()(plain.x, plain.edge_index)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        layer.to(device)
+
+
 def test_heterogeneous_snapshots_are_moved(device):
     data = HeteroData()
     data["a"].x, data["b"].x = torch.rand(2, 3), torch.rand(3, 3)

@@ -290,6 +290,14 @@ def test_a_second_structure_reads_results_again():
     assert split.seconds - other_split.seconds == pytest.approx(1e-9 * 1000 * 2 * 4)
 
 
+@pytest.mark.parametrize("scan_seconds", [(), (1e-11, 4e-11, 16e-11)])
+def test_snapshots_without_edges_take_what_is_asked_for(scan_seconds):
+    (option,) = choose_groups(make_keys(8, 0.0, 0), 16, replace(SPEEDS, scan_seconds=scan_seconds))
+
+    assert (option.first, option.last, option.overlap_rate) == (0, 8, 1)
+    assert 0 < option.seconds < 1e-4
+
+
 @pytest.mark.parametrize(("channels", "structures"), [(4, 0), (8, 2)])
 def test_structures_that_are_sent_are_made_csr_for_wide_rows(channels, structures):
     union = unite(make_keys(2, 0.5))
