@@ -7,7 +7,7 @@ stays, the first at first, until it is known what an epoch reads (`limit.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.dynamic.copies import Coming, CopyStream
+from pyg_direct.dynamic.limit import Candidate
 from pyg_direct.dynamic.timeline import Timeline
 from pyg_direct.runtime.device import free_bytes
 
@@ -99,9 +100,10 @@ class RowCache:
         else:
             self._there[key] = rows
 
-    def list_sizes(self) -> dict[Any, int]:
-        """Bytes of the rows of each key, wherever they are."""
-        return {key: rows.numel() * rows.element_size() for key, rows in (*self._here.items(), *self._there.items())}
+    def list_candidates(self, count_entries: Callable[[Any], int]) -> list[Candidate]:
+        """Rows of each key may stay; `count_entries` tells how often an epoch copies those of a key that do not."""
+        sizes = {key: rows.numel() * rows.element_size() for key, rows in (self._here | self._there).items()}
+        return [Candidate(key, size, size * count_entries(key)) for key, size in sizes.items()]
 
     def keep_only(self, keys: Collection[Hashable]) -> None:
         """Let rows of other keys leave the device."""

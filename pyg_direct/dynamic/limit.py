@@ -34,6 +34,19 @@ def choose_kept(candidates: Iterable[Candidate], num_bytes: int) -> set[Hashable
     return kept
 
 
+def choose_among(lists: Sequence[Sequence[Candidate]], num_bytes: int) -> tuple[list[list[Any]], int, int]:
+    """`choose_kept` among the candidates of several lists.
+
+    Returns:
+        Keys of each list that stay, bytes of room that are left, and bytes that are copied for those that do not stay.
+    """
+    candidates = [c._replace(key=(number, c.key)) for number, known in enumerate(lists) for c in known]
+    chosen = choose_kept(candidates, num_bytes)
+    kept = [[c.key for c in known if (number, c.key) in chosen] for number, known in enumerate(lists)]
+    room = num_bytes - sum(c.held_bytes for c in candidates if c.key in chosen)
+    return kept, room, sum(c.saved_bytes for c in candidates if c.key not in chosen)
+
+
 def count_entries(frames: Sequence[range]) -> Callable[[range], int]:
     """How often in an epoch, which begins anew behind its last frame, snapshots come into frames that the frame before
     has not.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -35,6 +36,8 @@ class MatrixCache:
         # Those that stay, and what the others are sent of; with a limit all, as one that stays may have to leave.
         self._here: dict[Hashable, SnapshotMatrices] = {}
         self._there: dict[Hashable, Sent] = {}
+        # Those that stay packed, which more can, and are unpacked as they are asked for.
+        self._packed: dict[Hashable, Sent] = {}
         # Those that the budget has no room for, on the device while their snapshots are being trained on: a frame asks
         # for them forwards and backwards, and so do the next ones.
         self._visiting: dict[Hashable, tuple[range, SnapshotMatrices]] = {}
@@ -57,7 +60,8 @@ class MatrixCache:
     @property
     def is_pinned(self) -> bool:
         """Whether all that is sent again and again lies in page-locked memory."""
-        return all(sent.matrices.is_pinned for key, sent in self._there.items() if key not in self._here)
+        stay = self._here.keys() | self._packed.keys()
+        return all(sent.is_pinned for key, sent in self._there.items() if key not in stay)
 
     def get(self, key: Hashable, times: range, make: Callable[[], SnapshotMatrices],
             keep: bool = True) -> SnapshotMatrices:  # fmt: skip
@@ -78,9 +82,15 @@ class MatrixCache:
             return self._here[key]
         if key not in self._there:
             made = make()
-            self._there[key] = sent = Sent(made) if self._budget.limit is None else Sent.least(made)
-            self.sent_bytes[key], self._held[key] = sent.num_bytes, made.num_bytes
-        stays = keep and self._budget.take(self._held[key])
+            self._held[key] = made.num_bytes
+            if keep and self._budget.limit is None and self._budget.take(made.num_bytes):
+                # It will not be sent again.
+                self.moved_bytes += made.num_bytes if made.device.type == "cpu" else 0
+                self._here[key] = made = made.to(self._device)
+                return made
+            self._there[key] = sent = Sent.of(made)
+            self.sent_bytes[key] = sent.num_bytes
+        stays = keep and key not in self._packed and self._budget.take(self._held[key])
         here = self._bring(key, keep and not stays)
         if stays:
             self._here[key] = here
@@ -94,7 +104,7 @@ class MatrixCache:
 
     def prefetch(self, key: Hashable, timeline: Timeline | None = None) -> None:
         """Begin to copy matrices that have been asked for before and are not on the device, beside what it computes."""
-        is_there = key in self._here or key in self._visiting or key in self._coming
+        is_there = any(key in some for some in (self._here, self._packed, self._visiting, self._coming))
         if is_there or key not in self._asked or not self._copies.is_apart:
             return
         sent = self._there[key]
@@ -105,6 +115,8 @@ class MatrixCache:
 
     def _bring(self, key: Hashable, again: bool) -> SnapshotMatrices:
         """A copy on the device of what is elsewhere; `again` tells that it will be sent in every epoch."""
+        if key in self._packed:
+            return self._packed[key].complete()
         sent = self._there[key]
         is_sent = sent.device.type == "cpu"
         self.moved_bytes += self.sent_bytes[key] if is_sent else 0
@@ -113,7 +125,7 @@ class MatrixCache:
             self._there[key] = pinned = sent.pin_memory()
             sent = pinned if is_sent else sent
         coming = self._coming.pop(key, None)
-        # What was left out is made by the stream that computes.
+        # What was packed or left out is made by the stream that computes.
         return (sent.to(self._device) if coming is None else coming.take(self._device)).complete()
 
     def visit(self, times: range) -> None:
@@ -136,8 +148,9 @@ class MatrixCache:
         for key in self._used:
             if key in self._visiting:
                 matrices = self._visiting[key][1]
-                if matrices.is_symmetric and key in self._there:
-                    self._there[key] = self._there[key]._replace(is_symmetric=True)
+                for known in (self._there, self._packed):
+                    if matrices.is_symmetric and key in known:
+                        known[key] = replace(known[key], is_symmetric=True)
             elif key in self._here:
                 matrices = self._here[key]
                 self._budget.used += matrices.num_bytes - self._held[key]
@@ -147,31 +160,45 @@ class MatrixCache:
         self._used.clear()
 
     def list_candidates(self, count_entries: Callable[[range], int]) -> list[Candidate]:
-        """Those that may stay; `count_entries` tells how often an epoch comes to some snapshots."""
+        """Those that may stay, packed; `count_entries` tells how often an epoch comes to some snapshots."""
         self._weigh()
         return [
-            Candidate(key, self._held[key], self.sent_bytes[key] * count_entries(times))
+            Candidate(key, self.sent_bytes[key], self.sent_bytes[key] * count_entries(times))
             for key, times in self._asked.items()
         ]
+
+    def list_unpacked(self, keys: Collection[Hashable], count_entries: Callable[[range], int]) -> list[Candidate]:
+        """What more those of `keys` take that stay unpacked, and that is then not made anew."""
+        sizes = {key: self._held[key] - self.sent_bytes[key] for key in keys}
+        return [Candidate(key, size, size * count_entries(self._asked[key])) for key, size in sizes.items()]
 
     @property
     def device_bytes(self) -> int:
         """What of the budget those that stay take."""
-        return sum(self._held[key] for key in self._here)
+        return sum(self._held[key] for key in self._here) + sum(self.sent_bytes[key] for key in self._packed)
 
-    def keep_only(self, keys: Collection[Hashable]) -> None:
+    def keep_only(self, whole: Collection[Hashable], packed: Collection[Hashable]) -> None:
         """Let all others go, which are sent when they are asked for. Only with a limit."""
-        for key in [key for key in self._here if key not in keys]:
+        for key in [key for key in self._here if key not in whole]:
             self._visiting[key] = self._asked[key], self._here.pop(key)
             self._budget.used -= self._held[key]
             if self._device.type == "cuda":
                 self._there[key] = self._there[key].pin_memory()
+        for key in [key for key in self._packed if key not in packed]:
+            del self._packed[key]
+            self._budget.used -= self.sent_bytes[key]
 
-    def bring(self, keys: Collection[Hashable]) -> None:
+    def bring(self, whole: Collection[Hashable], packed: Collection[Hashable]) -> None:
         """Let these stay; the budget has room for them."""
-        for key in keys:
+        for key in whole:
             if key not in self._here:
                 visiting = self._visiting.pop(key, None)
                 self._here[key] = self._bring(key, False) if visiting is None else visiting[1]
                 self._budget.used += self._held[key]
                 self._used.add(key)
+        for key in packed:
+            if key not in self._packed:
+                sent = self._there[key]
+                self.moved_bytes += self.sent_bytes[key] if sent.device.type == "cpu" else 0
+                self._packed[key] = sent.to(self._device)
+                self._budget.used += self.sent_bytes[key]

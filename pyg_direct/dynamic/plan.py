@@ -19,7 +19,7 @@ from pyg_direct.dynamic.cache import Budget, RowCache
 from pyg_direct.dynamic.copies import CopyStream
 from pyg_direct.dynamic.edges import Parts, SequenceEdges, find_alike
 from pyg_direct.dynamic.group import GROUP_SIZES, build_group, tell_weights
-from pyg_direct.dynamic.limit import Candidate, choose_kept, count_entries
+from pyg_direct.dynamic.limit import choose_among, choose_kept, count_entries
 from pyg_direct.dynamic.matrices import MatrixCache
 from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.speeds import Speeds, find_speeds
@@ -169,23 +169,21 @@ class SnapshotPlan:
         """
         if self.budget.limit is None:
             return
-        count = count_entries(frames)
-        candidates = [
-            Candidate((0, time), size, size * count(range(time, time + 1)) * reads_features)
-            for time, size in self._given.list_sizes().items()
-        ]
-        for key, size in self._rows.list_sizes().items():
-            operator, weighted, time = key
-            copied = (operator, weighted) in rows
-            candidates.append(Candidate((1, key), size, size * count(range(time, time + 1)) * copied))
-        candidates += [c._replace(key=(2, c.key)) for c in self.matrices.list_candidates(count)]
-        caches = self._given, self._rows, self.matrices
-        chosen = choose_kept(candidates, self.budget.limit - self.budget.used + sum(c.device_bytes for c in caches))
+        count, caches = count_entries(frames), (self._given, self._rows, self.matrices)
+        lists = (
+            self._given.list_candidates(lambda time: count(range(time, time + 1)) if reads_features else 0),
+            self._rows.list_candidates(lambda key: count(range(key[2], key[2] + 1)) if key[:2] in rows else 0),
+            self.matrices.list_candidates(count),
+        )
+        room = self.budget.limit - self.budget.used + sum(cache.device_bytes for cache in caches)
+        (given, aggregated, matrices), room, left = choose_among(lists, room)
+        whole = choose_kept(self.matrices.list_unpacked(matrices, count), room)
+        packed = [key for key in matrices if key not in whole]
         # First others go, so that there is room for all that comes.
         for change in ("keep_only", "bring"):
-            for number, cache in enumerate(caches):
-                getattr(cache, change)([c.key[1] for c in candidates if c.key in chosen and c.key[0] == number])
-        left = sum(c.saved_bytes for c in candidates if c.key not in chosen)
+            getattr(self._given, change)(given)
+            getattr(self._rows, change)(aggregated)
+            getattr(self.matrices, change)(whole, packed)
         self.decisions.append(f"memory: of what frames bring, {left:,} bytes are copied in every epoch")
 
     def visit(self, times: range) -> None:

@@ -1,94 +1,117 @@
-"""Matrices of snapshots as they are sent: without factors that the device makes of what is sent anyway.
+"""Matrices of snapshots as they are sent: packed, and without factors that the device makes of what is sent anyway.
 
 The factors of a normalised convolution of edges without weights, or with small whole ones, as of edges that were given
 several times, are the inverse roots of degrees, which are sums over these edges, and its diagonal is their square. That
-this is so is seen from the numbers, which must be equal. Small whole weights are sent as bytes.
+this is so is seen from the numbers, which must be equal.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_direct.ops.sliced import SlicedCSR
+from pyg_direct.ops.packed import PackedCSR
 from pyg_direct.ops.snapshots import SnapshotMatrices, multiply_snapshots
 
 
-class Sent(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Sent:
     """Matrices on their way.
 
     Attributes:
-        matrices: What is sent.
-        makes_row: Whether `row`, which is also `column`, is the inverse root of a node's edges and one.
+        pieces: Their structures.
+        row, diagonal: As of `SnapshotMatrices`; None too where the device makes them.
+        column: Likewise; None where it is `row`.
+        num_nodes, num_snapshots, transpose: As of `SnapshotMatrices`.
+        makes_row: Whether `row` is the inverse root of a node's edges and one.
         makes_diagonal: Whether `diagonal` is the square of `row`.
+        is_alike: Whether `column` is `row`.
         is_symmetric: Whether edges by source are known to be those by target, so that nobody asks again.
     """
 
-    matrices: SnapshotMatrices
-    makes_row: bool = False
-    makes_diagonal: bool = False
+    pieces: tuple[PackedCSR, ...]
+    row: Tensor | None
+    column: Tensor | None
+    diagonal: Tensor | None
+    num_nodes: int
+    num_snapshots: int
+    transpose: str
+    makes_row: bool
+    makes_diagonal: bool
+    is_alike: bool
     is_symmetric: bool = False
 
     @classmethod
-    def least(cls, matrices: SnapshotMatrices) -> Sent:
+    def of(cls, matrices: SnapshotMatrices) -> Sent:
         """Without what follows from the rest."""
-        row, diagonal = matrices.row, matrices.diagonal
+        row, diagonal, is_alike = matrices.row, matrices.diagonal, matrices.column is matrices.row
         makes_diagonal = row is not None and diagonal is not None and torch.equal(diagonal, row * row)
         makes_row = (
             row is not None
-            and matrices.column is row
+            and is_alike
             and all(piece.weight is None or _is_whole(piece.weight) for piece in matrices.pieces)
             and torch.equal(row, _make_row(matrices))
         )
-        kept = replace(
-            matrices,
-            pieces=tuple(map(_narrow, matrices.pieces)),
-            _by_source=None,
-            row=None if makes_row else row,
-            column=None if makes_row else matrices.column,
-            diagonal=None if makes_diagonal else diagonal,
-        )
-        return cls(kept, makes_row, makes_diagonal)
+        return cls(tuple(map(PackedCSR.of, matrices.pieces)), None if makes_row else row,
+                   None if is_alike else matrices.column, None if makes_diagonal else diagonal, matrices.num_nodes,
+                   matrices.num_snapshots, matrices.transpose, makes_row, makes_diagonal, is_alike,
+                   matrices.is_symmetric)  # fmt: skip
+
+    @property
+    def _parts(self) -> tuple[PackedCSR | Tensor, ...]:
+        return *self.pieces, *(f for f in (self.row, self.column, self.diagonal) if f is not None)
 
     @property
     def num_bytes(self) -> int:
         """What is sent."""
-        return self.matrices.num_bytes
+        return sum(p.num_bytes if isinstance(p, PackedCSR) else p.numel() * p.element_size() for p in self._parts)
 
     @property
     def device(self) -> torch.device:
         """Where it is."""
-        return self.matrices.device
+        return self.pieces[0].device
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it lies in page-locked memory."""
+        return all(p.is_pinned if isinstance(p, PackedCSR) else p.numel() == 0 or p.is_pinned() for p in self._parts)
 
     def pin_memory(self) -> Sent:
         """A copy in page-locked memory of the host."""
-        return self if self.matrices.is_pinned else self._replace(
-            matrices=self.matrices.to(torch.device("cpu")).pin_memory()
-        )  # fmt: skip
+        if self.is_pinned:
+            return self
+        return self._copy(lambda part: part.to(torch.device("cpu")).pin_memory())
 
     def to(self, device: torch.device) -> Sent:
         """A copy on a device, or this where it is there; from page-locked memory nobody waits for it."""
-        return self._replace(matrices=self.matrices.to(device, non_blocking=True))
+        return self if self.device == device else self._copy(lambda part: part.to(device, non_blocking=True))
+
+    def _copy(self, copy: Callable[[Any], Any]) -> Sent:
+        row, column, diagonal = (None if f is None else copy(f) for f in (self.row, self.column, self.diagonal))
+        return replace(self, pieces=tuple(map(copy, self.pieces)), row=row, column=column, diagonal=diagonal)
 
     def record_stream(self, stream: Any) -> None:
         """As of a tensor."""
-        self.matrices.record_stream(stream)
+        for part in self._parts:
+            part.record_stream(stream)
 
     def complete(self) -> SnapshotMatrices:
         """The matrices with all factors, where they are."""
-        made = self.matrices
-        if any(piece.weight is not None and piece.weight.dtype == torch.uint8 for piece in made.pieces):
-            made = replace(made, pieces=tuple(map(_widen, made.pieces)))
+        pieces = tuple(piece.unpack() for piece in self.pieces)
+        column = self.row if self.is_alike else self.column
+        made = SnapshotMatrices(pieces, self.row, column, self.diagonal, self.num_nodes, self.num_snapshots,
+                                self.transpose, pieces if self.is_symmetric else None)  # fmt: skip
         if self.makes_row:
             row = _make_row(made)
             made = replace(made, row=row, column=row)
         if self.makes_diagonal:
             assert made.row is not None, "a diagonal is left out for what rows are scaled with"
             made = replace(made, diagonal=made.row * made.row)
-        return replace(made, _by_source=made.pieces) if self.is_symmetric else made
+        return made
 
 
 def _make_row(matrices: SnapshotMatrices) -> Tensor:
@@ -101,14 +124,3 @@ def _make_row(matrices: SnapshotMatrices) -> Tensor:
 def _is_whole(weight: Tensor) -> bool:
     """Whether weights are whole numbers that a byte holds; sums of 2**16 of them are exact."""
     return torch.equal(weight.to(torch.uint8).to(weight.dtype), weight)
-
-
-def _narrow(piece: SlicedCSR) -> SlicedCSR:
-    """A structure with its weights as bytes, where they can be."""
-    weight = piece.weight
-    return piece if weight is None or not _is_whole(weight) else replace(piece, weight=weight.to(torch.uint8))
-
-
-def _widen(piece: SlicedCSR) -> SlicedCSR:
-    """A structure with its weights as fp32."""
-    return piece if piece.weight is None else replace(piece, weight=piece.weight.float())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,21 +80,17 @@ class SlicedCSR:
             return self
         return self._replace({n: t.to(device, non_blocking=non_blocking) for n, t in self._tensors().items()})
 
-    def pin_memory(self) -> SlicedCSR:
-        """A copy in page-locked memory."""
-        return self._replace({name: tensor.pin_memory() for name, tensor in self._tensors().items()})
-
-    def record_stream(self, stream: Any) -> None:
-        """Let memory be kept, once let go of, until the work that a stream of a GPU has then is done."""
-        for tensor in self._tensors().values():
-            tensor.record_stream(stream)
-
     def expand_rows(self) -> Tensor:
         """Target of each edge, int64 `[nnz]`."""
         return self._of_edges(self.rows.long() & (_MOST - 1))
 
     def _of_edges(self, of_slices: Tensor) -> Tensor:
         return torch.repeat_interleave(of_slices, self.offsets.diff(), output_size=self.num_edges)
+
+    def segments(self) -> Tensor:
+        """Target of each slice, or target * S + snapshot where slices belong to snapshots, int64 `[slices]`."""
+        rows = self.rows.long() & (_MOST - 1)
+        return rows if self.snapshot is None else rows * self.num_snapshots + self.snapshot
 
     def to_csr(self) -> tuple[Tensor, Tensor]:
         """Offsets int32 `[N + 1]` and sources int32 `[nnz]`; where slices belong to snapshots, those of a graph whose
@@ -142,22 +137,42 @@ def _cut(segments: Tensor, cols: Tensor, num_rows: int, num_snapshots: int, weig
     if max(num_rows, cols.numel()) >= _MOST:
         raise ArgumentError(f"a structure must have less than 2**31 rows and edges, got {num_rows} and {cols.numel()}")
     ids, counts = torch.unique_consecutive(segments, return_counts=True)
-    num_slices = (counts + (SLICE - 1)) // SLICE
-    total = int(num_slices.sum())
-    segment = torch.repeat_interleave(num_slices, output_size=total)
-    first = num_slices.cumsum(0) - num_slices
+    total = int(_count_slices(counts).sum())
+    return slice_counts(ids, counts, total, cols, num_rows, num_snapshots, weight, by_snapshot, presence,
+                        LongRows.measure(counts))  # fmt: skip
+
+
+def _count_slices(counts: Tensor) -> Tensor:
+    return (counts + (SLICE - 1)) // SLICE
+
+
+def slice_counts(segments: Tensor, counts: Tensor, num_slices: int, cols: Tensor, num_rows: int, num_snapshots: int,
+                 weight: Tensor | None = None, by_snapshot: bool = False, presence: Tensor | None = None,
+                 long_rows: tuple[int, int] | None = None) -> SlicedCSR:  # fmt: skip
+    """Slices of edges that lie segment by segment; a GPU is not waited for.
+
+    Args:
+        segments: Rows, or with `by_snapshot` row * S + snapshot, ascending, int64 `[R]`.
+        counts: Edges of each, int64 `[R]`.
+        num_slices: Slices of all of them.
+        cols: Source of each edge, int32 `[nnz]`.
+        num_rows, num_snapshots, weight, presence, long_rows: As of `SlicedCSR`.
+        by_snapshot: Whether slices belong to snapshots.
+    """
+    of_segments = _count_slices(counts)
+    segment = torch.repeat_interleave(of_segments, output_size=num_slices)
+    first = of_segments.cumsum(0) - of_segments
     offsets = counts.cumsum(0) - counts
     # The number of a slice within its segment.
-    number = torch.arange(total, device=cols.device) - first[segment]
-    starts = torch.empty(total + 1, dtype=torch.int32, device=cols.device)
-    starts[:total] = offsets[segment] + SLICE * number
-    starts[total] = cols.numel()
-    rows, snapshot = ids, None
+    number = torch.arange(num_slices, device=cols.device) - first[segment]
+    starts = torch.empty(num_slices + 1, dtype=torch.int32, device=cols.device)
+    starts[:num_slices] = offsets[segment] + SLICE * number
+    starts[num_slices] = cols.numel()
+    rows, snapshot = segments, None
     if by_snapshot:
-        rows, snapshot = ids // num_snapshots, (ids % num_snapshots).to(torch.uint8)[segment]
-    flagged = torch.where(num_slices > 1, rows + _SEVERAL, rows).int()[segment]
-    return SlicedCSR(flagged, starts, cols.contiguous(), num_rows, num_snapshots, weight, snapshot, presence,
-                     LongRows.measure(counts))  # fmt: skip
+        rows, snapshot = segments // num_snapshots, (segments % num_snapshots).to(torch.uint8)[segment]
+    flagged = torch.where(of_segments > 1, rows + _SEVERAL, rows).int()[segment]
+    return SlicedCSR(flagged, starts, cols.contiguous(), num_rows, num_snapshots, weight, snapshot, presence, long_rows)
 
 
 def slice_keys(keys: Tensor, num_rows: int, weight: Tensor | None = None, presence: Tensor | None = None,

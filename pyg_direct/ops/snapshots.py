@@ -69,11 +69,6 @@ class SnapshotMatrices:
         return self.pieces[0].cols.device
 
     @property
-    def is_pinned(self) -> bool:
-        """Whether it lies in page-locked memory."""
-        return all(piece.num_edges == 0 or piece.cols.is_pinned() for piece in self.pieces)
-
-    @property
     def is_symmetric(self) -> bool:
         """Whether edges by source are known to be those by target; nobody asks where no gradient was asked for yet."""
         return self._by_source is self.pieces
@@ -91,16 +86,6 @@ class SnapshotMatrices:
         if self.device == device:
             return self
         return self._copy(lambda part: part.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> SnapshotMatrices:
-        """A copy in page-locked memory."""
-        return self._copy(lambda part: part.pin_memory())
-
-    def record_stream(self, stream: Any) -> None:
-        """Let memory be kept, once let go of, until the work that a stream of a GPU has then is done."""
-        for part in (*self.pieces, *(self._by_source or ()), self.row, self.column, self.diagonal):
-            if part is not None:
-                part.record_stream(stream)
 
     def _copy(self, copy: Callable[[Any], Any]) -> SnapshotMatrices:
         """The same of copies of all structures and factors."""

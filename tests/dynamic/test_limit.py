@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct.dynamic import plan, stream
-from pyg_direct.dynamic.limit import Candidate, choose_kept, count_entries
+from pyg_direct.dynamic.limit import Candidate, choose_among, choose_kept, count_entries
 from tests.frames import NODES, TIMES, make_signal, make_trainer
 
 NO_REPLAY = {"cuda": {"replay": False}, "cpu": {}}
@@ -29,6 +29,13 @@ def test_smaller_ones_take_the_room_that_is_left():
     candidates = [Candidate("a", 10, 100), Candidate("b", 10, 90), Candidate("c", 5, 5)]
 
     assert choose_kept(candidates, 15) == {"a", "c"}
+
+
+def test_candidates_of_several_lists_share_the_room():
+    lists = [[Candidate("a", 10, 10), Candidate("b", 10, 0)], [Candidate("a", 4, 8), Candidate("c", 10, 5)]]
+
+    assert choose_among(lists, 15) == ([["a"], ["a"]], 1, 5)
+    assert choose_among(lists, 3) == ([[], []], 3, 23)
 
 
 def frames(count, window, step=1):

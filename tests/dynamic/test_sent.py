@@ -10,6 +10,7 @@ from pyg_direct.dynamic.matrices import MatrixCache
 from pyg_direct.dynamic.operator import GCN, Mean, Sum
 from pyg_direct.dynamic.sent import Sent
 from pyg_direct.dynamic.snapshot import order_edges
+from pyg_direct.ops.packed import PackedCSR
 from pyg_direct.ops.sliced import SlicedCSR
 from tests.snapshots import make_snapshots
 
@@ -45,10 +46,10 @@ def assert_equal(got, expected):
 def test_factors_of_edges_without_weights_are_not_sent(device, form, count):
     group = make_group(GCN(), form, count)
 
-    sent = Sent.least(group)
+    sent = Sent.of(group)
 
     assert (sent.makes_row, sent.makes_diagonal) == (True, True)
-    assert sent.num_bytes == group.num_bytes - 2 * 4 * NODES * count
+    assert sent.num_bytes == sum(PackedCSR.of(piece).num_bytes for piece in group.pieces)
     got = sent.to(device).complete()
     assert_equal(got, group)
     assert got.column is got.row
@@ -73,27 +74,22 @@ def test_factors_of_edges_without_weights_are_not_sent(device, form, count):
 def test_what_does_not_follow_is_sent(device, operator, options, expected):
     group = make_group(operator, **options)
 
-    sent = Sent.least(group)
+    sent = Sent.of(group)
 
     assert (sent.makes_row, sent.makes_diagonal) == expected
     assert_equal(sent.to(device).complete(), group)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("largest", "is_byte"), [(3.0, True), (255.0, True), (256.0, False), (2.5, False), (-1.0, False)]
-)
-def test_small_whole_weights_are_sent_as_bytes(device, form, largest, is_byte):
+@pytest.mark.parametrize(("largest", "makes_row"), [(255.0, True), (256.0, False), (2.5, False), (-1.0, False)])
+def test_roots_of_small_whole_weights_are_not_sent(device, form, largest, makes_row):
     edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
     weights = [torch.tensor([1.0, 2.0, 1.0, largest]), torch.tensor([1.0, 1.0, 2.0, 1.0])]
     group = build_group([GCN().factorise(order_edges(edges, weight, NODES)) for weight in weights], NODES, form)
-    held = sum(piece.weight.numel() for piece in group.pieces)
 
-    sent = Sent.least(group)
+    sent = Sent.of(group)
 
-    assert all((piece.weight.dtype == torch.uint8) == is_byte for piece in sent.matrices.pieces) or form == "split"
-    if is_byte:
-        assert sent.num_bytes == group.num_bytes - 3 * held - 2 * 4 * NODES * 2
+    assert sent.makes_row == makes_row
     got = sent.to(device).complete()
     assert_equal(got, group)
     assert all(piece.weight.dtype == torch.float32 for piece in got.pieces)
@@ -103,7 +99,7 @@ def test_a_number_that_differs_is_sent():
     group = make_group(GCN())
     group.row[5, 1] *= 1.001
 
-    sent = Sent.least(group)
+    sent = Sent.of(group)
 
     assert (sent.makes_row, sent.makes_diagonal) == (False, False)
     assert_equal(sent.complete(), group)
@@ -136,8 +132,8 @@ def test_edges_that_are_symmetric_are_turned_once(device, monkeypatch, is_symmet
 def test_page_locked_copies_arrive_equal():
     group = make_group(GCN())
 
-    pinned = Sent.least(group).pin_memory()
+    pinned = Sent.of(group).pin_memory()
 
-    assert pinned.matrices.is_pinned
+    assert pinned.is_pinned
     assert pinned.pin_memory() is pinned
     assert_equal(pinned.to(torch.device("cuda")).complete(), group)
