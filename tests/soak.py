@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from statistics import median_high
 from typing import NamedTuple
 
 import torch
@@ -144,11 +145,6 @@ class Work:
             part()
 
 
-def median(values: list[int]) -> float:
-    """The middle one."""
-    return sorted(values)[len(values) // 2]
-
-
 def find_growth(readings: list[Reading]) -> list[str]:
     """What is larger in the last quarter than in the second, in words; in the first, allocators settle."""
     quarter = len(readings) // 4
@@ -157,7 +153,7 @@ def find_growth(readings: list[Reading]) -> list[str]:
     first, last = readings[quarter : 2 * quarter], readings[-quarter:]
     found = []
     for name, noise in (("resident_bytes", NOISE_BYTES), ("threads", 0), ("files", 0), ("gpu_bytes", 0)):
-        before, after = (median([getattr(reading, name) for reading in part]) for part in (first, last))
+        before, after = (median_high([getattr(reading, name) for reading in part]) for part in (first, last))
         if after - before > noise:
             found.append(f"{name} grew from {before:,} to {after:,}")
     return found

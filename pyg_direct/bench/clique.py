@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def measure_clique(graph: NodeDataset, name: str, device: str, counts: list[int]
     seeds = seeds[: BATCH * _BATCHES * max(counts)]
     alone = NeighborLoader(Data(x=graph.x.clone(), edge_index=graph.edge_index), FANOUTS, seeds, batch_size=BATCH,
                            seed=1, prefetch=2, device=device)  # fmt: skip
-    wanted, limit = _hash(alone, 0, 1), _median(_run(alone))
+    wanted, limit = _hash(alone, 0, 1), median_high(_run(alone))
     del alone
     rates: dict[int, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +58,7 @@ def measure_clique(graph: NodeDataset, name: str, device: str, counts: list[int]
             yield Row.of(case, "edges of all processes", "M/s", [rate / 1e6 for rate in rates[count]],
                          count * limit / 1e6, "as many NeighborLoaders of one process", note)  # fmt: skip
             if 1 in rates:
-                one = _median(rates[1])
+                one = median_high(rates[1])
                 yield Row.of(f"{case}/speed-up", name, "x", [rate / one for rate in rates[count]], count,
                              "as many processes", curve="speed-up of worker mode", at=count,
                              at_name="processes")  # fmt: skip
@@ -101,7 +102,3 @@ def _hash(loader: Any, rank: int, count: int) -> int:
         own: Tensor = (weights * (batch.e_id + 1)).sum() + (batch.x.double() * 1024).long().sum() + batch.n_id.sum()
         total += (rank + step * count + 1) * own.cpu()
     return int(total) % 2**59
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]

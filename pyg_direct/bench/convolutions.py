@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from statistics import median_high
 from typing import Any
 
 import torch
@@ -96,7 +97,7 @@ def _compare(case: str, ways: dict[str, Callable[[Tensor], Tensor]], x: Tensor) 
         torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance * max(1, float(expected.abs().max())))
         work = partial(_run_both, compute, x, torch.ones_like(out))
         seconds, clock = _measure(work, x.is_cuda, way != _COMPILED)
-        medians[way] = sorted(seconds)[len(seconds) // 2]
+        medians[way] = median_high(seconds)
         yield Row.of(case, way, "ms", [1e3 * s for s in seconds], note=clock)
     best = min((way for way in medians if way != OURS), key=medians.__getitem__)
     yield Row.of(case, "fastest of the others over accelerated", "x", [medians[best] / medians[OURS]], note=best)

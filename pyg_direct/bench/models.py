@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
+from statistics import median_high
 from typing import Any
 
 import torch
@@ -125,7 +126,7 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
                                 seed=0, placement=placement, topology_placement=topology,
                                 feature_cache=cache)  # fmt: skip
         first = next(iter(loader))
-        alone = _median(run_steps(without_end(loader), lambda batch: None, batches))
+        alone = median_high(run_steps(without_end(loader), lambda batch: None, batches))
         link = 1e3 * count_host_bytes(loader, first, batches) / pinned_copy_rate() if on_gpu else 0.0
         for kind, model_class in kinds.items():
             model = model_class(first.x.shape[1], 256, len(_FANOUTS), num_classes).to(first.x.device)
@@ -137,7 +138,7 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
                 if way.endswith("replayed"):
                     # Learns how large batches are.
                     run_steps(without_end(loader), step, 2 * _WARM_UP, 2)
-                compute = _median(run_steps(repeat(first), step, batches))
+                compute = median_high(run_steps(repeat(first), step, batches))
                 times[way] = run_steps(without_end(loader), step, batches)
                 yield Row.of(
                     case,
@@ -149,7 +150,7 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
                     f"of compute {compute:.2f}, loading {alone:.2f}, link {link:.2f} ms",
                 )
             for way in list(times)[1:]:
-                ratio = _median(times["PyG's kernels"]) / _median(times[way])
+                ratio = median_high(times["PyG's kernels"]) / median_high(times[way])
                 yield Row.of(case, f"PyG's kernels over {way}", "x", [ratio])
 
 
@@ -161,10 +162,6 @@ def count_host_bytes(loader: NeighborLoader, batch: Data, batches: int) -> float
     misses = 1 - feature.hit_rate
     feature.count_served(False)
     return misses * batch.x.numel() * batch.x.element_size()
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _make_epoch_step(model: torch.nn.Module, is_replayed: bool = False) -> Callable[[Any], Any]:

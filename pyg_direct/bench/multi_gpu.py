@@ -10,7 +10,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from statistics import median_high
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,6 @@ from pyg_direct.ops.gather import unread_errors
 from pyg_direct.ops.reader import RowReader
 from pyg_direct.runtime.loopback import stay_on_host
 
-T = TypeVar("T", int, float)
 _FANOUTS = [15, 10, 5]
 _NUM_ROWS, _WIDTH, _NUM_READS = 1 << 21, 128, 1 << 19
 CACHES = ("20%", "40%", "60%")
@@ -109,10 +109,6 @@ def _count_pieces() -> int:
     return int(torch.cuda.memory_stats()["num_device_alloc"])
 
 
-def _median(values: Sequence[T]) -> T:
-    return sorted(values)[len(values) // 2]
-
-
 def _measure_limits(rank: int, world: int) -> dict[str, float]:
     """Bytes a second of one copy between two GPUs, of copies from the next GPU to all at once, for each, and of
     page-locked copies to all at once.
@@ -120,11 +116,11 @@ def _measure_limits(rank: int, world: int) -> dict[str, float]:
     num_bytes = 1 << 30
     on_gpu = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
     on_host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-    pcie = num_bytes / _median(_together(lambda: on_gpu.copy_(on_host, non_blocking=True), 3))
+    pcie = num_bytes / median_high(_together(lambda: on_gpu.copy_(on_host, non_blocking=True), 3))
     peer = peers = 0.0
     if world > 1:
         other = torch.empty(num_bytes, dtype=torch.uint8, device=f"cuda:{(rank + 1) % world}")
-        peers = num_bytes / _median(_together(lambda: on_gpu.copy_(other), 3))
+        peers = num_bytes / median_high(_together(lambda: on_gpu.copy_(other), 3))
         if rank == 0:
             seconds = []
             for _ in range(4):
@@ -279,7 +275,8 @@ class _Epochs:
         """How the epochs of the latest run begin, in words; empty in processes that waited."""
         if not self.begins:
             return ""
-        return f"; first batch after {1e3 * _median(self.begins):.1f} ms, {_median(self.pieces)} new pieces of memory"
+        first, pieces = 1e3 * median_high(self.begins), median_high(self.pieces)
+        return f"; first batch after {first:.1f} ms, {pieces} new pieces of memory"
 
     def run(self, count: int, epochs: int = 3, **options: Any) -> list[float]:
         """Seconds of each epoch with `count` processes, nothing in those that wait."""
@@ -380,7 +377,7 @@ def _compare(rank: int, world: int, epochs: _Epochs, name: str, note: Callable[[
     for count in _counts(world):
         seconds = epochs.run(count, **options)
         if count == 1:
-            alone = _median(seconds or [0.0])
+            alone = median_high(seconds or [0.0])
         if rank == 0:
             _note_epochs(name, count, seconds, alone, note, epochs.describe())
     return alone
@@ -391,6 +388,6 @@ def _note_epochs(name: str, count: int, seconds: list[float], alone: float, note
     """Rows of epochs with so many processes, one of which takes `alone` seconds with one process; `words` tell more."""
     case = f"multi_gpu/epoch/{name}"
     note(Row.of(case, f"{count} GPUs", "s", seconds, alone / count, "one GPU over N",
-                f"{alone / _median(seconds):.2f} times as fast as one GPU{words}"))  # fmt: skip
+                f"{alone / median_high(seconds):.2f} times as fast as one GPU{words}"))  # fmt: skip
     note(Row.of(f"{case}/speed-up/{count}", name, "x", [alone / value for value in seconds], count, "as many GPUs",
                 curve="speed-up of epochs", at=count, at_name="GPUs"))  # fmt: skip

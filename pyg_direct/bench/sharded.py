@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from statistics import median_high
 from typing import Any
 
 import torch
@@ -37,15 +38,11 @@ def measure_sharded(graph: NodeDataset, name: str, device: str, count: int) -> I
     found = run_processes(_measure, count, device, graph.edge_index, graph.x)
     case, (shared, *_) = f"distributed/{name}/{device}/{count}/rows", (rates for rates, *_ in found.values())
     for way, (rates, num_bytes, held) in found.items():
-        yield Row.of(case, f"batches, {way}", "1/s", rates, _median(shared), "one copy that all share",
+        yield Row.of(case, f"batches, {way}", "1/s", rates, median_high(shared), "one copy that all share",
                      f"{BATCH} seeds, {FANOUTS}, without training")  # fmt: skip
         if num_bytes > 0:
             yield Row.of(case, f"row bytes sent a batch, {way}", "KB", [num_bytes / 1e3])
         yield Row.of(case, f"rows in host memory, {way}", "MB", [held / 1e6])
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _measure(rank: int, count: int, device: torch.device, edge_index: torch.Tensor, x: torch.Tensor) -> dict[str, Any]:

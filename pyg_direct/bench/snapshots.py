@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from statistics import median_high
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
             seconds[way] = time_on_gpu(run, repeats=5, warm_up=1, queued=1) if is_slow else measure(run)
         for way, times in seconds.items():
             yield Row.of(f"{case}/F={width}", way, "ms", [1e3 * s for s in times])
-        best = min((times for way, times in seconds.items() if way in FORMS), key=_median)
+        best = min((times for way, times in seconds.items() if way in FORMS), key=median_high)
         moved = sum(f.keys.numel() for f in factors) * 4 * width + 2 * x.numel() * 4
         yield Row.of(f"{case}/F={width}", "best form, gathered", "TB/s", [moved / s / 1e12 for s in best], limit,
                      "device copy")  # fmt: skip
@@ -83,10 +84,6 @@ def _factorise(shape: DynamicShape, device: str) -> list[Factors]:
         factors = Sum().factorise(order_edges(edges, None, shape.num_nodes))
         out.append(factors._replace(weight=None))
     return out
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def to_csr(factors: Factors, num_nodes: int) -> Tensor:
