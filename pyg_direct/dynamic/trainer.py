@@ -57,7 +57,8 @@ class FrameTrainer:
         window: W, snapshots of a frame.
         loss: `loss(y_hat, y)`, a number.
         target: Whether the loss is that of the "last" snapshot of a frame or the mean over "all".
-        step: How the model is called, `step(model, snapshot, state) -> (y_hat, state)`.
+        step: How the model is called, `step(model, snapshot, state) -> (y_hat, state)`; `run_stateless` of this file is
+            for models without a state.
         device, memory: As of `stream`.
         replay: Whether frames are replayed as a CUDA graph from the second on; None does it where it works.
 
