@@ -76,6 +76,12 @@ def assert_equal_batches(batch: Data, other: Data) -> None:
             assert value == other[key], key
 
 
+def assert_equal_epochs(batches: Iterable[Data], others: Iterable[Data]) -> None:
+    """As many batches, equal one by one."""
+    for batch, other in zip(batches, others, strict=True):
+        assert_equal_batches(batch, other)
+
+
 def hash_batches(batches: Iterable[Data]) -> str:
     """sha256 over names, dtypes, shapes and bytes of everything in the batches, wherever it lies."""
     digest = hashlib.sha256()

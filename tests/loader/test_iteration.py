@@ -9,7 +9,7 @@ import torch
 
 from pyg_direct import NeighborLoader
 from pyg_direct.loader.pyg import Attributes
-from tests.batches import assert_equal_batches, make_data
+from tests.batches import assert_equal_batches, assert_equal_epochs, make_data
 
 PREFETCH = [0, 1, 3]
 
@@ -23,11 +23,6 @@ def clone(batch):
     """Its contents as they are now, on the CPU."""
     torch.cuda.synchronize() if torch.cuda.is_available() else None
     return batch.clone().cpu()
-
-
-def assert_equal_epochs(batches, others):
-    for batch, other in zip(batches, others, strict=True):
-        assert_equal_batches(batch, other)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentError
-from tests.batches import assert_equal_batches, make_data
+from tests.batches import assert_equal_epochs, make_data
 
 NUM_BATCHES = 5
 
@@ -16,11 +16,6 @@ NUM_BATCHES = 5
 def make_loader(device="cpu", **options):
     return NeighborLoader(make_data(), [3, 2], **{"batch_size": 16, "shuffle": True, "seed": 1, "device": device,
                                                   **options})  # fmt: skip
-
-
-def assert_equal_epochs(batches, others):
-    for batch, other in zip(batches, others, strict=True):
-        assert_equal_batches(batch, other)
 
 
 @pytest.fixture

@@ -25,13 +25,6 @@ GRAPH = make_random_graph(70, 600)
 
 
 @pytest.fixture
-def _installed():
-    pyg_direct.install(device="cpu")
-    yield
-    pyg_direct.uninstall()
-
-
-@pytest.fixture
 def said(caplog, monkeypatch):
     """What the logger said, each line once for a test."""
     monkeypatch.setattr(placement, "_SAID", set())

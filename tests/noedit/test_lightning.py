@@ -30,13 +30,6 @@ def _one_process():
         torch.distributed.destroy_process_group()
 
 
-@pytest.fixture
-def _installed():
-    pyg_direct.install(device="cpu")
-    yield
-    pyg_direct.uninstall()
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_node_data_takes_our_sampler(data):
     from torch_geometric.data.lightning import LightningNodeData

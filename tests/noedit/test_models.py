@@ -28,13 +28,6 @@ print(sum(event.count for event in profile.key_averages() if event.key in ("pyg_
 """
 
 
-@pytest.fixture
-def _installed():
-    pyg_direct.install(device="cpu")
-    yield
-    pyg_direct.uninstall()
-
-
 @pytest.mark.usefixtures("_installed")
 def test_convolutions_and_models_are_accelerated_as_they_are_made():
     class Named(SAGEConv):
