@@ -41,6 +41,11 @@ class Parts(NamedTuple):
     num_nodes: int
 
 
+def is_weighted(part: Parts) -> bool:
+    """Whether edges of a snapshot have weights that layers can use."""
+    return part.edge_weight is not None and part.edge_weight.is_floating_point()
+
+
 def find_alike(parts: Sequence[Parts], time: int, first: int, last: int) -> tuple[int, int]:
     """The snapshots around `time` in [first, last) whose features have its width and that have any."""
 

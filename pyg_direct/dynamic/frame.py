@@ -39,6 +39,7 @@ class FramePlan(SnapshotPlan):
         super().__init__([real.parts[time] for time in times[:window]], real.device)
         # Structures and rows are the real plan's.
         self.real, self.times, self.window, self.first = real, times, window, 0
+        self.has_weights = real.has_weights
         # Whether matrices lie at fixed places too, so that frames can be replayed.
         self.has_slots = self.is_recording = self._is_moving = False
         self._targets = torch.stack(targets)

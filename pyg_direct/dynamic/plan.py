@@ -17,7 +17,7 @@ from torch import Tensor
 from pyg_direct.dynamic.ahead import Ahead
 from pyg_direct.dynamic.cache import Budget, RowCache
 from pyg_direct.dynamic.copies import CopyStream
-from pyg_direct.dynamic.edges import Parts, SequenceEdges, find_alike
+from pyg_direct.dynamic.edges import Parts, SequenceEdges, find_alike, is_weighted
 from pyg_direct.dynamic.group import GROUP_SIZES, build_group, tell_weights
 from pyg_direct.dynamic.limit import choose_among, choose_kept, count_entries
 from pyg_direct.dynamic.matrices import MatrixCache
@@ -52,6 +52,7 @@ class SnapshotPlan:
             raise ArgumentError(f"group_size must be one of auto, 1, 2, 4, 8, got {group_size}")
         self.parts, self.device, self.group_size, self.form = tuple(parts), device, group_size, form
         self.num_nodes = max((part.num_nodes for part in self.parts), default=0)
+        self.has_weights = any(map(is_weighted, self.parts))
         least = max((p.x.numel() * p.x.element_size() for p in self.parts if p.x is not None), default=0)
         if memory is not None and memory < least:
             raise MemoryLimitError(f"memory must hold the features of one snapshot, {least} bytes, got {memory}")

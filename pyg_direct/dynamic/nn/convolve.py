@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric.nn import ChebConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
+from pyg_direct.dynamic.edges import is_weighted
 from pyg_direct.dynamic.lazy import find_tag
 from pyg_direct.dynamic.operator import GCN, Chebyshev, Operator
 from pyg_direct.dynamic.plan import SnapshotPlan
@@ -38,16 +39,17 @@ def locate(x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Located | 
     edges = find_tag(edge_index, "edge_index")
     if edges is None or x.dtype not in _DTYPES or x.device != edges.plan.device:
         return None
+    part = edges.plan.parts[edges.time]
     if edge_weight is None:
-        return Located(edges.plan, edges.time, False)
+        # Edges that have no weights weigh one either way: as the others do it, so that they share work.
+        return Located(edges.plan, edges.time, part.edge_weight is None and edges.plan.has_weights)
     if edge_weight.requires_grad and "weights" not in _told:
         _told.add("weights")
         warn("edge_weight asks for gradients: its snapshots are aggregated as PyG does it, one by one", UserWarning)
     weight = find_tag(edge_weight, "edge_weight")
     if weight is None or weight.plan is not edges.plan or weight.time != edges.time:
         return None
-    known = edges.plan.parts[edges.time].edge_weight
-    return Located(edges.plan, edges.time, True) if known is not None and known.is_floating_point() else None
+    return Located(edges.plan, edges.time, True) if is_weighted(part) else None
 
 
 def convolve(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: GCN | Chebyshev) -> Tensor:

@@ -95,7 +95,7 @@ class EvolveGCNO(_Evolve):
         if found is not None and found.holds(X) and not torch.is_autocast_enabled(X.device.type):
             window = found.plan.get_window(self.operator, found.weighted)
             if window is not None:
-                key = id(self), torch.is_grad_enabled()
+                key = id(self), torch.is_grad_enabled(), found.weighted
                 steps = found.plan.once(key, lambda: _Steps(window, self))
                 if steps.follow(self.weight):
                     rows, self.weight = steps.take(found.time)

@@ -90,7 +90,7 @@ class MPNNLSTM(nn.Module):
     def _take(self, window: Tensor, found: Located) -> Tensor:
         """What the snapshot gives, of all those of its frame, which are computed with the first that asks."""
         plan = found.plan
-        key = id(self), torch.is_grad_enabled(), self.training
+        key = id(self), torch.is_grad_enabled(), self.training, found.weighted
         rows, statistics, visited = plan.once(key, lambda: self._run_together(window, found))
         if not visited:
             plan.defer(lambda: self._update_statistics(statistics, visited))

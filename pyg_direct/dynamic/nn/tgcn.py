@@ -60,8 +60,9 @@ class TGCN(torch.nn.Module):
                 return self._step_gate_by_gate(aggregated, H)
             return self.step(self.project(aggregated), H)
         # All snapshots of a frame in one product.
-        inputs = found.plan.once((id(self), "inputs"), lambda: self.project(window).unbind(0))
-        return self.step(inputs[found.time], H, found.plan.once((id(self), "right"), self._right))
+        key = id(self), torch.is_grad_enabled()
+        inputs = found.plan.once((*key, found.weighted), lambda: self.project(window).unbind(0))
+        return self.step(inputs[found.time], H, found.plan.once((*key, "right"), self._right))
 
     def _step_gate_by_gate(self, aggregated: Tensor, H: Tensor) -> Tensor:  # noqa: N803
         """The next state from aggregated features, in the fewest calls."""

@@ -151,3 +151,46 @@ def test_casts_of_parameters_are_those_after_the_last_step():
             return trainer.fit(2)
 
     assert train(True) == pytest.approx(train(False), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["TGCN", "EvolveGCNO", "MPNNLSTM"])
+def test_edges_without_weights_go_with_those_that_have_some(device, name):
+    ones, bare = make_signal(), make_signal()
+    for time in (0, 2, 3):
+        ones[time].edge_attr, bare[time].edge_attr = torch.ones(ones[time].num_edges), None
+    expected, mixed = (make_trainer(name, signal, device=device) for signal in (ones, bare))
+
+    losses = mixed.fit(2)
+
+    assert losses == pytest.approx(expected.fit(2), rel=1e-3)
+    for (key, mine), (_, other) in zip(mixed.model.named_buffers(), expected.model.named_buffers(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4, msg=key)
+
+
+def test_weights_of_edges_may_be_left_out_of_a_frame(device):
+    def look(model, snapshot, state):
+        bare, _ = model(snapshot.x, snapshot.edge_index, None, None)
+        out, state = model(snapshot.x, snapshot.edge_index, snapshot.edge_attr, state)
+        return out + bare, state
+
+    together = make_trainer("TGCN", make_signal(), device=device)
+    # Rows that are no features of a snapshot go through the layer alone.
+    apart = make_trainer("TGCN", make_signal(), device=device)
+    apart.model.cell.register_forward_pre_hook(lambda _, given: (given[0] + 0, *given[1:]))
+    for trainer in (together, apart):
+        trainer.step = look
+
+    assert together.fit(2) == pytest.approx(apart.fit(2), rel=1e-3)
+
+
+def test_a_look_without_gradients_takes_none_away(device):
+    def look(model, snapshot, state):
+        given = snapshot.x, snapshot.edge_index, snapshot.edge_attr, state
+        with torch.no_grad():
+            model(*given)
+        return model(*given)
+
+    looking, plain = (make_trainer("TGCN", make_signal(), device=device) for _ in range(2))
+    looking.step = look
+
+    assert looking.fit(2) == pytest.approx(plain.fit(2), rel=1e-3)
