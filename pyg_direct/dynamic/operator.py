@@ -7,6 +7,7 @@ normalised weights) lies in a, b and d. The rules are those of PyG's convolution
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -121,7 +122,9 @@ class Chebyshev:
             row = column = _inverse_root(degree)
         elif self.normalization == "rw":
             column = _inverse(degree)
-        factor = 2 / (self._largest(rest, row, column, loop) if self.lambda_max is None else self.lambda_max)
+        largest = self._largest(rest, row, column, loop) if self.lambda_max is None else self.lambda_max
+        # As in PyG, nothing is a number where all entries are zero.
+        factor = 2 / largest if largest else math.nan
         row = torch.full_like(degree, -factor) if row is None else row * -factor
         return Factors(rest.keys, rest.weight, row, column, factor * loop - 1)
 

@@ -81,6 +81,20 @@ def test_chebyshev_is_pygs(drawn, kind):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("normalization", [None, "sym", "rw"])
+@pytest.mark.parametrize("edges", [torch.empty(2, 0, dtype=torch.int64), torch.tensor([[1, 1], [1, 1]])])
+def test_chebyshev_of_no_edges_but_loops_is_pygs(normalization, edges):
+    snapshots, x = [(edges.numpy(), None)], torch.rand(3, 1, 2)
+    conv = ChebConv(2, 2, K=2, normalization=normalization, bias=False)
+    for lin, weight in zip(conv.lins, (torch.zeros(2, 2), torch.eye(2)), strict=True):
+        lin.weight = torch.nn.Parameter(weight)
+
+    got = run_operator(Chebyshev(normalization), snapshots, x, 3)
+
+    # Without a normalization all entries are zero, and nothing is a number in PyG.
+    torch.testing.assert_close(got, run_conv(conv, snapshots, x).detach(), equal_nan=True)
+
+
 def test_unknown_normalization_is_refused():
     with pytest.raises(ArgumentError, match="None, sym or rw"):
         Chebyshev("left")
