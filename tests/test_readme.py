@@ -24,6 +24,26 @@ def test_figures_are_those_of_the_rows(measured):
     assert measured.render() in README
 
 
+def test_no_figure_is_typed_by_hand():
+    # What has a point and is no row's: sizes of graphs, versions of other projects.
+    known = {"2.45", "1.6", "0.6", "0.2.4", "0.1.0", "26.10"}
+
+    text = re.sub(r"\{[^{}]*\}|`[^`]*`", "", (ROOT / "benchmarks" / "measured.md").read_text())
+
+    assert set(re.findall(r"\d+(?:\.\d+)+", text)) == known
+
+
+def test_the_fastest_of_a_line_is_set_off(measured):
+    lines = [line for line in measured.render().splitlines() if "**" in line]
+
+    assert len(lines) > 5
+    for line in lines:
+        what, cells = line.removeprefix("| ").split(" | ", 1)
+        figures = [float(figure.replace(",", "")) for figure in re.findall(r"[\d.,]*\d", cells)]
+        bold = re.findall(r"\*\*([\d.,]+)\*\*", cells)
+        assert [float(figure.replace(",", "")) for figure in bold] == [max(figures)], what
+
+
 def test_figures_have_three_digits(measured):
     assert [measured.show(value) for value in (0.01504, 1.0, 52.42, 326.9, 1991.2)] == [
         "0.0150", "1.00", "52.4", "327", "1,991",
