@@ -9,26 +9,16 @@ import torch
 from pyg_direct import CSRTopo, Feature
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError
 from pyg_direct.features.hotness import choose_hottest, count_listings
+from tests.features.contract import DTYPES, bytes_of, make_rows
 from tests.poison import poisoned_memory
 
-DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
-          torch.float64, torch.bool, torch.complex64, torch.float8_e4m3fn]  # fmt: skip
 ROWS = [(), (1,), (2,), (3,), (4,), (7,), (25,), (32,), (100,), (3, 5), (4, 4), (2, 3, 5), (2, 2, 4)]
 CACHES = [0, "20%", 700, "0.5K", "100%", "1G"]
 IDS = [5, 0, 39, 5, 5, 17, 38, 1, 0]
 
 
 def make_table(num_rows=40, row=(3,), dtype=torch.float32):
-    """Rows of random bytes: also NaNs, infinities and subnormal numbers."""
-    if dtype == torch.bool:
-        return torch.randint(2, (num_rows, *row)).bool()
-    size = num_rows * torch.Size(row).numel() * dtype.itemsize
-    return torch.randint(256, (size,), dtype=torch.uint8).view(dtype).view(num_rows, *row)
-
-
-def bytes_of(rows):
-    """Bytes of each row `[n, bytes]`, as a NaN does not equal itself."""
-    return rows.cpu().contiguous().view(len(rows), -1).view(torch.uint8)
+    return make_rows(num_rows, row, dtype)
 
 
 def read_poisoned(feature, ids):
