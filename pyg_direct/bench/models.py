@@ -25,7 +25,7 @@ from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.nn.graphed import GraphedStep
 
-_MODELS = {"SAGE": GraphSAGE, "GCN": GCN, "GIN": GIN, "GAT": GAT}
+MODELS = {"SAGE": GraphSAGE, "GCN": GCN, "GIN": GIN, "GAT": GAT}
 _FANOUTS = [15, 10, 5]
 _RELATIONS = 8
 _WARM_UP = 8
@@ -39,7 +39,7 @@ def measure_accelerated_steps(batch: Data, num_classes: int, name: str, hidden: 
     GPU time is that of a step replayed as a CUDA graph, wall time that of a step launched from Python.
     """
     device = batch.x.device
-    for kind, model_class in _MODELS.items():
+    for kind, model_class in MODELS.items():
         plain = model_class(batch.x.shape[1], hidden, len(batch.num_sampled_edges), num_classes).to(device)
         fast = copy.deepcopy(plain)
         accelerate(fast)
@@ -120,7 +120,7 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
     places = _PLACES if on_gpu else {"CPU": ("cpu", None, None)}
     for place, (placement, topology, cache) in places.items():
         # Those that move their rows are told of once.
-        kinds = _MODELS if place == next(iter(places)) else {"SAGE": GraphSAGE}
+        kinds = MODELS if place == next(iter(places)) else {"SAGE": GraphSAGE}
         size = min(1024, len(train_idx))
         loader = NeighborLoader(copy.copy(data), _FANOUTS, train_idx, batch_size=size, shuffle=True, drop_last=True,
                                 seed=0, placement=placement, topology_placement=topology,

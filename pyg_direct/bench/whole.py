@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
+from pyg_direct.bench.models import MODELS
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock
 from pyg_direct.nn.accelerate import accelerate
 
-_MODELS = {"SAGE": GraphSAGE, "GCN": GCN, "GIN": GIN, "GAT": GAT}
 _LAYERS = 2
 # Calls until edges are sorted, and a few more.
 _WARM_UP = 12
@@ -31,7 +30,7 @@ def measure_whole_graphs(edge_index: Tensor, num_nodes: int, width: int, name: s
         hidden: Channels of the models.
     """
     x = torch.rand(num_nodes, width, device=edge_index.device)
-    for kind, model_class in _MODELS.items():
+    for kind, model_class in MODELS.items():
         plain = model_class(width, hidden, _LAYERS, hidden).to(x.device)
         fast = copy.deepcopy(plain)
         accelerate(fast)

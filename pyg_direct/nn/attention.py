@@ -10,11 +10,11 @@ from torch import Tensor
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.product import multiply
-from pyg_direct.nn.propagate import DTYPES, is_plain
+from pyg_direct.nn.propagate import is_plain
 from pyg_direct.nn.sorted import SortedEdges, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
 from pyg_direct.nn.whole import find_whole
-from pyg_direct.ops.aggregate import aggregate
+from pyg_direct.ops.aggregate import DTYPES, aggregate
 from pyg_direct.ops.softmax import softmax
 
 _HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch_geometric.nn import aggr
 
 from pyg_direct.nn.product import multiply
-from pyg_direct.nn.propagate import DTYPES, is_plain, wins_on_cpu
+from pyg_direct.nn.propagate import is_plain, wins_on_cpu
 from pyg_direct.nn.sorted import SortedBatch, SortedEdges, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
 from pyg_direct.nn.whole import WholeGraph, find_whole
-from pyg_direct.ops.aggregate import aggregate
+from pyg_direct.ops.aggregate import DTYPES, aggregate
 from pyg_direct.ops.launch import runs_on_gpu
 
 

@@ -20,11 +20,11 @@ from torch_geometric.nn import HeteroConv, conv
 from torch_geometric.nn.conv.hetero_conv import group
 
 from pyg_direct.nn import root
-from pyg_direct.nn.propagate import DTYPES, find_reduce, is_plain, wins_on_cpu
+from pyg_direct.nn.propagate import find_reduce, is_plain, wins_on_cpu
 from pyg_direct.nn.sorted import SortedBatch, find_batch
 from pyg_direct.nn.trimmed import has_hooks
 from pyg_direct.nn.typed_layer import Matrices, TypedEdges, convolve_relations
-from pyg_direct.ops.aggregate import Transposed, check_edges
+from pyg_direct.ops.aggregate import DTYPES, Transposed, check_edges
 from pyg_direct.ops.launch import runs_on_gpu
 from pyg_direct.ops.offsets import compress
 

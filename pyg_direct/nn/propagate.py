@@ -12,7 +12,7 @@ from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.sorted import SortedEdges, find_batch
 from pyg_direct.nn.whole import WholeGraph, find_whole
-from pyg_direct.ops.aggregate import aggregate
+from pyg_direct.ops.aggregate import DTYPES, aggregate
 from pyg_direct.ops.launch import runs_on_gpu
 
 _REDUCES = {
@@ -21,7 +21,6 @@ _REDUCES = {
     aggr.MaxAggregation: "max",
     aggr.MinAggregation: "min",
 }
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _NARROW = 8
 
 

@@ -9,9 +9,9 @@ import torch_geometric
 from torch import Tensor
 from torch_geometric.nn import aggr
 
-from pyg_direct.nn.propagate import DTYPES, find_reduce, is_plain
+from pyg_direct.nn.propagate import find_reduce, is_plain
 from pyg_direct.nn.sorted import SortedEdges, find_batch
-from pyg_direct.ops.aggregate import aggregate
+from pyg_direct.ops.aggregate import DTYPES, aggregate
 from pyg_direct.ops.offsets import compress
 
 # Items of the sums of all relations, above which they are left to PyG, relation after relation.

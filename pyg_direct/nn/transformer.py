@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_direct.nn.propagate import DTYPES, is_plain
+from pyg_direct.nn.propagate import is_plain
 from pyg_direct.nn.sorted import SortedBatch, find_batch
-from pyg_direct.ops.aggregate import aggregate
+from pyg_direct.ops.aggregate import DTYPES, aggregate
 from pyg_direct.ops.dot import dot
 from pyg_direct.ops.offsets import compress
 from pyg_direct.ops.softmax import softmax

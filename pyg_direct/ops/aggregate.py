@@ -19,7 +19,7 @@ from pyg_direct.ops.launch import runs_on_gpu
 from pyg_direct.ops.offsets import compress, expand
 
 REDUCES = ("sum", "mean", "max", "min")
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _kernels = aggregate_kernels.operators()
 
 
@@ -106,7 +106,7 @@ def _check(x: Tensor, indptr: Tensor, row: Tensor | None, reduce: str, weight: T
            num_edges: int) -> Tensor | None:  # fmt: skip
     if reduce not in REDUCES:
         raise ArgumentError(f"reduce must be one of {', '.join(REDUCES)}, got {reduce!r}")
-    if x.dtype not in _DTYPES or x.dim() == 0:
+    if x.dtype not in DTYPES or x.dim() == 0:
         raise ArgumentTypeError(f"x must have rows of a floating dtype, got {x.dtype} with shape {tuple(x.shape)}")
     if indptr.dtype not in INDEX_DTYPES or indptr.dim() != 1:
         raise ArgumentTypeError(

@@ -8,6 +8,8 @@ from pyg_direct.distributed.partition import partition_graph
 from tests.graphs import make_random_graph
 
 CPU = torch.device("cpu")
+# Of the loaders that are compared.
+COMMON = {"batch_size": 16, "shuffle": True, "seed": 3}
 
 
 def make_data(num_nodes=300, num_edges=3000):

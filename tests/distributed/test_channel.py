@@ -15,10 +15,9 @@ from pyg_direct.distributed.loader import DistNeighborLoader
 from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.distributed.serving import QUESTIONS, PartServer
 from pyg_direct.errors import RankError
-from tests.distributed.ranks import as_dict, assert_equal, make_data, write_data
+from tests.distributed.ranks import COMMON, as_dict, assert_equal
 from tests.hetero_data import make_hetero
 
-COMMON = {"batch_size": 16, "shuffle": True, "seed": 3}
 SEEDS = torch.arange(0, 300, 3)
 
 
@@ -164,17 +163,6 @@ class Servers:
             self.num_called += 1
             found[part] = getattr(self._servers[part], method)(*questions[part])
         return found
-
-
-@pytest.fixture
-def data():
-    return make_data()
-
-
-@pytest.fixture
-def folder(tmp_path, data):
-    write_data(tmp_path / "p", data, 2, times=True, weights=True)
-    return tmp_path / "p"
 
 
 def load(servers, options):

@@ -15,10 +15,9 @@ from pyg_direct.distributed.client import ClientGraph
 from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader
 from pyg_direct.distributed.serving import PartServer
 from pyg_direct.errors import ArgumentError
-from tests.distributed.ranks import as_dict, assert_equal, make_data, write_data
+from tests.distributed.ranks import COMMON, as_dict, assert_equal
 from tests.runtime.test_loopback import list_listened
 
-COMMON = {"batch_size": 16, "shuffle": True, "seed": 3}
 SEEDS = torch.arange(0, 300, 3)
 LINKS = torch.stack([torch.arange(60), torch.arange(90, 150)])
 CASES = [{}, {"disjoint": True}, {"replace": True, "weight_attr": "weight"}, {"time_attr": "time"},
@@ -36,17 +35,6 @@ class ServersHere:
         self.num_asked += bool(questions) and method == "pick"
         time.sleep(self._delay)
         return {part: getattr(self._servers[part], method)(*question) for part, question in questions.items()}
-
-
-@pytest.fixture
-def data():
-    return make_data()
-
-
-@pytest.fixture
-def folder(tmp_path, data):
-    write_data(tmp_path / "p", data, 2, times=True, weights=True)
-    return tmp_path / "p"
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)

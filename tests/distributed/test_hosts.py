@@ -12,10 +12,9 @@ from pyg_direct import NeighborLoader
 from pyg_direct.distributed.loader import DistNeighborLoader
 from pyg_direct.errors import RankError
 from tests.distributed.hosts import ADDRESSES, Hosts, can_make_hosts, enter_host
-from tests.distributed.ranks import as_dict, assert_equal, make_data, open_graph, write_data
+from tests.distributed.ranks import COMMON, as_dict, assert_equal, make_data, open_graph, write_data
 from tests.processes import start_method
 
-COMMON = {"batch_size": 16, "shuffle": True, "seed": 3}
 SEEDS = torch.arange(0, 300, 2)
 DAY = 86_400
 

@@ -8,7 +8,7 @@ from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLo
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.errors import ArgumentError
-from tests.distributed.ranks import as_dict, assert_equal, make_data, open_graph, write_data
+from tests.distributed.ranks import COMMON, as_dict, assert_equal, make_data, open_graph, write_data
 from tests.hetero_data import make_hetero
 from tests.hetero_graphs import make_parts
 from tests.processes import run_ranks
@@ -30,7 +30,6 @@ LINK_CASES = {
     "strict": {"neg_sampling": "binary", "strict_negatives": True, "exclude_target_edges": "reverse"},
     "excluded": {"exclude_target_edges": True},
 }
-COMMON = {"batch_size": 16, "shuffle": True, "seed": 3}
 
 
 def make_loader(name, source, make_nodes, make_links):

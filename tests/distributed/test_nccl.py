@@ -11,10 +11,8 @@ from pyg_direct.distributed.feature import DistFeature, PartitionInfo
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.loader import DistNeighborLoader
 from pyg_direct.runtime.communicator import Communicator
-from tests.distributed.ranks import as_dict, assert_equal, make_data, write_data
+from tests.distributed.ranks import COMMON, as_dict, assert_equal, make_data, write_data
 from tests.processes import run_ranks
-
-COMMON = {"batch_size": 16, "shuffle": True, "seed": 3}
 
 
 def load(rank, folder, backend):

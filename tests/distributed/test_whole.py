@@ -28,9 +28,8 @@ from pyg_direct.errors import ArgumentError, PartitionError, RankError
 from pyg_direct.features.clique import PARTS, fit_rows
 from pyg_direct.runtime.shared import find_shared, open_shared
 from pyg_direct.runtime.spread import GRANULE
-from tests.distributed.ranks import CPU, as_dict, assert_equal, make_data, open_graph, write_data
+from tests.distributed.ranks import COMMON, CPU, as_dict, assert_equal, make_data, open_graph, write_data
 from tests.distributed.test_loader import (
-    COMMON,
     LINK_CASES,
     NODE_CASES,
     assert_typed,

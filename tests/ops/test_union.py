@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.ops.union import unite
+from tests.plans import METHODS
 from tests.poison import poisoned_memory
-
-METHODS = pytest.mark.parametrize("method", ["bitmap", "sort"])
 
 
 @METHODS
