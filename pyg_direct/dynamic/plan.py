@@ -113,8 +113,8 @@ class SnapshotPlan:
         if x is None or self.budget.limit is None:
             return MAX_GROUP
         # What goes in and comes out lies on the device at once.
-        row_bytes = 8 * self.num_nodes * max(1, x.shape[1:].numel())
-        return max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // row_bytes))
+        row_bytes = 8 * self.num_nodes * x.shape[1:].numel()
+        return max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // max(1, row_bytes)))
 
     def _choose(self, operator: Operator, low: int, high: int, weighted: bool, speeds: Speeds | None,
                 build: bool = False) -> tuple[list[Option], dict[Hashable, SnapshotMatrices]]:  # fmt: skip
@@ -311,7 +311,7 @@ class SnapshotPlan:
             x = self.parts[time].x
             if x is None:
                 raise ArgumentError("x must be features of every snapshot that a layer aggregates, got None")
-            rows = x.reshape(x.shape[0], -1)
+            rows = x.reshape(x.shape[0], x.shape[1:].numel())
             features.append(F.pad(rows, (0, 0, 0, self.num_nodes - rows.shape[0])))
         # The snapshots of a node side by side, so that one read brings them all.
         packed = torch.stack(features, dim=1)
@@ -341,7 +341,7 @@ class SnapshotPlan:
         num_nodes = self.parts[time].num_nodes
         if x.shape[0] != num_nodes:
             raise ArgumentError(f"x must have rows of the {num_nodes} nodes of snapshot {time}, got {x.shape[0]}")
-        rows = x.reshape(num_nodes, 1, -1)
+        rows = x.reshape(num_nodes, 1, x.shape[1:].numel())
         if num_nodes < self.num_nodes:
             rows = F.pad(rows, (0, 0, 0, 0, 0, self.num_nodes - num_nodes))
         out = aggregate_snapshots(rows, self.get_matrices(operator, time, time + 1, weighted))

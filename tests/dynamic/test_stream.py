@@ -157,6 +157,21 @@ def test_node_counts_may_differ():
         torch.testing.assert_close(got, layer(plain.x, plain.edge_index), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("counts", [(0, 0, 0), (0, 5, 0, 7)])
+@pytest.mark.parametrize("memory", [None, "100%"])
+def test_snapshots_may_have_no_nodes(counts, memory):
+    none, ring = torch.empty(2, 0, dtype=torch.int64), torch.tensor([[0, 1], [1, 0]])
+    parts = [Data(x=torch.randn(n, 2), edge_index=ring if n else none, num_nodes=n) for n in counts]
+    layer = TGCN(2, 4)
+
+    for given, plain in zip(stream(parts, "cpu", memory=memory), parts, strict=True):
+        got, again = layer(given.x, given.edge_index), layer(given.x + 0, given.edge_index)
+
+        expected = layer(plain.x, plain.edge_index)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_empty_snapshots_and_missing_weights_are_taken():
     none = torch.empty(2, 0, dtype=torch.int64)
     parts = make_list(3)
