@@ -6,7 +6,7 @@ import torch
 from torch_geometric.data import Data, HeteroData, TemporalData
 
 from pyg_direct.dynamic import discretize, stream
-from pyg_direct.dynamic.nn import TGCN
+from pyg_direct.dynamic.nn import TGCN, GConvGRU
 from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, MemoryLimitError
 from pyg_direct.ops import snapshots as ops
@@ -170,6 +170,17 @@ def test_snapshots_may_have_no_nodes(counts, memory):
         expected = layer(plain.x, plain.edge_index)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_written_to_features_behind_a_layer_is_not_kept():
+    layer, given = GConvGRU(CHANNELS, 4, 2), stream(make_list(1), "cpu", keep="host")
+    snapshot = given[0]
+    expected = layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr)
+
+    snapshot.x.add_(1)
+
+    snapshot = given[0]
+    torch.testing.assert_close(layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr), expected)
 
 
 def test_empty_snapshots_and_missing_weights_are_taken():

@@ -104,9 +104,10 @@ def expand_chebyshev(x: Tensor, edge_index: Any, edge_weight: Tensor | None, ope
         return _recur(x, order, lambda rows: convolve(rows, edge_index, edge_weight, operator))
 
     def make() -> list[Tensor]:
-        return _recur(x, order, lambda rows: convolve_located(found, rows, operator))
+        # Not the features, which a program may write to behind the layer.
+        return _recur(x, order, lambda rows: convolve_located(found, rows, operator))[1:]
 
-    return found.plan.keep((operator, found.weighted, order), found.time, make)
+    return [x, *found.plan.keep((operator, found.weighted, order), found.time, make)]
 
 
 def _recur(x: Tensor, order: int, step: Any) -> list[Tensor]:
