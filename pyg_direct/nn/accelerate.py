@@ -93,6 +93,8 @@ def accelerate(model: torch.nn.Module) -> Acceleration:
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    for module in model.modules():
+        forget_pickled(module)
     found = {name: module for name, module in model.named_modules() if accelerate_one(module)}
     for module in model.modules():
         watch_trimming(module)
@@ -140,6 +142,14 @@ def _strip(module: torch.nn.Module) -> None:
         if getattr(module.__dict__.get(name), "__func__", None) in own:
             del module.__dict__[name]
             module.__dict__.pop("__prepare_scriptable__", None)
+
+
+def forget_pickled(module: torch.nn.Module) -> None:
+    """Drop methods of its class that a module has itself: ours come back from a pickle as these."""
+    for name in ("propagate", "forward", *(part.__name__ for part in _PARTS.values())):
+        method = module.__dict__.get(name)
+        if isinstance(method, MethodType) and method.__func__ is getattr(type(module), name, None):
+            del module.__dict__[name]
 
 
 def _make_plain(module: torch.nn.Module) -> torch.nn.Module:

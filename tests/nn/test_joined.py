@@ -154,6 +154,10 @@ def test_models_are_saved_copied_and_undone(calls):
     file.seek(0)
     for again in (copy.deepcopy(model), torch.load(file, weights_only=False)):
         assert_near(run(again, x, edges), expected)
+    accelerate(again)
+    calls.clear()
+    run(again, x, edges)
+    assert calls
     accelerated.undo()
     calls.clear()
 

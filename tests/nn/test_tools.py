@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -32,6 +33,19 @@ def test_models_are_saved_and_copied_as_before(name, calls):
     assert not torch.allclose(copied(x, batch.edge_index), expected)
     assert_near([conv(x, batch.edge_index)], [expected])
     assert len(calls) >= 2
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_models_that_were_saved_are_accelerated_again(name, calls):
+    batch, conv = Batch(loops=False), CONVOLUTIONS[name]()
+    accelerate(conv)
+    loaded = pickle.loads(pickle.dumps(conv))
+
+    names = accelerate(loaded).convolutions
+
+    assert names == accelerate(conv).convolutions
+    loaded(torch.randn(batch.num_nodes, WIDTH), batch.edge_index)
+    assert calls
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

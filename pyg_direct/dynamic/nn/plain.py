@@ -16,6 +16,7 @@ from torch_geometric.nn import aggr, conv
 from pyg_direct.dynamic.nn.chebyshev import combine, make_chebyshev
 from pyg_direct.dynamic.nn.convolve import Located, convolve_located, expand_chebyshev, locate
 from pyg_direct.dynamic.operator import GCN, Mean, Operator, Sum
+from pyg_direct.nn.accelerate import forget_pickled
 
 _HOOKS = ("_propagate_forward_pre_hooks", "_propagate_forward_hooks", "_message_forward_pre_hooks",
           "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
@@ -46,6 +47,7 @@ def accelerate(model: torch.nn.Module) -> list[str]:
     """
     changed = []
     for name, module in model.named_modules():
+        forget_pickled(module)
         own = _OWN.get(type(module))
         # What another acceleration put there stays.
         if own is not None and not {"forward", "propagate"} & module.__dict__.keys():

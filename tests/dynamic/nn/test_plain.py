@@ -1,6 +1,7 @@
 """PyG's own convolutions give what they give without us, over streams and in frames, and aggregate features once."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -162,3 +163,11 @@ def test_copies_stay_accelerated():
 
     assert accelerate(mine) == accelerate(twin) == []
     assert twin.convs[0].propagate.__self__ is twin.convs[0]
+
+
+def test_models_that_were_saved_are_accelerated_again():
+    mine, _ = make_pair("GCN")
+
+    names = accelerate(mine)
+
+    assert accelerate(pickle.loads(pickle.dumps(mine))) == names
