@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -265,9 +266,16 @@ def accuracy(scale: float) -> Iterator[Row]:
     for name in ("labor", "labor, dependent layers"):
         kinds[f"{name}, bf16"] = {"dtype": torch.bfloat16, **SAMPLINGS[name]}
     folder = os.environ.get("PYG_DIRECT_DATA")
+    graph = partial(synthetic_graph, "products", scale=scale)
+    if resolve_device(None).type == "cpu":
+        # A smaller graph, of which there are few batches, and of a folder's what an hour has room for.
+        if folder:
+            yield from measure_accuracy(load_folder(folder), {"uniform, fp32": {}}, seeds=1, epochs=4)
+        yield from measure_accuracy(graph(), kinds, epochs=8, learning_rate=0.005, batch_size=256)
+        return
     if folder:
         yield from measure_accuracy(load_folder(folder), kinds)
-    yield from measure_accuracy(synthetic_graph("products", scale=scale), kinds, epochs=4)
+    yield from measure_accuracy(graph(), kinds, epochs=4)
 
 
 def peers(scale: float) -> Iterator[Row]:
