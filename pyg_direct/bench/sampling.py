@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from pyg_direct.bench.launch import measure_launch
 from pyg_direct.bench.limits import random_read_rate, random_read_rate_of_cpu, replay_seconds
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu, wait_for_gpu
@@ -28,7 +27,6 @@ _BATCHES = 50
 def measure_gpu_sampling(edge_index: torch.Tensor, num_nodes: int, name: str) -> Iterator[Row]:
     """Rows of a graph whose edges are on the GPU, with topology there and in unified host memory."""
     device = resolve_device("cuda")
-    yield from measure_launch()
     begin = time.perf_counter()
     wait_for_gpu()
     topology = CSRTopo(edge_index, num_nodes=num_nodes)

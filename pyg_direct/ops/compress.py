@@ -14,6 +14,11 @@ from pyg_direct.ops.launch import cpu_chunks, run_cpu, threads_for
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.pages import use_large_pages
 
+# As many, and more, are numbered in 64 bits.
+_MOST = 2**31
+# Edges that a GPU puts in order at once: torch sorts no 2**31, and each takes 24 bytes meanwhile.
+_SORTED = 2**30
+
 
 class Compressed(NamedTuple):
     """Rows of edges.
@@ -51,8 +56,8 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None 
                 raise IdError(f"{part} must lie in [0, {num_nodes}) (num_nodes), got {low if low < 0 else high}")
     if rows.device != columns.device:
         raise ArgumentError(f"columns must be on the device of rows ({rows.device}), got {columns.device}")
-    node_dtype = torch.int32 if num_nodes < 2**31 else torch.int64
-    edge_dtype = torch.int32 if rows.numel() < 2**31 else torch.int64
+    node_dtype = torch.int32 if num_nodes < _MOST else torch.int64
+    edge_dtype = torch.int32 if rows.numel() < _MOST else torch.int64
     if rows.is_cuda:
         return _compress_on_gpu(rows, columns, num_nodes, node_dtype, edge_dtype)
     with show_wait("sorting edges by row", items=rows.numel()), threads_for(rows.numel()):
@@ -80,7 +85,7 @@ def order_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
         num_rows: R.
     """
     indptr = torch.zeros(num_rows + 1, dtype=torch.int64)
-    order = use_large_pages(torch.empty(rows.numel(), dtype=torch.int32 if rows.numel() < 2**31 else torch.int64))
+    order = use_large_pages(torch.empty(rows.numel(), dtype=torch.int32 if rows.numel() < _MOST else torch.int64))
     with show_wait("sorting edges by row", items=rows.numel()), threads_for(rows.numel()):
         chunks = 2 * cpu_chunks()
         run_cpu(kernels.count_rows_cpu, rows, chunks, indptr[1:])
@@ -91,8 +96,28 @@ def order_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 
 def _compress_on_gpu(rows: Tensor, columns: Tensor, num_nodes: int, node_dtype: torch.dtype,
                      edge_dtype: torch.dtype) -> Compressed:  # fmt: skip
-    order = torch.sort(rows.to(node_dtype), stable=True).indices
-    counts = torch.bincount(rows, minlength=num_nodes)
-    indptr = torch.zeros(num_nodes + 1, dtype=torch.int64, device=rows.device)
-    torch.cumsum(counts, 0, out=indptr[1:])
-    return Compressed(indptr, columns[order].to(node_dtype), order.to(edge_dtype))
+    device, num_edges = rows.device, rows.numel()
+    pieces = range(0, num_edges, _SORTED)
+    # Edges of each row in each piece, and from there where each piece's edges of a row begin.
+    counts = [torch.bincount(rows[begin : begin + _SORTED], minlength=num_nodes) for begin in pieces]
+    indptr = torch.zeros(num_nodes + 1, dtype=torch.int64, device=device)
+    for count in counts:
+        indptr[1:] += count
+    torch.cumsum(indptr[1:], 0, out=indptr[1:])
+    if len(pieces) <= 1:
+        order = torch.sort(rows.to(node_dtype), stable=True).indices
+        return Compressed(indptr, columns[order].to(node_dtype), order.to(edge_dtype))
+    indices = torch.empty(num_edges, dtype=node_dtype, device=device)
+    edge_ids = torch.empty(num_edges, dtype=edge_dtype, device=device)
+    starts = indptr[:-1].clone()
+    for begin, count in zip(pieces, counts, strict=True):
+        part = slice(begin, begin + _SORTED)
+        # A piece's edges lie in order; those of a row follow what the pieces before have of it.
+        ordered, order = torch.sort(rows[part].to(node_dtype), stable=True)
+        places = torch.arange(order.numel(), device=device)
+        places += (starts - (count.cumsum(0) - count)).index_select(0, ordered)
+        indices.index_copy_(0, places, columns[part].to(node_dtype).index_select(0, order))
+        edge_ids.index_copy_(0, places, order.add_(begin).to(edge_dtype))
+        starts += count
+        del ordered, order, places
+    return Compressed(indptr, indices, edge_ids)

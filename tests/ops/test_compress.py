@@ -4,6 +4,7 @@ from hypothesis import given
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
+from pyg_direct.ops import compress as compress_module
 from pyg_direct.ops.compress import compress
 from tests.graphs import GRAPHS, make_random_graph, odd_graphs
 from tests.poison import poisoned_memory
@@ -45,6 +46,35 @@ def test_rows_do_not_depend_on_threads():
 
     assert get_cpu_threads() == before
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_many_edges_are_numbered_in_64_bits(device, monkeypatch):
+    monkeypatch.setattr(compress_module, "_MOST", 100)
+    graph = GRAPHS["random"]
+    rows, columns = graph.edge_index.to(device).flip(0)
+    assert graph.num_nodes < 100 <= rows.numel()
+
+    got = compress(rows, columns, graph.num_nodes)
+
+    indptr, indices, edge_ids = reference.compress(rows.tolist(), columns.tolist(), graph.num_nodes)
+    assert [array.dtype for array in got] == [torch.int64, torch.int32, torch.int64]
+    assert [array.tolist() for array in got] == [indptr, indices, edge_ids]
+    offsets, order = compress_module.order_rows(rows.cpu(), graph.num_nodes)
+    assert (order.dtype, order.tolist(), offsets.tolist()) == (torch.int64, edge_ids, indptr)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 1000])
+def test_pieces_that_a_gpu_sorts_apart_are_one_list(device, monkeypatch, size):
+    monkeypatch.setattr(compress_module, "_SORTED", size)
+    for graph in (GRAPHS["random"], make_random_graph(5, 20), make_random_graph(3, 0)):
+        rows, columns = (ids[:200] for ids in graph.edge_index.to(device).flip(0))
+
+        # Operations of torch alone, which a CPU does too.
+        got = compress_module._compress_on_gpu(rows, columns, graph.num_nodes, torch.int32, torch.int64)
+
+        assert [array.dtype for array in got] == [torch.int64, torch.int32, torch.int64]
+        expected = reference.compress(rows.tolist(), columns.tolist(), graph.num_nodes)
+        assert [array.tolist() for array in got] == list(expected)
 
 
 def test_swapped_arguments_give_the_transpose(device):
