@@ -28,6 +28,7 @@ from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.memory import Block, move
 from pyg_direct.runtime.mode import ordinary_tensors
+from pyg_direct.runtime.probe import check_filled
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
@@ -267,6 +268,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
             self._hot = source.detach()
             self._exponents = None if self._exponents is None else self._exponents.cpu()
             return
+        check_filled(self._block, "features")
         self._cold = self._block.view_on_gpu(source.dtype, source.shape, self.device)
         self._hot = hot
         if hot_ids.numel() > 0:

@@ -13,7 +13,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import budget_of, free_bytes
 from pyg_direct.runtime.memory import Block, allocate_or_fall_back, move
-from pyg_direct.runtime.probe import choose_host_memory
+from pyg_direct.runtime.probe import check_filled, choose_host_memory
 
 PLACEMENTS = ("cuda", "unified", "pinned", "cpu")
 # Arrays beside the neighbors up to this share of the free GPU memory go there, even where the neighbors do not.
@@ -116,6 +116,7 @@ def place_array(source: Tensor, placement: str, device: torch.device, what: str)
         block, on_cpu = move(source, placement, device, what=what), source
     if block.placement == "cpu":
         return on_cpu, on_cpu, block
+    check_filled(block, what)
     return block.view_on_gpu(source.dtype, source.shape, device), on_cpu, block
 
 

@@ -3,11 +3,15 @@
 import json
 import platform
 import time
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from pyg_direct.errors import PlacementWarning
 from pyg_direct.runtime import probe
+from pyg_direct.runtime.memory import allocate
 
 
 @pytest.mark.parametrize(
@@ -85,6 +89,46 @@ def test_without_managed_memory_there_is_nothing_to_measure(machine, monkeypatch
 
     assert choose_in_new_process() == "pinned"
     assert machine == []
+
+
+def check(monkeypatch, rate, placement="unified", num_bytes=8 << 30):
+    """Check a table of a machine whose memory is read at so many bytes a second; how often it was read."""
+    read = []
+    monkeypatch.setattr(probe, "_read_at_random", lambda block: read.append(block) or rate)
+    probe.check_filled(SimpleNamespace(placement=placement, num_bytes=num_bytes, device=torch.device("cuda", 0)),
+                       "features")  # fmt: skip
+    return len(read)
+
+
+@pytest.mark.parametrize(("placement", "rate", "other"), [("unified", 2.4e9, "pinned"), ("pinned", 4.9e9, "unified")])
+def test_a_filled_table_that_is_read_slowly_is_told(machine, monkeypatch, placement, rate, other):
+    words = rf"reads features at [\d.]+ GB/s at random from 8.59 GB of {placement}.*placement='{other}'"
+    with pytest.warns(PlacementWarning, match=words):
+        assert check(monkeypatch, rate, placement) == 1
+
+
+@pytest.mark.parametrize(("options", "count"), [
+    ({"rate": 9e9}, 1), ({"rate": 3e9}, 1), ({"rate": 1.0, "num_bytes": 1 << 29}, 0),
+    ({"rate": 1.0, "placement": "cpu"}, 0), ({"rate": 1.0, "placement": "cuda"}, 0),
+])  # fmt: skip
+def test_others_are_not_told_and_small_ones_not_read(machine, monkeypatch, options, count):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert check(monkeypatch, **options) == count
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_large_filled_table_is_read_as_a_small_one():
+    block = allocate(probe._LARGE, "unified", "cuda")
+    block.view_on_cpu(torch.int64, (probe._LARGE // 8,)).fill_(1)
+    begin = time.perf_counter()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        probe.check_filled(block, "rows")
+
+    assert time.perf_counter() - begin < 1
 
 
 @pytest.mark.gpu
