@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.sorted import SortedEdges, find_batch
@@ -45,6 +46,8 @@ def is_plain(self: Any, edge_index: Any) -> bool:
         and torch._C._get_tracing_state() is None
         # Transforms of functions (`torch.func`).
         and torch._C._functorch.peek_interpreter_stack() is None
+        # Derivatives on the way forward.
+        and forward_ad._current_level < 0
         and isinstance(edge_index, Tensor)
         and type(aggregation) in _REDUCES
         and self.flow == "source_to_target"

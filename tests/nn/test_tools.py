@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch_geometric.nn import SAGEConv
 
 from pyg_direct import accelerate
@@ -89,6 +90,23 @@ def test_transformed_functions_take_the_code_of_pyg(calls):
     got = torch.func.grad(compute)(parameters)
 
     assert all(torch.equal(got[name], expected[name]) for name in parameters)
+    assert calls == []
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat", "gin"])
+def test_derivatives_on_the_way_forward_take_the_code_of_pyg(name, calls):
+    batch, conv = Batch(loops=False), CONVOLUTIONS[name]()
+    x = torch.randn(batch.num_nodes, WIDTH)
+
+    def derive():
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(conv(forward_ad.make_dual(x, torch.ones_like(x)), batch.edge_index)).tangent
+
+    expected = derive()
+    accelerate(conv)
+    got = derive()
+
+    assert torch.equal(got, expected)
     assert calls == []
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch_geometric.nn import ChebConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
@@ -38,6 +39,9 @@ def locate(x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Located | 
     """The snapshot of a stream that these edges and weights are; None for any others."""
     edges = find_tag(edge_index, "edge_index")
     if edges is None or x.dtype not in _DTYPES or x.device != edges.plan.device:
+        return None
+    # Transforms of functions (`torch.func`), and derivatives on the way forward.
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return None
     part = edges.plan.parts[edges.time]
     if edge_weight is None:

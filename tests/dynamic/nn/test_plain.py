@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
@@ -153,6 +154,28 @@ def test_other_edges_numbers_and_casts_are_left_to_pyg():
     torch.testing.assert_close(
         mine.double()(wide, given.edge_index, None), theirs.double()(wide, plain.edge_index, None)
     )
+
+
+def derive_forwards(model, x, *edges):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(model(forward_ad.make_dual(x, torch.ones_like(x)), *edges)).tangent
+
+
+def derive_by_transform(model, x, *edges):
+    return torch.func.grad(lambda rows: model(rows, *edges).square().sum())(x)
+
+
+@pytest.mark.parametrize("name", ["GCN", "SAGE", "GIN", "Cheb"])
+@pytest.mark.parametrize("derive", [derive_forwards, derive_by_transform])
+def test_other_derivatives_take_the_code_of_pyg(name, derive):
+    mine, theirs = make_pair(name)
+    accelerate(mine)
+    signal = make_signal()
+    (given, *_), plain = stream(signal, "cpu"), signal[0]
+
+    got = derive(mine, given.x, given.edge_index, given.edge_attr)
+
+    torch.testing.assert_close(got, derive(theirs, plain.x, plain.edge_index, plain.edge_attr))
 
 
 def test_copies_stay_accelerated():
