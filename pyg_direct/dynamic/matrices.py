@@ -77,6 +77,8 @@ class MatrixCache:
             self._asked[key] = times
         self._used.add(key)
         if key in self._visiting:
+            # Those of several snapshots leave with the one that was asked for last.
+            self._visiting[key] = times, self._visiting[key][1]
             return self._visiting[key][1]
         if key in self._here:
             return self._here[key]

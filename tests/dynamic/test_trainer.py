@@ -106,6 +106,22 @@ def test_matrices_that_do_not_fit_are_sent_once_an_epoch(device, groups):
     assert device.type != "cuda" or trainer.plan.matrices.is_pinned
 
 
+def test_matrices_that_all_snapshots_share_are_sent_once_an_epoch(device):
+    signal = make_signal()
+    for snapshot in signal:
+        snapshot.edge_index, snapshot.edge_attr = signal[0].edge_index, signal[0].edge_attr
+    sequence = stream(signal, device, memory=NODES * 4 * 4, keep="host")
+    trainer = make_trainer("GCLSTM", sequence, device=device, **NO_REPLAY[device.type])
+    trainer.fit(2)
+    matrices = trainer.plan.matrices
+    before = matrices.moved_bytes
+
+    trainer.fit(1)
+
+    # Whichever snapshot asked for them first, they stay until the last one that did so leaves.
+    assert matrices.moved_bytes - before == sum(matrices.sent_bytes.values()) > 0
+
+
 def test_what_fits_is_sent_once(device):
     trainer = make_trainer("TGCN", make_signal(), device=device)
 
