@@ -137,10 +137,16 @@ def check_edges(indptr: Tensor, row: Tensor, num_sources: int, num_targets: int)
     check_ids("row", row, num_sources)
 
 
+def _is_heard(x: Tensor) -> bool:
+    """Whether a mode, or a batch of gradients, needs torch's dispatcher, past which calls go else, as it takes longer
+    than the launch.
+    """
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.is_legacy_batchedtensor(x)
+
+
 def sum_known(x: Tensor, indptr: Tensor, row: Tensor, num_targets: int, mean: bool, max_degree: int | None) -> Tensor:
     """`aggregate` of rows `[N, F]` over edges that are known to fit; without a gradient."""
-    # Past torch's dispatcher, which takes longer than the launch, where nothing listens to it.
-    work = _kernels if torch._C._len_torch_dispatch_stack() else aggregate_kernels
+    work = _kernels if _is_heard(x) else aggregate_kernels
     made: Tensor = work.sum_rows(x, indptr, row, None, num_targets, mean, -1 if max_degree is None else max_degree)
     return made
 
@@ -154,7 +160,7 @@ def spread_known(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_
         transposed: The edges by source; None for any order of additions, on a GPU.
     """
     if transposed is None:
-        work = _kernels if torch._C._len_torch_dispatch_stack() else aggregate_kernels
+        work = _kernels if _is_heard(grad) else aggregate_kernels
         degree = -1 if max_degree is None else max_degree
         made: Tensor = work.spread_rows(grad, indptr, row, target, None, num_rows, mean, degree)
         return made

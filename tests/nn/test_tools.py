@@ -49,6 +49,25 @@ def test_models_that_were_saved_are_accelerated_again(name, calls):
     assert calls
 
 
+@pytest.mark.parametrize("name", ["sage", "sage max", "graph mean", "gcn", "gin", "gat", "gatv2"])
+def test_gradients_come_in_batches(name, calls):
+    batch, conv = Batch(loops=False), CONVOLUTIONS[name]()
+    x = torch.randn(batch.num_nodes, WIDTH, requires_grad=True)
+    accelerate(conv)
+    out = conv(x, batch.edge_index)
+    assert calls
+    grads = torch.randn(3, *out.shape)
+    inputs = [x, *conv.parameters()]
+    expected = [torch.autograd.grad(out, inputs, grad, retain_graph=True, allow_unused=True) for grad in grads]
+
+    got = torch.autograd.grad(out, inputs, grads, is_grads_batched=True, allow_unused=True)
+
+    for part, *parts in zip(got, *expected, strict=True):
+        assert (part is None) == (parts[0] is None)
+        if part is not None:
+            assert_near([part], [torch.stack(parts)])
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", ["sage", "gcn"])
 def test_models_are_scripted_as_before(name, calls):
