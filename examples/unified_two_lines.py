@@ -1,5 +1,5 @@
-"""A plain training script that reads features from host memory in place: the two lines marked `new` are all that
-changed, as in PyTorch-Direct.
+"""A plain training script that reads features from host memory in place: two lines changed, as in PyTorch-Direct, each
+marked with what it `was`. The script had `pyg_direct` already, for its sampler; one that has not imports it, a third.
 
     python examples/unified_two_lines.py
 
@@ -23,14 +23,12 @@ def main() -> None:
                                           sizes=[15, 10], device=device, seed=args.seed)  # fmt: skip
     hidden = 256 if device.type == "cuda" else 128
     model = LayerSAGE(dataset.num_features, hidden, dataset.num_classes, num_layers=2).to(device)
-    x, y = dataset.x, dataset.y.to(device)
-
-    pyg_direct.enable_unified_device()
-    x = x.to("unified")  # new
+    y = dataset.y.to(device)
+    x = pyg_direct.to_unified(dataset.x)  # was: x = dataset.x
 
     def predict(seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         n_id, batch_size, adjs = sampler.sample(seeds)
-        rows = x[n_id]  # new; was: x[n_id.cpu()].to(device)
+        rows = x[n_id]  # was: rows = x[n_id.cpu()].to(device)
         return model(rows, adjs), y[n_id[:batch_size]]
 
     seed_loader = torch.utils.data.DataLoader(dataset.train_idx, batch_size=args.batch_size, shuffle=True)

@@ -2,13 +2,10 @@
 
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-import pyg_direct
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 README = EXAMPLES.parent / "README.md"
@@ -31,7 +28,7 @@ def run_example(monkeypatch, capsys):
     def run(name, *options):
         monkeypatch.delenv("PYG_DIRECT_DATA", raising=False)
         monkeypatch.syspath_prepend(EXAMPLES)
-        monkeypatch.setattr(sys, "argv", [name, "--device", "cpu", *options])
+        monkeypatch.setattr(sys, "argv", [str(name), "--device", "cpu", *options])
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return capsys.readouterr().out
 
@@ -67,16 +64,24 @@ def test_example_learns_more_than_an_mlp(name, run_example):
 
 
 @pytest.mark.slow
-def test_unified_example_learns_more_than_an_mlp(monkeypatch):
-    # In an interpreter of its own, as it enables torch's device `unified` for good.
-    monkeypatch.delenv("PYG_DIRECT_DATA", raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(Path(pyg_direct.__file__).parents[1]))
-    options = ["--device", "cpu", "--scale", "0.003", "--epochs", "8", "--batch-size", "64"]
-    done = subprocess.run([sys.executable, EXAMPLES / "unified_two_lines.py", *options], capture_output=True, text=True,
-                          timeout=240, check=False)  # fmt: skip
+def test_unified_example_learns_more_than_an_mlp(run_example):
+    check_scores(run_example("unified_two_lines.py", "--scale", "0.003", "--epochs", "8", "--batch-size", "64"))
 
-    assert done.returncode == 0, done.stderr
-    check_scores(done.stdout)
+
+@pytest.mark.slow
+def test_unified_example_is_a_plain_script_with_two_lines_changed(run_example, tmp_path):
+    source = (EXAMPLES / "unified_two_lines.py").read_text()
+    plain, num_changed = re.subn(r"^( +)\S.*  # was: (.*)$", r"\1\2", source, flags=re.MULTILINE)
+    (tmp_path / "plain.py").write_text(plain)
+    options = ["--scale", "0.003", "--epochs", "2", "--batch-size", "64"]
+
+    losses, plain_losses = (losses_of(run_example(script, *options))
+                            for script in ("unified_two_lines.py", tmp_path / "plain.py"))  # fmt: skip
+
+    assert num_changed == 2
+    assert "unified" not in plain.split("import pyg_direct\n")[1]
+    assert len(losses) == 2
+    assert losses == plain_losses
 
 
 @pytest.mark.slow
