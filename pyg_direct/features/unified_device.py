@@ -35,6 +35,10 @@ def enable_unified_device() -> None:
     that it knows no such device. What it sets up is a `TorchFunctionMode`, as `torch.set_default_device` does, which
     sees each call of torch from Python, and costs as much: about 1 us for each, 3 us for functions of torch that are
     written in Python. `to_unified` makes the same tensors without.
+
+    It is not a backend at torch's place for those from outside (PrivateUse1): such a registration is for the whole
+    process, where `torch.accelerator` names `unified` from then on and `pin_memory` raises NotImplementedError, and so
+    does `DataLoader(pin_memory=True)`; with a GPU, backward passes lost the order of streams that torch gives them.
     """
     if any(isinstance(mode, _UnifiedNames) for mode in _get_current_function_mode_stack()):
         return
