@@ -6,6 +6,8 @@ import torch
 from pyg_direct.errors import ArgumentError, ForkedProcessError
 from pyg_direct.features.tier import TableTier
 from pyg_direct.runtime.memory import move
+from pyg_direct.runtime.peer import init_p2p
+from pyg_direct.runtime.spread import GRANULE, Spread
 from tests.features.contract import TierContract, make_rows
 
 
@@ -35,6 +37,26 @@ class TestHostTier(TierContract):
 
         with pytest.raises(ForkedProcessError, match="spawn"):
             self.read(tier, [0])
+
+
+@pytest.mark.gpu
+@pytest.mark.gpus
+class TestPeerTier(TierContract):
+    """Rows in the memory of another GPU, which NVLink joins."""
+
+    @pytest.fixture
+    def tier_of(self):
+        init_p2p([0, 1])
+
+        def make(rows):
+            num_bytes = rows.numel() * rows.element_size()
+            spread = Spread.allocate(num_bytes, GRANULE, [1] * max(1, -(-num_bytes // GRANULE)))
+            # Written by their owner, read by the other.
+            spread.view(1).view(rows.dtype).view(rows.shape).copy_(rows)
+            torch.cuda.synchronize(1)
+            return TableTier(spread.view(0).view(rows.dtype).view(rows.shape), "peer")
+
+        return make
 
 
 def test_a_strided_table_is_refused():
