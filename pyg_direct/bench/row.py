@@ -74,7 +74,7 @@ class Machine:
     gpu: str = field(default_factory=lambda: torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
     cpu: str = field(default_factory=lambda: f"{os.cpu_count()} cores, {platform.machine()}")
     versions: dict[str, str] = field(default_factory=lambda: _versions())
-    commit: str = field(default_factory=lambda: _commit())
+    commit: str = field(default_factory=lambda: read_commit())
     date: str = field(default_factory=lambda: datetime.date.today().isoformat())
 
 
@@ -88,7 +88,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _commit() -> str:
+def read_commit() -> str:
+    """The short hash of what is checked out, or what PYG_DIRECT_COMMIT says."""
     if "PYG_DIRECT_COMMIT" in os.environ:
         return os.environ["PYG_DIRECT_COMMIT"]
     try:

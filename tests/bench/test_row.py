@@ -57,7 +57,7 @@ def test_a_commit_is_that_of_the_environment_or_of_git(monkeypatch, tmp_path):
     monkeypatch.delenv("PYG_DIRECT_COMMIT")
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert row_module._commit() == "unknown"
+    assert row_module.read_commit() == "unknown"
 
 
 def test_bars_are_medians_beside_their_limits(tmp_path, drawn):

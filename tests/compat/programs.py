@@ -116,28 +116,33 @@ def run(program: Program, folder: Path, loader: str, seed: int, epochs: int | No
     return Run(scores, trained if program.trained else [after - before for before, after in pairwise(marks)])
 
 
-HEADER = ["| program | loader | graph | score of each seed, % | mean | standard error | seconds an epoch, median |",
-          "| --- | --- | --- | --- | ---: | ---: | ---: |"]  # fmt: skip
+HEADER = ["| program | loader | graph | score of each seed, % | mean | standard error | seconds an epoch, median "
+          "| commit |",
+          "| --- | --- | --- | --- | ---: | ---: | ---: | --- |"]  # fmt: skip
+BEGINNINGS = ("| program | loader | ", "| --- | --- | ")
 
 
-def tabulate(results: dict[str, dict[str, list[Run]]], graphs: dict[str, str], before: str = "") -> str:
+def tabulate(results: dict[str, dict[str, list[Run]]], graphs: dict[str, str], before: str = "",
+             commit: str = "unknown") -> str:  # fmt: skip
     """Scores and seconds by program and loader, in Markdown.
 
     Args:
         results: Runs by program and loader.
         graphs: The graph of each program.
         before: An earlier table, whose rows of other programs stay.
+        commit: What the runs were made at. Kept rows that name none are left without.
     """
-    kept = [line for line in before.splitlines() if line.startswith("| ") and line not in HEADER]
-    lines = [line for line in kept if line.split(" | ")[0].removeprefix("| ") not in results]
+    kept = [line for line in before.splitlines() if line.startswith("| ") and not line.startswith(BEGINNINGS)]
+    lines = [line if line.count(" | ") == HEADER[0].count(" | ") else f"{line} - |"
+             for line in kept if line.split(" | ")[0].removeprefix("| ") not in results]  # fmt: skip
     for name, by_loader in results.items():
         for loader, runs in by_loader.items():
             scores = [one.reached for one in runs]
             error = stdev(scores) / len(scores) ** 0.5 if len(scores) > 1 else float("nan")
             seconds = [value for one in runs for value in one.seconds]
+            middle = median(seconds) if seconds else float("nan")
             lines.append(f"| {name} | {loader} | {graphs[name]} | {', '.join(f'{score:.1f}' for score in scores)} "
-                         f"| {mean(scores):.2f} | {error:.2f} | {median(seconds) if seconds else float('nan'):.3f} |"
-                         )  # fmt: skip
+                         f"| {mean(scores):.2f} | {error:.2f} | {middle:.3f} | {commit} |")  # fmt: skip
     return "\n".join([*HEADER, *lines]) + "\n"
 
 
@@ -166,6 +171,7 @@ def main(
     import torch
     import torch_geometric
 
+    from pyg_direct.bench.row import read_commit
     from tests.compat import datasets
 
     results: dict[str, dict[str, list[Run]]] = {}
@@ -196,11 +202,13 @@ def main(
     head = (
         f"# PyG's example programs with PyG's loaders and with ours\n\nPyG {torch_geometric.__version__} (its loaders "
         f"with {sampler}), torch {torch.__version__}, {device}, {os.cpu_count()} cores; `python -m "
-        "tests.compat.programs PATH`.\nGraphs are generated. Epochs include what a program does between two lines of "
+        "tests.compat.programs PATH`.\nGraphs are generated, those of Planetoid, PPI, Reddit and OGB_MAG in the place "
+        "of what these classes download. Epochs include what a program does between two lines of "
         "its scores.\n\n"
     )
     path = out / f"programs_{name}.md"
-    path.write_text(head + tabulate(results, graphs, path.read_text() if path.exists() else ""))
+    earlier = path.read_text() if path.exists() else ""
+    path.write_text(head + tabulate(results, graphs, earlier, read_commit()))
     apart = find_apart(results)
     for line in apart:
         print("more than a point apart:", line)

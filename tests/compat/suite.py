@@ -141,11 +141,14 @@ def main(tests: Path) -> int:
     import torch
     import torch_geometric
 
+    from pyg_direct.bench.row import read_commit
+
     results = run(tests)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     counts = HERE / ("counts.md" if device == "CPU" else f"counts_{device.split()[-1].lower()}.md")
     head = (f"# PyG's own tests with our loaders in the place of PyG's\n\nPyG {torch_geometric.__version__}, torch "
-            f"{torch.__version__}, {device}; `python -m tests.compat.suite PATH`.\n\n")  # fmt: skip
+            f"{torch.__version__}, {device}, commit {read_commit()}; `python -m tests.compat.suite PATH`.\n"
+            "Cora is generated in the place of what Planetoid downloads.\n\n")  # fmt: skip
     counts.write_text(head + tabulate(results))
     unexpected, unused = find_unexpected(results, EXPECTED.read_text(), given=describe_machine())
     print(Counter(result.outcome for result in results))

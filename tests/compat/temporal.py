@@ -9,6 +9,7 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
+from pyg_direct.bench.row import read_commit
 from tests.compat.suite import HERE, find_unexpected, run, tabulate
 
 COUNTS = HERE / "counts_temporal.md"
@@ -26,8 +27,8 @@ def main(tests: Path) -> int:
     """Run, write the counts, say what was not expected."""
     results = run(tests, FILES, plugin="tests.compat.temporal_plugin")
     head = ("# PyTorch Geometric Temporal's own tests with our layers and streams in the place of its own\n\n"
-            f"PyTorch Geometric Temporal {version('torch-geometric-temporal')}, torch {version('torch')}, CPU; "
-            "`python -m tests.compat.temporal PATH`.\n\n")  # fmt: skip
+            f"PyTorch Geometric Temporal {version('torch-geometric-temporal')}, torch {version('torch')}, CPU, commit "
+            f"{read_commit()}; `python -m tests.compat.temporal PATH`.\n\n")  # fmt: skip
     COUNTS.write_text(head + tabulate(results))
     unexpected, _ = find_unexpected(results, "")
     print(Counter(result.outcome for result in results))

@@ -40,10 +40,10 @@ def test_a_program_that_fails_is_told(tmp_path):
 
 
 def test_scores_are_those_of_the_last_epochs():
-    lines = tabulate(RESULTS, {"a.py": "cora x 1"}).splitlines()
+    lines = tabulate(RESULTS, {"a.py": "cora x 1"}, commit="abc1234").splitlines()
 
-    assert "| a.py | PyG | cora x 1 | 90.0, 80.0 | 85.00 | 5.00 | 3.000 |" in lines
-    assert "| a.py | pyg_direct | cora x 1 | 84.5 | 84.50 | nan | 1.000 |" in lines
+    assert "| a.py | PyG | cora x 1 | 90.0, 80.0 | 85.00 | 5.00 | 3.000 | abc1234 |" in lines
+    assert "| a.py | pyg_direct | cora x 1 | 84.5 | 84.50 | nan | 1.000 | abc1234 |" in lines
     assert Run([0.0] * 8 + [0.8, 0.9], []).reached == pytest.approx(85)
 
 
@@ -54,6 +54,20 @@ def test_rows_of_other_programs_stay():
 
     assert [line.split(" | ")[:3] for line in lines[2:]] == [
         ["| b.py", "PyG", "y"], ["| a.py", "PyG", "z"], ["| a.py", "pyg_direct", "z"]]  # fmt: skip
+
+
+def test_rows_of_before_commits_were_named_stay_without_one():
+    earlier = (
+        "| program | loader | graph | score of each seed, % | mean | standard error | seconds an epoch, median |\n"
+        "| --- | --- | --- | --- | ---: | ---: | ---: |\n| b.py | PyG | y | 10.0 | 10.00 | nan | nan |\n"
+    )
+
+    once = tabulate(RESULTS, {"a.py": "z"}, earlier, "abc1234")
+    lines = tabulate({}, {}, once).splitlines()
+
+    assert lines == once.splitlines()
+    assert lines[2:4] == ["| b.py | PyG | y | 10.0 | 10.00 | nan | nan | - |",
+                          "| a.py | PyG | z | 90.0, 80.0 | 85.00 | 5.00 | 3.000 | abc1234 |"]  # fmt: skip
 
 
 def test_more_than_a_point_apart_is_told():

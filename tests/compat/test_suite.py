@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch_geometric.datasets import Planetoid
 
-from tests.compat import datasets
+from tests.compat import datasets, suite, temporal
 from tests.compat.suite import EXPECTED, ROOT, Result, describe_machine, find_unexpected, run, tabulate
 
 RESULTS = [
@@ -53,6 +53,21 @@ def test_counts_are_by_file_and_reasons_by_test():
     assert "| loader/test_a.py | 1 | 1 | 0 |" in lines
     assert "| all | 1 | 1 | 1 |" in lines
     assert "| failed | loader/test_a.py::test_one | 1 | why \\| not |" in lines
+
+
+def test_counts_name_the_commit_that_they_were_taken_at(monkeypatch, tmp_path):
+    monkeypatch.setattr(suite, "HERE", tmp_path)
+    monkeypatch.setattr(suite, "run", lambda tests: RESULTS)
+    monkeypatch.setattr(temporal, "COUNTS", tmp_path / "counts_temporal.md")
+    monkeypatch.setattr(temporal, "run", lambda tests, files, plugin: RESULTS)
+    monkeypatch.setattr(temporal, "version", lambda name: "1.0")
+    monkeypatch.setenv("PYG_DIRECT_COMMIT", "abc1234")
+
+    assert (suite.main(tmp_path), temporal.main(tmp_path)) == (1, 1)
+
+    written = [path.read_text() for path in tmp_path.glob("counts*.md")]
+    assert len(written) == 2
+    assert all("commit abc1234; `python -m" in text and "| all | 1 | 1 | 1 |" in text for text in written)
 
 
 def test_every_expected_line_has_a_reason():
