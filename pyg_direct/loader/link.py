@@ -363,4 +363,5 @@ def _check_links_shape(links: Any) -> Tensor:
             raise ArgumentTypeError(f"edge_label_index must be links [2, L] or None, got {links!r}") from error
     if links.dim() != 2 or links.shape[0] != 2:
         raise ArgumentError(f"edge_label_index must have shape [2, L], got {list(links.shape)}")
-    return links  # type: ignore[no-any-return]
+    # Of no links the type tells nothing: an empty list makes floats.
+    return links if links.numel() > 0 else links.long()  # type: ignore[no-any-return]

@@ -70,4 +70,6 @@ def read_input_nodes(input_nodes: Any, name: str = "input_nodes") -> Tensor | No
         raise ArgumentTypeError(f"{name} must be ids or a mask, got {input_nodes!r}") from error
     if nodes.dim() != 1:
         raise ArgumentError(f"{name} must have one dimension, got shape {tuple(nodes.shape)}")
-    return nodes if nodes.numel() > 0 or isinstance(input_nodes, Tensor) else nodes.long()
+    # Of no ids the type tells nothing: an empty list makes floats. A mask has the length of the graph even so.
+    is_mask = nodes.dtype == torch.bool and isinstance(input_nodes, Tensor)
+    return nodes if nodes.numel() > 0 or is_mask else nodes.long()

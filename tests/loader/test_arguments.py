@@ -232,3 +232,19 @@ def test_graphs_of_their_own_are_zipped():
 
     assert pair[0].root_n_id.numel() == pair[1].batch_size == 4
     assert pair[0].n_id[pair[0].root_n_id].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int16])
+def test_no_seeds_of_any_type_are_an_empty_epoch_as_in_pyg(dtype):
+    nodes, links = torch.empty(0, dtype=dtype), torch.empty(2, 0, dtype=dtype)
+
+    assert list(make_neighbor(input_nodes=nodes)) == []
+    assert list(make_neighbor(input_nodes=nodes, shuffle=True)) == []
+    assert list(make_typed(input_nodes=("a", nodes))) == []
+    assert list(make_link(edge_label_index=links)) == []
+    assert list(make_link(edge_label_index=links, shuffle=True, neg_sampling="binary")) == []
+
+
+def test_a_mask_without_a_node_is_a_mask_all_the_same():
+    with pytest.raises(ArgumentError, match=r"input_nodes must have shape \[4\] as a mask, got \[0\]"):
+        make_neighbor(input_nodes=torch.empty(0, dtype=torch.bool))
