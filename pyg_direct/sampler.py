@@ -1,5 +1,6 @@
-"""Samplers for PyG's loaders, under the name that PyG has for them."""
+"""Samplers for PyG's loaders, under the names that PyG has for them."""
 
+from pyg_direct.loader.hgt import HGTSampler
 from pyg_direct.loader.sampler import NeighborSampler
 
-__all__ = ["NeighborSampler"]
+__all__ = ["HGTSampler", "NeighborSampler"]

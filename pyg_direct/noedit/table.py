@@ -35,6 +35,7 @@ REPLACEMENTS = (
     Replacement(f"{_LOADER}.shadow", "ShaDowKHopSampler", loader.ShaDowKHopSampler, (_LOADER,)),
     # Not in PyG's own loaders, which call it in their own way when a program is left to them.
     Replacement(f"{_SAMPLER}.neighbor_sampler", "NeighborSampler", sampler.NeighborSampler, (_SAMPLER, _LIGHTNING)),
+    Replacement(f"{_SAMPLER}.hgt_sampler", "HGTSampler", sampler.HGTSampler, (_SAMPLER,)),
 )
 
 # Loaders of PyG's that sample, for which there is none of ours.

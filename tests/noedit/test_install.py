@@ -141,6 +141,29 @@ def test_what_ours_does_not_offer_is_left_to_pyg_with_a_word(said, monkeypatch):
 
 
 @pytest.mark.usefixtures("_installed")
+def test_pygs_hgt_sampler_is_ours():
+    data = make_hetero_data()
+
+    sampler = torch_geometric.sampler.HGTSampler(data, [40, 40])
+    (batch,) = torch_geometric.loader.NodeLoader(data, sampler, ("a", torch.arange(5)), batch_size=5)
+
+    assert isinstance(sampler, pyg_direct.sampler.HGTSampler)
+    assert batch["a"].n_id[:5].tolist() == [0, 1, 2, 3, 4]
+    for kind in data.edge_types:
+        ends = [batch[end].n_id[row].tolist()
+                for end, row in zip(kind[::2], batch[kind].edge_index, strict=True)]  # fmt: skip
+        assert torch.equal(torch.tensor(ends), data[kind].edge_index[:, batch[kind].e_id]), kind
+
+
+@pytest.mark.usefixtures("_installed")
+def test_what_ours_does_not_offer_of_hgt_sampling_is_said(said):
+    with pytest.raises((NotImplementedError, ImportError)):
+        torch_geometric.sampler.HGTSampler(make_data(), [4])
+
+    assert said.messages == ["HGTSampler left to PyG: data of type Data with HGT sampling, as in PyG"]
+
+
+@pytest.mark.usefixtures("_installed")
 def test_a_class_of_the_program_is_left_to_pyg(said):
     class Mine(torch_geometric.loader.NeighborLoader):
         pass
