@@ -1,8 +1,12 @@
 """Weighted choice of neighbors, by one row.
 
 Without replacement: the k smallest of -log(u) / weight (Efraimidis & Spirakis, Information Processing Letters 97(5),
-2006), kept in a heap while the row is read once. With replacement: the inverse of the running sum of weights. An edge
-of weight 0 is never chosen.
+2006), kept in a heap while the row is read once. With replacement: the inverse of the running sum of weights.
+
+An edge of weight 0 is never chosen: without replacement a row gives fewer picks than were asked for where fewer have a
+positive weight, and in both ways none where none has. Nothing is chosen, and weights are not looked at, where all edges
+of a row are taken: for a fanout of -1, and without replacement for one of at least the row's (allowed) edges;
+`is_weighted` of `worklist.py`.
 """
 
 from __future__ import annotations

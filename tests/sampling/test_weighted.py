@@ -111,6 +111,19 @@ def test_edges_without_weight_come_only_where_all_are_taken(device):
     assert none.numel() == 0
 
 
+@pytest.mark.slow
+def test_with_replacement_edges_without_weight_come_only_where_the_fanout_asks_for_all(device):
+    drawn, none, every = (
+        pick_places(device, weights, fanout, replace=True)
+        for weights, fanout in (([0.0, 1.0, 0.0], 5), ([0.0] * 4, 5), ([0.0, 1.0, 0.0], -1))
+    )
+
+    assert drawn.shape == (NUM_ROWS, 5)
+    assert set(drawn.flatten().tolist()) == {1}
+    assert none.numel() == 0
+    assert every[0].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("fanout", [1, 5, 40])
 def test_a_long_row_picks_as_the_reference(device, fanout):
     num_edges = 3000 if device.type == "cuda" else 150
