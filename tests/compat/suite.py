@@ -3,14 +3,21 @@
 `python -m tests.compat.suite PATH` runs them, PATH being the folder `test` of a checkout of PyG at the tag of the
 installed release, says what is not expected, and writes the counts to `tests/compat/counts.md`, on a GPU to
 `tests/compat/counts_<machine>.md`.
+
+`python -m tests.compat.suite` without a path runs our own tests of the same contracts (`OWN`), written from PyG's
+documentation, and prints their counts; a failure, and a skip that `tests/allowed_skips.txt` does not list, ends it
+with 1.
 """
 
+import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +26,7 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 EXPECTED = HERE / "expected.txt"
+ALLOWED_SKIPS = HERE.parent / "allowed_skips.txt"
 
 # Files, and the part of their tests that loaders concern (as pytest's -k has it).
 FILES = {
@@ -40,9 +48,38 @@ FILES = {
     "data/lightning/test_datamodule.py": "",
 }
 
+# Our own tests of what loaders and samplers promise, below `tests`.
+OWN = (
+    "loader/test_neighbor.py",
+    "loader/test_batches.py",
+    "loader/test_arguments.py",
+    "loader/test_options.py",
+    "loader/test_pyg.py",
+    "loader/test_sampler.py",
+    "loader/test_temporal.py",
+    "loader/test_hetero.py",
+    "loader/test_hetero_arguments.py",
+    "loader/test_links.py",
+    "loader/test_link_forms.py",
+    "loader/test_stores.py",
+    "loader/test_layers.py",
+    "loader/test_hgt.py",
+    "loader/test_shadow.py",
+    "loader/test_subgraph.py",
+    "loader/test_inference.py",
+    "sampling/test_general.py",
+    "sampling/test_distribution.py",
+    "sampling/test_weighted.py",
+    "sampling/test_hgt.py",
+    "sampling/test_negative.py",
+    "nn/test_trimmed.py",
+    "noedit/test_install.py",
+    "noedit/test_lightning.py",
+)
+
 
 class Result(NamedTuple):
-    """What came of one of PyG's tests."""
+    """What came of a test."""
 
     test: str
     outcome: str
@@ -51,7 +88,7 @@ class Result(NamedTuple):
     @property
     def file(self) -> str:
         """Its file, below the folder of tests."""
-        return self.test.partition("::")[0].removeprefix("test/")
+        return re.sub(r"^tests?/", "", self.test.partition("::")[0])
 
 
 def run(tests: Path, files: dict[str, str] = FILES, timeout: float = 1500,
@@ -127,7 +164,7 @@ def tabulate(results: list[Result]) -> str:
     rows = [*sorted(counts.items()), ("all", sum(counts.values(), Counter()))]
     lines = ["| file | passed | failed | skipped |", "| --- | ---: | ---: | ---: |"]
     lines += [f"| {file} | {count['passed']} | {count['failed']} | {count['skipped']} |" for file, count in rows]
-    others = Counter((r.outcome, r.test.split("[")[0].removeprefix("test/"), r.reason) for r in results
+    others = Counter((r.outcome, re.sub(r"^tests?/|\[.*", "", r.test), r.reason) for r in results
                      if r.outcome != "passed")  # fmt: skip
     lines += ["", "| outcome | test | cases | reason |", "| --- | --- | ---: | --- |"]
     for (outcome, test, reason), number in sorted(others.items()):
@@ -136,8 +173,23 @@ def tabulate(results: list[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def main_own(files: Sequence[str] = OWN) -> int:
+    """Run our own tests, print their counts; 1 where one fails or is skipped for a reason that is not listed."""
+    results = run(ROOT / "tests", dict.fromkeys(files, ""), timeout=3600, plugin="tests.compat.report")
+    print(tabulate(results))
+    lines = [line for line in ALLOWED_SKIPS.read_text().splitlines() if line and not line.startswith("#")]
+    listed = [[part.strip() for part in line.split("|", 1)] for line in lines]
+    unexpected = [result for result in results if result.outcome == "failed" or (
+        result.outcome == "skipped"
+        and not any(fnmatch(result.test, test) and result.reason == why for test, why in listed))]  # fmt: skip
+    print(Counter(result.outcome for result in results))
+    for result in unexpected:
+        print("not expected:", *result)
+    return int(bool(unexpected))
+
+
 def main(tests: Path) -> int:
-    """Run, write the counts, say what was not expected."""
+    """Run PyG's own tests with our loaders and samplers, write the counts, say what was not expected."""
     import torch
     import torch_geometric
 
@@ -160,4 +212,12 @@ def main(tests: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).resolve()))
+    parser = argparse.ArgumentParser("python -m tests.compat.suite", description=main.__doc__)
+    parser.add_argument(
+        "path",
+        type=Path,
+        nargs="?",
+        help="the folder `test` of a checkout of PyG; without it our own tests of the same contracts run",
+    )
+    path = parser.parse_args().path
+    sys.exit(main_own() if path is None else main(path.resolve()))

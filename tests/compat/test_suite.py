@@ -78,6 +78,35 @@ def test_every_expected_line_has_a_reason():
     assert all(len(line) == 3 and line[2].strip() for line in lines)
 
 
+def test_without_a_path_our_own_tests_run_and_are_counted(capsys):
+    code = suite.main_own(("loader/test_arguments.py", "loader/test_hgt.py"))
+
+    told = capsys.readouterr().out
+    assert code == 0
+    assert "failed" not in told.splitlines()[-1]
+    counts = {
+        row[0]: [int(cell) for cell in row[1:]] for row in re.findall(r"\| (\S+) \| (\d+) \| (\d+) \| (\d+) \|", told)
+    }
+    assert set(counts) == {"loader/test_arguments.py", "loader/test_hgt.py", "all"}
+    assert counts["all"][0] > 50
+    assert counts["all"][1] == 0
+
+
+@pytest.mark.parametrize(("outcome", "reason", "code"), [("failed", "", 1), ("skipped", "felt like it", 1),
+                                                         ("skipped", "needs lightning", 0)])  # fmt: skip
+def test_what_is_not_listed_of_our_own_tests_is_told(monkeypatch, capsys, outcome, reason, code):
+    result = Result("tests/loader/test_a.py::test_one", outcome, reason)
+    monkeypatch.setattr(suite, "run", lambda *args, **options: [*RESULTS[:1], result])
+
+    assert suite.main_own() == code
+
+    assert ("not expected: tests/loader/test_a.py::test_one" in capsys.readouterr().out) == bool(code)
+
+
+def test_our_own_tests_are_there():
+    assert [file for file in suite.OWN if not (ROOT / "tests" / file).exists()] == []
+
+
 def test_a_folder_without_pygs_tests_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="must be the folder `test`"):
         run(tmp_path)
