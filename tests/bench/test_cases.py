@@ -46,7 +46,7 @@ EXPECTED = {
         "ranking by frequency, of an epoch",
     },
     "labor": {"rows a batch"},
-    "accuracy": {"test, 8 epochs", "test, 40 epochs", "uniform, fp32 above it"},
+    "accuracy": {"test, 8 epochs", "test, 40 epochs", "GraphSAGE above it"},
     "mixed": {"edges"},
     "peers": {"pyg_direct, 1 thread", "pyg_direct, 2 threads, a batch each"},
     "snapshots": {"one by one", "cuSPARSE, one by one", "best form, gathered"},
