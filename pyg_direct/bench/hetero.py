@@ -158,7 +158,7 @@ def measure_times(scale: float, workers: tuple[int, ...], batches: int = 20, siz
     # PyG's workers are forked, and ours must hold nothing then that a GPU reads.
     del ours
     on_host = data.cpu()
-    best: list[float] = []
+    best: tuple[list[float], int] | None = None
     for count in workers:
         peer = PygNeighborLoader(on_host, num_workers=count, **common)
         try:
@@ -170,11 +170,13 @@ def measure_times(scale: float, workers: tuple[int, ...], batches: int = 20, siz
             continue
         yield Row.of(case, f"PyG's loader, pyg-lib, {count} workers", "ms", [1e3 * t for t in seconds],
                      note=f"{edges:.0f} edges a batch")  # fmt: skip
-        best = min(best, seconds, key=sum) if best else seconds
-    if not best:
+        if best is None or sum(seconds) < sum(best[0]):
+            best = seconds, count
+    if best is None:
         return
-    mean = sum(best) / len(best)
-    yield Row.of(case, f"{name} over PyG's loader at its best", "x", [mean / t for t in own])
+    mean = sum(best[0]) / len(best[0])
+    yield Row.of(case, f"{name} over PyG's loader at its best", "x", [mean / t for t in own],
+                 note=f"{best[1]} workers, of {', '.join(map(str, workers))}")  # fmt: skip
 
 
 def measure_links(data: Data, name: str, batches: int = 30, size: int = 1024) -> Iterator[Row]:

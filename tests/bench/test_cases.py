@@ -1,6 +1,7 @@
 """Every case that a CPU can measure gives its rows, of graphs of a thousand nodes."""
 
 import json
+import time
 from functools import partial
 
 import pytest
@@ -224,8 +225,28 @@ def test_a_peer_whose_workers_fail_is_left_out(monkeypatch):
     monkeypatch.setattr(hetero, "PygNeighborLoader", open_peer)
 
     with pytest.warns(UserWarning, match="with 2 workers: a worker ended"):
-        rows = {row.metric for row in hetero.measure_times(SCALE, (0, 2), batches=2, size=8)}
+        rows = {row.metric: row for row in hetero.measure_times(SCALE, (0, 2), batches=2, size=8)}
 
     assert "PyG's loader, pyg-lib, 0 workers" in rows
     assert "PyG's loader, pyg-lib, 2 workers" not in rows
-    assert "pyg_direct, super_batch=8 over PyG's loader at its best" in rows
+    assert rows["pyg_direct, super_batch=8 over PyG's loader at its best"].note == "0 workers, of 0, 2"
+
+
+@pytest.mark.slow
+def test_the_count_of_workers_that_is_the_best_is_told(monkeypatch):
+    class Slow(NeighborLoader):
+        def __init__(self, data, num_workers, **options):
+            super().__init__(data, **options)
+            self.pause = {0: 0.2, 1: 0.0, 4: 0.2}[num_workers]
+
+        def __iter__(self):
+            for batch in super().__iter__():
+                time.sleep(self.pause)
+                yield batch
+
+    monkeypatch.setattr(hetero, "WITH_PYG_LIB", True)
+    monkeypatch.setattr(hetero, "PygNeighborLoader", Slow)
+
+    rows = {row.metric: row for row in hetero.measure_times(SCALE, (0, 1, 4), batches=2, size=8)}
+
+    assert rows["pyg_direct, super_batch=8 over PyG's loader at its best"].note == "1 workers, of 0, 1, 4"
