@@ -92,8 +92,8 @@ class Result(NamedTuple):
 
 
 def run(tests: Path, files: dict[str, str] = FILES, timeout: float = 1500,
-        plugin: str = "tests.compat.plugin") -> list[Result]:  # fmt: skip
-    """Run tests in processes of their own, one for each choice of tests.
+        plugin: str = "tests.compat.plugin", importing: str = "prepend") -> list[Result]:  # fmt: skip
+    """Run tests in processes of their own, one for each choice of tests, imported in pytest's way of that name.
 
     Raises:
         FileNotFoundError: `tests` is not a folder with these tests.
@@ -110,7 +110,7 @@ def run(tests: Path, files: dict[str, str] = FILES, timeout: float = 1500,
             # Not that of a folder above, where the tests lie inside another project.
             own = tests.parent / "pyproject.toml"
             command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", plugin, "-p", "no:cacheprovider",
-                       "-c", str(own if own.exists() else os.devnull), "-o", "addopts=",
+                       "-c", str(own if own.exists() else os.devnull), "-o", "addopts=", f"--import-mode={importing}",
                        "--rootdir", str(tests.parent), *chosen]  # fmt: skip
             # FULL_TEST: PyG leaves out what takes long without it.
             environment = {**os.environ, "FULL_TEST": "1", "PYTHONPATH": path, "COMPAT_RESULTS": str(written)}
@@ -175,7 +175,8 @@ def tabulate(results: list[Result]) -> str:
 
 def main_own(files: Sequence[str] = OWN) -> int:
     """Run our own tests, print their counts; 1 where one fails or is skipped for a reason that is not listed."""
-    results = run(ROOT / "tests", dict.fromkeys(files, ""), timeout=3600, plugin="tests.compat.report")
+    results = run(ROOT / "tests", dict.fromkeys(files, ""), timeout=3600, plugin="tests.compat.report",
+                  importing="importlib")  # fmt: skip
     print(tabulate(results))
     lines = [line for line in ALLOWED_SKIPS.read_text().splitlines() if line and not line.startswith("#")]
     listed = [[part.strip() for part in line.split("|", 1)] for line in lines]
