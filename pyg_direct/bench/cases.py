@@ -42,6 +42,7 @@ from pyg_direct.bench.hetero import (
     measure_types_on_cpu,
 )
 from pyg_direct.bench.hotness import make_skewed_graph, measure_drift, measure_hit_rates, measure_ranking
+from pyg_direct.bench.inference import inference
 from pyg_direct.bench.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from pyg_direct.bench.launch import measure_launch
 from pyg_direct.bench.link_share import measure_link_share
@@ -385,6 +386,7 @@ LONG_CASES: dict[str, Case] = {
     "convolutions": convolutions,
     "link_share": link_share,
     "whole_graphs": whole_graphs,
+    "inference": inference,
     "peers": peers,
     "mixed": mixed,
     "multi_gpu": multi_gpu,

@@ -38,6 +38,7 @@ EXPECTED = {
     "aggregate": {"fused", "PyG's scatter"},
     "models": {"PyG, wall", "accelerated, wall", "PyG over accelerated, wall", "step with loader, accelerated"},
     "whole_graphs": {"step, PyG", "step, accelerated", "inference, PyG over accelerated"},
+    "inference": {"pyg_direct, rows on the host"},
     "hetero": {"1 relations", "100 relations", "LinkNeighborLoader over NeighborLoader, 16 nodes"},
     "disk": {"rate", "rows of a batch", "step, features in host memory", "step, features in a file, 10 % in memory"},
     "hotness": {
