@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.ops.packed import PackedCSR
+from pyg_direct.ops.packed import PackedCSR, is_whole
 from pyg_direct.ops.snapshots import SnapshotMatrices, multiply_snapshots
 
 
@@ -53,7 +53,7 @@ class Sent:
         makes_row = (
             row is not None
             and is_alike
-            and all(piece.weight is None or _is_whole(piece.weight) for piece in matrices.pieces)
+            and all(piece.weight is None or is_whole(piece.weight) for piece in matrices.pieces)
             and torch.equal(row, _make_row(matrices))
         )
         return cls(tuple(map(PackedCSR.of, matrices.pieces)), None if makes_row else row,
@@ -119,8 +119,3 @@ def _make_row(matrices: SnapshotMatrices) -> Tensor:
     bare = replace(matrices, row=None, column=None, diagonal=None)
     ones = torch.ones(bare.num_nodes, bare.num_snapshots, 1, device=bare.device)
     return (multiply_snapshots(ones, bare).squeeze(2) + 1).pow(-0.5)
-
-
-def _is_whole(weight: Tensor) -> bool:
-    """Whether weights are whole numbers that a byte holds; sums of 2**16 of them are exact."""
-    return torch.equal(weight.to(torch.uint8).to(weight.dtype), weight)

@@ -5,20 +5,20 @@ Slices follow from how many edges each row has, and weights are told where they 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_direct.ops.arrays import Arrays
 from pyg_direct.ops.sliced import SlicedCSR, slice_counts
 
 _BYTE, _TWO_BYTES, _THREE_BYTES = 2**8, 2**16, 2**24
 
 
 @dataclass(frozen=True, eq=False)
-class PackedCSR:
+class PackedCSR(Arrays):
     """A `SlicedCSR` on its way.
 
     Attributes:
@@ -85,11 +85,6 @@ class PackedCSR:
         return self.low.numel()
 
     @property
-    def num_bytes(self) -> int:
-        """Memory of all arrays."""
-        return sum(t.numel() * t.element_size() for t in self._tensors().values())
-
-    @property
     def device(self) -> torch.device:
         """Where it lives."""
         return self.low.device
@@ -97,27 +92,19 @@ class PackedCSR:
     @property
     def is_pinned(self) -> bool:
         """Whether it lies in page-locked memory, as far as there is anything."""
-        return all(tensor.numel() == 0 or tensor.is_pinned() for tensor in self._tensors().values())
-
-    def _tensors(self) -> dict[str, Tensor]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-    def _copy(self, copy: Callable[[Tensor], Tensor]) -> PackedCSR:
-        changes: dict[str, Any] = {name: copy(tensor) for name, tensor in self._tensors().items()}
-        return replace(self, **changes)
+        return all(tensor.numel() == 0 or tensor.is_pinned() for tensor in self.list_arrays().values())
 
     def to(self, device: torch.device, non_blocking: bool = False) -> PackedCSR:
         """A copy on a device, or this where it is there."""
-        return self if self.device == device else self._copy(lambda t: t.to(device, non_blocking=non_blocking))
+        return self if self.device == device else self.copy_arrays(lambda t: t.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedCSR:
         """A copy in page-locked memory."""
-        return self._copy(torch.Tensor.pin_memory)
+        return self.copy_arrays(Tensor.pin_memory)
 
     def record_stream(self, stream: Any) -> None:
         """Let memory be kept, once let go of, until the work that a stream of a GPU has then is done."""
-        for tensor in self._tensors().values():
+        for tensor in self.list_arrays().values():
             tensor.record_stream(stream)
 
 
@@ -150,6 +137,11 @@ def _split(cols: Tensor, num_nodes: int) -> tuple[Tensor, Tensor | None]:
     return cols.to(torch.int16), None if num_nodes <= _TWO_BYTES else (cols >> 16).to(torch.uint8)
 
 
+def is_whole(weight: Tensor) -> bool:
+    """Whether weights are whole numbers that a byte holds; sums of 2**16 of them are exact in fp32."""
+    return torch.equal(weight.to(torch.uint8).to(weight.dtype), weight)
+
+
 def _list_weights(weight: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Where weights are not one and what they are, or all of them: what takes fewer bytes.
 
@@ -158,8 +150,7 @@ def _list_weights(weight: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     if weight is None:
         return None, None
     flat = weight.reshape(-1)
-    is_whole = torch.equal(flat.to(torch.uint8).to(flat.dtype), flat)
-    values = flat.to(torch.uint8) if is_whole else flat
+    values = flat.to(torch.uint8) if is_whole(flat) else flat
     places = (flat != 1).nonzero().squeeze(1)
     if places.numel() * (values.element_size() + 4) >= values.numel() * values.element_size():
         return None, values

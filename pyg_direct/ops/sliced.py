@@ -6,7 +6,7 @@ the edges of several snapshots lie in one structure, to one snapshot.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.aggregate_kernels import LongRows
+from pyg_direct.ops.arrays import Arrays
 from pyg_direct.ops.offsets import compress
 from pyg_direct.ops.overlap import EdgeUnion
 from pyg_direct.ops.scaled import CSR
@@ -25,7 +26,7 @@ _MOST = 2**31
 
 
 @dataclass(frozen=True, eq=False)
-class SlicedCSR:
+class SlicedCSR(Arrays):
     """Edges of one graph, or of a group of snapshots, in slices.
 
     Attributes:
@@ -62,23 +63,11 @@ class SlicedCSR:
         """Number of edges held; those of exclusives in their snapshots, others once."""
         return self.cols.numel()
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all arrays."""
-        return sum(t.numel() * t.element_size() for t in self._tensors().values())
-
-    def _tensors(self) -> dict[str, Tensor]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-    def _replace(self, tensors: dict[str, Tensor]) -> SlicedCSR:
-        return SlicedCSR(**{**{field.name: getattr(self, field.name) for field in fields(self)}, **tensors})
-
     def to(self, device: torch.device, non_blocking: bool = False) -> SlicedCSR:
         """A copy on a device, or this where it is there."""
         if self.cols.device == device:
             return self
-        return self._replace({n: t.to(device, non_blocking=non_blocking) for n, t in self._tensors().items()})
+        return self.copy_arrays(lambda t: t.to(device, non_blocking=non_blocking))
 
     def expand_rows(self) -> Tensor:
         """Target of each edge, int64 `[nnz]`."""
@@ -127,7 +116,7 @@ class SlicedCSR:
 
     def equals(self, other: SlicedCSR) -> bool:
         """Whether both hold the same edges in the same order; waits for their device."""
-        mine, theirs = self._tensors(), other._tensors()
+        mine, theirs = self.list_arrays(), other.list_arrays()
         return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 

@@ -96,7 +96,7 @@ def _read_at_random(block: Block) -> float:
 
 
 def check_filled(block: Block, what: str) -> None:
-    """Read a large table in host memory at random, once it is filled; takes some 2 ms.
+    """Read 50 MB of a large table in host memory at random, once it is filled.
 
     Warns where it is read at less than a quarter of the rate of a small one, as memory is that the driver moves or maps
     page by page: other work on the link at the same time explains less.

@@ -7,6 +7,7 @@ from hypothesis import given, strategies as st
 from pyg_direct.ops.overlap import unite
 from pyg_direct.ops.packed import PackedCSR
 from pyg_direct.ops.sliced import slice_exclusives, slice_keys, slice_union
+from pyg_direct.runtime.waits import waits_refused
 
 
 def make_keys(num_nodes, num_edges, seed=0):
@@ -102,10 +103,7 @@ def test_page_locked_structures_arrive_without_a_wait():
     pinned = PackedCSR.of(piece).pin_memory()
     assert pinned.is_pinned
 
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_refused():
         got = pinned.to(torch.device("cuda"), non_blocking=True).unpack()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
     assert got.to(torch.device("cpu")).equals(piece)
