@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyg_direct import loader as loader, sampler as sampler
-    from pyg_direct.features.expected import expected_reads
+    from pyg_direct.features.expected import expected_edge_reads, expected_reads
     from pyg_direct.features.feature import Feature
     from pyg_direct.features.hotness import count_reads
     from pyg_direct.features.parts import DeviceConfig
@@ -63,6 +63,7 @@ __all__ = [
     "accelerate",
     "count_reads",
     "enable_unified_device",
+    "expected_edge_reads",
     "expected_reads",
     "infer",
     "inference_loader",
@@ -102,6 +103,7 @@ _ROOMS = {
     "accelerate": "nn.accelerate",
     "count_reads": "features.hotness",
     "enable_unified_device": "features.unified_device",
+    "expected_edge_reads": "features.expected",
     "expected_reads": "features.expected",
     "infer": "loader.inference",
     "inference_loader": "loader.inference",

@@ -96,7 +96,7 @@ def sampling(scale: float) -> Iterator[Row]:
 
 
 def launch(scale: float) -> Iterator[Row]:
-    """Host time of a launch from Python, which `sampling` measures too; takes a few seconds."""
+    """Host time of a launch from Python; takes a few seconds."""
     resolve_device("cuda")
     yield from measure_launch(beside_torch=True)
 

@@ -46,6 +46,8 @@ def measure_inference(data: Data, num_classes: int, name: str, workers: int, hid
         batch_size: Of PyG's loader, nodes.
     """
     device = resolve_device(None)
+    # Workers of PyG's loader are forked, and could not read what was moved to unified memory.
+    theirs = data.clone() if WITH_PYG_LIB else None
     model = GraphSAGE(data.num_features, hidden, _LAYERS, num_classes).to(device).eval()
     case = f"inference/{name}/{_LAYERS} layers"
     limit = None
@@ -59,9 +61,9 @@ def measure_inference(data: Data, num_classes: int, name: str, workers: int, hid
     own = time_on_clock(partial(infer, model, data, placement=where), repeats, 1)
     yield Row.of(case, f"{OURS}, rows on the host", "s", own, limit, "the longer of link and all in GPU memory",
                  note="features copied to unified memory included" if where == "unified" else "")  # fmt: skip
-    if not WITH_PYG_LIB:
+    if theirs is None:
         return
-    peer = PygNeighborLoader(data, [-1], batch_size=batch_size, num_workers=workers, shuffle=False)
+    peer = PygNeighborLoader(theirs, [-1], batch_size=batch_size, num_workers=workers, shuffle=False)
     with torch.no_grad():
         (seconds,) = time_on_clock(partial(model.inference, peer, device), 1, 0)
     yield Row.of(case, f"PyG's inference, pyg-lib, {workers} workers", "s", [seconds],

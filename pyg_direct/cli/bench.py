@@ -19,6 +19,7 @@ from tqdm import tqdm
 import pyg_direct
 from pyg_direct.bench.beside import measure_loaders
 from pyg_direct.bench.gather import measure_cached_rows, measure_cold_rows, measure_cpu_rows, measure_hot_rows
+from pyg_direct.bench.launch import measure_launch
 from pyg_direct.bench.loader import measure_loader
 from pyg_direct.bench.row import Machine, Row, to_json
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
@@ -149,6 +150,7 @@ def _list_cpu_parts(size: Size) -> dict[str, Part]:
 
 def _list_gpu_parts(size: Size) -> dict[str, Part]:
     parts: dict[str, Part] = {
+        "launches of kernels": lambda graph, name: measure_launch(),
         "sampling": lambda graph, name: measure_gpu_sampling(graph.edge_index.cuda(), graph.num_nodes, name),
         "rows in GPU memory": lambda graph, name: measure_hot_rows((128, 512, 2048), size.table_bytes),
         "rows in host memory": lambda graph, name: measure_cold_rows(size.table_bytes),

@@ -28,7 +28,7 @@ from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.plain import NodeSampler, check_choices, is_plain, read_input_nodes
 from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise, without_edge_attributes
-from pyg_direct.loader.ranking import check_ranking, rank_rows
+from pyg_direct.loader.ranking import check_ranking, rank_edges, rank_rows
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.loader.workers import Positions, WorkerSampler, number_items
@@ -121,7 +121,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         hotness: What ranks rows for `feature_cache`: `degree`; `expected`, the chance that a batch meets a node
             (`expected_reads`); or `frequency`: that chance, corrected by reads that are counted while `presample`
             epochs are sampled before the first one, as far as so many tell. Only for a `Data` that is sampled
-            uniformly, and for attributes that no other loader has placed yet.
+            uniformly, and for attributes that no other loader has placed yet. With `expected`, edge attributes on the
+            host have hot rows too: `feature_cache` is then one budget, for the rows of nodes and edges that a batch
+            reads with the highest chance a byte; to rank them takes 64 bytes an edge, and half of the free GPU memory
+            at most.
         presample: Epochs, or a part of one. Little is needed: the chance decides where counts tell nothing yet. None
             is a twentieth where the chance is that of other draws, with `replace` and with `labor`; else nothing is
             counted, as the chance tells it all.
@@ -250,9 +253,12 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             self._plan, self._plan_topology, self._placed = open_plan(placed, self._recipe), topology, placed
             self._plan_recipe = self._recipe
         self._placed.check_process()
-        ranking = rank_rows(self, self._placed, self._plan) if self._attributes is None else Ranking.of(self._placed)
+        # Afterwards attributes are placed.
+        is_first = self._attributes is None
+        ranking = rank_rows(self, self._placed, self._plan) if is_first else Ranking.of(self._placed)
+        edges = rank_edges(self, self._placed) if is_first else None
         self._attributes = Attributes(self.data, ranking, self.device, self.placement, self.feature_cache,
-                                      self.store_dtype, self.sharing)  # fmt: skip
+                                      self.store_dtype, self.sharing, edges)  # fmt: skip
         if self.device.type == "cuda":
             announce(describe([summarise(topology, self._placed), *self._attributes.summarise()]))
         return self._attributes

@@ -16,8 +16,9 @@ from torch_geometric.data import Data
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
-from pyg_direct.features.hotness import Listing
+from pyg_direct.features.hotness import Listing, Ranked
 from pyg_direct.features.rowfile import as_tensor
+from pyg_direct.features.shares import Demand, share_budget
 from pyg_direct.features.together import group_narrow
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
@@ -131,19 +132,20 @@ class PlacedRows:
         budget = budget_of(free_bytes(self._device.index)) if fills else 0
         return {key: Choice("host", budget * _count_bytes(value) // total) for key, value in values.items()}
 
-    def _choose(self, values: dict[str, Any], kinds: dict[str, str]) -> dict[str, Choice]:
+    def _choose(self, values: dict[str, Any], kinds: dict[str, str], ranked_edges: bool = False) -> dict[str, Choice]:
         """Where each attribute goes; what an earlier epoch put on the GPU is no longer free there, and stays."""
         shared = {key: value for key, value in values.items() if self._is_shared(value, kinds[key])}
         if shared:
             alone = {key: value for key, value in values.items() if key not in shared}
-            places = self._choose_shared(shared) | self._choose(alone, kinds)
+            places = self._choose_shared(shared) | self._choose(alone, kinds, ranked_edges)
             return {key: places[key] for key in values}
         if self._device.type == "cpu":
             return dict.fromkeys(values, Choice("host"))
         if self._placement == "cuda":
             return dict.fromkeys(values, Choice("cuda"))
         is_auto = self._placement == "auto"
-        rows = [Rows(key, _count_bytes(value), len(value), kinds[key] == "node") for key, value in values.items()]
+        rows = [Rows(key, _count_bytes(value), len(value), ranked_edges or kinds[key] == "node")
+                for key, value in values.items()]  # fmt: skip
         there = [row.name for row in rows if as_tensor(values[row.name]).is_cuda
                  or ((is_auto or row.is_narrow) and self._find(values[row.name], "cuda") is not None)]  # fmt: skip
         rows = [row for row in rows if row.name not in there]
@@ -155,18 +157,40 @@ class PlacedRows:
 
     def _place_all(self, values: dict[str, Any], kinds: dict[str, str], rankings: Mapping[str, Listing | None]) -> None:
         """Place attributes; `kinds` says `node` or `edge` for each, `rankings` what ranks the rows of some."""
-        for key, choice in self._choose(values, kinds).items():
-            (self._node if kinds[key] == "node" else self._edge)[key] = self._place(
-                values[key], kinds[key], choice, rankings.get(key)
-            )
+        is_one = not self._sharing and any(kinds[key] == "edge" and isinstance(ranking, Ranked)
+                                           for key, ranking in rankings.items())  # fmt: skip
+        choices = self._choose(values, kinds, is_one)
+        caches: dict[str, int | str] = {
+            key: choice.hot_bytes if self._cache is None or kinds[key] == "edge" else self._cache
+            for key, choice in choices.items()}  # fmt: skip
+        if is_one:
+            caches |= self._share_cache(values, choices, rankings)
+        for key, choice in choices.items():
+            places = self._node if kinds[key] == "node" else self._edge
+            places[key] = self._place(values[key], kinds[key], choice, caches[key], rankings.get(key))
 
-    def _place(self, value: Any, kind: str, choice: Choice, ranking: Listing | None) -> Feature:
+    def _share_cache(self, values: dict[str, Any], choices: Mapping[str, Choice],
+                     rankings: Mapping[str, Listing | None]) -> dict[str, int]:  # fmt: skip
+        """Bytes for hot rows of attributes of nodes and edges whose chances are known, from one budget."""
+        demands = {}
+        for key, choice in choices.items():
+            ranking, tensor = rankings.get(key), as_tensor(values[key])
+            if (
+                choice.place == "host"
+                and isinstance(ranking, Ranked)
+                and self._find(values[key], self._placement) is None
+            ):
+                dtype = self._narrow(tensor).get("store_dtype", tensor.dtype)
+                demands[key] = Demand(ranking.scores, tensor[:1].numel() * dtype.itemsize)
+        filled = sum(choices[key].hot_bytes for key in demands)
+        return share_budget(demands, filled if self._cache is None else self._cache)
+
+    def _place(self, value: Any, kind: str, choice: Choice, cache: int | str, ranking: Listing | None) -> Feature:
         placement = "cuda" if choice.place == "cuda" else self._placement
         known = self._find(value, placement)
         if known is not None:
             return known
         tensor = as_tensor(value)
-        cache: int | str = choice.hot_bytes if self._cache is None or kind == "edge" else self._cache
         if placement == "cuda":
             cache = tensor.numel() * tensor.element_size()
         host = placement if placement in ("unified", "pinned") else "unified"
@@ -182,6 +206,9 @@ class PlacedRows:
         feature = Feature(device_cache_size=cache, csr_topo=ranking, device=self._device, placement=host, **many,
                           **self._narrow(tensor))  # fmt: skip
         feature.from_cpu_tensor(tensor)
+        if kind == "edge":
+            # Scores of edges take GPU memory.
+            feature.csr_topo = None
         # Moving gave the tensor another address: the key is made afterwards.
         _remember(_FEATURES, self._key(value, placement), value, feature)
         return feature
@@ -231,16 +258,17 @@ class Attributes(PlacedRows):
         data: The graph; read anew for every epoch, so that edits take effect.
         topology: What ranks rows; None takes the first ones for hot.
         device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
+        edges: What ranks rows of edges; None leaves them without hot ones.
     """
 
     def __init__(self, data: Data, topology: Listing | None, device: torch.device, placement: str,
                  feature_cache: int | str | None, store_dtype: torch.dtype | None = None,
-                 sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
+                 sharing: Mapping[str, str] = MappingProxyType({}), edges: Listing | None = None) -> None:  # fmt: skip
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
         self._others: dict[str, Callable[[Any, Sample], Any]] = {}
         kinds = self._sort_out(data)
-        is_ranked = [key for key, kind in kinds.items() if kind == "node"]
-        self._place_all({key: data[key] for key in kinds}, kinds, dict.fromkeys(is_ranked, topology))
+        rankings = {key: topology if kind == "node" else edges for key, kind in kinds.items()}
+        self._place_all({key: data[key] for key in kinds}, kinds, rankings)
         self._groups = group_narrow(self._node)
         grouped = {name for group in self._groups for name in group.names}
         self._single = {name: feature for name, feature in self._node.items() if name not in grouped}

@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.expected import expected_reads
+from pyg_direct.features.expected import expected_edge_reads, expected_reads
 from pyg_direct.features.hotness import RANKINGS, Listing, Ranked, blend_reads, count_reads
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.loader.pyg import Ranking
 from pyg_direct.progress import Bar
+from pyg_direct.runtime.device import free_bytes
 from pyg_direct.sampling.key import batch_key
 
 # Epochs of this number and above are sampled for counting alone.
 _FIRST_EPOCH = 1 << 40
 # Of an epoch: enough to correct chances of other draws.
 _A_LITTLE = 0.05
+# GPU memory that it takes to rank an edge, at the peak.
+_EDGE_BYTES = 64
 
 
 def check_ranking(hotness: str, presample: float | None) -> None:
@@ -46,10 +49,28 @@ def rank_rows(loader: Any, placed: PlacedTopology, plan: Any) -> Listing:
     return Ranked(*listing, score_nodes(loader, placed, plan))
 
 
+def rank_edges(loader: Any, placed: PlacedTopology) -> Ranked | None:
+    """The chance of each edge to be in a batch, where that ranks nodes as well and a GPU has room for it; else None."""
+    store = loader.data._store
+    has_rows = any(store.is_edge_attr(key) for key in store if key not in ("edge_index", "adj_t"))
+    if loader.hotness != "expected" or loader.device.type == "cpu" or not has_rows:
+        return None
+    if placed.num_edges * _EDGE_BYTES > free_bytes(loader.device.index) // 2:
+        return None
+    eid = placed.edge_ids if placed.edge_ids.numel() else None
+    reads = expected_edge_reads(placed.indptr, placed.indices, _nodes_of(loader, placed), loader.num_neighbors,
+                                loader.batch_size or 1, eid)  # fmt: skip
+    return Ranked(placed.indices, placed.num_edges, placed.num_edges, reads)
+
+
+def _nodes_of(loader: Any, placed: PlacedTopology) -> Tensor:
+    nodes: Tensor | None = loader.input_data.node
+    return torch.arange(placed.num_nodes) if nodes is None else nodes
+
+
 def score_nodes(loader: Any, placed: PlacedTopology, plan: Any) -> Tensor:
     """How often a loader will read each node, by its `hotness`, `[N]`, on the device that samples."""
-    nodes = loader.input_data.node
-    nodes = torch.arange(placed.num_nodes) if nodes is None else nodes
+    nodes = _nodes_of(loader, placed)
     scores = expected_reads(placed.indptr, placed.indices, nodes, loader.num_neighbors, loader.batch_size or 1)
     num_batches = _count_batches(loader, nodes) if loader.hotness == "frequency" else 0
     if num_batches > 0:

@@ -156,7 +156,8 @@ def slice_counts(segments: Tensor, counts: Tensor, num_slices: int, cols: Tensor
     number = torch.arange(num_slices, device=cols.device) - first[segment]
     starts = torch.empty(num_slices + 1, dtype=torch.int32, device=cols.device)
     starts[:num_slices] = offsets[segment] + SLICE * number
-    starts[num_slices] = cols.numel()
+    # A number set at an index would be copied from the host.
+    starts[num_slices:].fill_(cols.numel())
     rows, snapshot = segments, None
     if by_snapshot:
         rows, snapshot = segments // num_snapshots, (segments % num_snapshots).to(torch.uint8)[segment]

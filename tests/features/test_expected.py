@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct import CSRTopo, GraphSageSampler, count_reads, expected_reads
+from pyg_direct import CSRTopo, GraphSageSampler, count_reads, expected_edge_reads, expected_reads
 from pyg_direct.bench.hotness import make_skewed_graph
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
@@ -23,6 +23,31 @@ def test_matches_reference(device, edges, fanouts, batch_size):
 
     wanted = reference.expected_reads(topo.indptr.tolist(), topo.indices.tolist(), seeds.tolist(), fanouts, batch_size)
     torch.testing.assert_close(got.cpu(), torch.tensor(wanted), atol=2e-5, rtol=1e-4)
+
+
+@given(edges=edges, fanouts=st.lists(st.sampled_from([-1, 0, 1, 2, 5]), max_size=3), batch_size=st.integers(1, 9))
+def test_chances_of_edges_match_the_reference(device, edges, fanouts, batch_size):
+    topo = CSRTopo(torch.tensor(edges, dtype=torch.int64).view(-1, 2).t(), num_nodes=12)
+    seeds, eid = torch.tensor([0, 3, 4, 7]), torch.randperm(len(edges))
+
+    got = expected_edge_reads(topo.indptr.to(device), topo.indices.to(device), seeds, fanouts, batch_size, eid)
+
+    wanted = reference.expected_edge_reads(topo.indptr.tolist(), topo.indices.tolist(), eid.tolist(), seeds.tolist(),
+                                           fanouts, batch_size)  # fmt: skip
+    torch.testing.assert_close(got.cpu(), torch.tensor(wanted), atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("eid", "error", "words"), [
+    (torch.tensor([0]), ArgumentError, "eid must hold an id for each of the 2 edges, got 1"),
+    (torch.tensor([0, 2]), IdError, r"eid must lie in \[0, 2\), got 2"),
+    ([0, 1], ArgumentTypeError, "eid must be a tensor, got list"),
+])  # fmt: skip
+def test_what_are_no_ids_of_the_edges_is_refused(real_device, eid, error, words):
+    topo = CSRTopo(torch.tensor([[0, 1], [1, 2]]), num_nodes=4)
+    eid = eid if isinstance(eid, list) else eid.to(real_device)
+
+    with pytest.raises(error, match=words):
+        expected_edge_reads(topo.indptr.to(real_device), topo.indices.to(real_device), torch.tensor([0]), [2], 1, eid)
 
 
 def test_it_ranks_nearly_as_well_as_hindsight():

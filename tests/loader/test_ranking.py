@@ -1,5 +1,7 @@
 """A loader finds out which rows it will read most, and its batches stay what they are."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -7,8 +9,9 @@ from torch_geometric.data import Data
 from pyg_direct import NeighborLoader, count_reads
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hotness import choose_hottest
-from pyg_direct.loader.pyg import Ranking
-from pyg_direct.loader.ranking import rank_rows
+from pyg_direct.loader import pyg, ranking as loader_ranking
+from pyg_direct.loader.pyg import Attributes, Ranking
+from pyg_direct.loader.ranking import rank_edges, rank_rows
 
 
 def make_data(num_nodes=2000, num_edges=20_000):
@@ -89,6 +92,103 @@ def test_by_default_frequency_is_near_hindsight_for_every_kind_of_draw(options, 
 
     best = reads.sort(descending=True).values[:400].sum()
     assert reads[choose_hottest(scores, 2000, 400).ids].sum() >= 0.97 * best
+
+
+def make_data_with_rows_of_edges(width=10):
+    data = make_data()
+    data.edge_attr = torch.randn(data.num_edges, width, generator=torch.Generator().manual_seed(1))
+    return data
+
+
+def test_edges_are_read_as_often_as_expected(monkeypatch):
+    loader = make_loader(make_data_with_rows_of_edges(), hotness="expected")
+    reads = count_reads((batch.e_id for _ in range(10) for batch in loader), 20_000)
+    monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(loader_ranking, "free_bytes", lambda index: 2 * 64 * 20_000)
+
+    scores = rank_edges(loader, loader._placed).scores
+
+    hottest = choose_hottest(scores, 20_000, 4000)
+    counted = float(reads[hottest.ids].sum() / reads.sum())
+    assert counted == pytest.approx(1 - hottest.misses, abs=0.01)
+    assert float(reads.sum()) / 100 == pytest.approx(float(scores.sum()), rel=0.02)
+
+
+@pytest.mark.parametrize("hotness", ["degree", "frequency"])
+def test_edges_are_ranked_by_their_chance_alone(hotness, monkeypatch):
+    loader = make_loader(make_data_with_rows_of_edges(), hotness=hotness)
+    loader._prepare()
+    monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
+
+    assert rank_edges(loader, loader._placed) is None
+
+
+def test_edges_that_take_too_much_memory_to_rank_are_not(monkeypatch):
+    loader = make_loader(make_data_with_rows_of_edges(), hotness="expected")
+    loader._prepare()
+    monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(loader_ranking, "free_bytes", lambda index: 2 * 64 * 20_000 - 2)
+
+    assert rank_edges(loader, loader._placed) is None
+
+
+class Recorded:
+    """Stands for a `Feature`, which caches nothing on a CPU."""
+
+    def __init__(self, made, device_cache_size, csr_topo, **options):
+        self.device_cache_size, self.scores = device_cache_size, csr_topo.scores
+        made.append(self)
+
+    def from_cpu_tensor(self, tensor):
+        self.row_bytes = tensor[0].numel() * 4
+
+
+@pytest.mark.parametrize(("cache", "budget"), [("20%", 2000 * 32 + 20_000 * 8), (300_000, 300_000)])
+def test_nodes_and_edges_share_one_cache(cache, budget, monkeypatch):
+    data = make_data_with_rows_of_edges()
+    loader = make_loader(data, hotness="expected")
+    loader._prepare()
+    monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(loader_ranking, "free_bytes", lambda index: 1 << 30)
+    ranking, edges = rank_rows(loader, loader._placed, None), rank_edges(loader, loader._placed)
+    made = []
+    monkeypatch.setattr(pyg, "Feature", partial(Recorded, made))
+    monkeypatch.setattr(pyg, "budget_of", lambda free: 0)
+    monkeypatch.setattr(pyg, "free_bytes", lambda index: 0)
+    monkeypatch.setattr(pyg, "group_narrow", lambda features: [])
+
+    Attributes(data, ranking, torch.device("cuda", 0), "unified", cache, edges=edges)
+
+    hot = {len(one.scores): one for one in made}
+    sizes = {rows: one.device_cache_size for rows, one in hot.items()}
+    assert budget - 160 < sum(sizes.values()) <= budget
+    # The worst row that is hot is read at least as often for its bytes as the best one that is not.
+    ranked = [((one.scores / one.row_bytes).sort(descending=True).values, sizes[rows] // one.row_bytes)
+              for rows, one in hot.items()]  # fmt: skip
+    assert all(0 < count < len(densities) for densities, count in ranked)
+    assert min(densities[count - 1] for densities, count in ranked) >= max(
+        densities[count] for densities, count in ranked)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{"placement": "unified", "feature_cache": "20%"},
+                                     {"placement": "pinned", "feature_cache": 500_000},
+                                     {"placement": "unified", "feature_cache": "20%", "super_batch": 4}])  # fmt: skip
+def test_batches_are_the_same_with_hot_rows_of_edges(options):
+    data = make_data_with_rows_of_edges()
+    expected = list(make_loader(make_data_with_rows_of_edges()))
+    loader = make_loader(data, "cuda", hotness="expected", **options)
+    loader.record()
+
+    batches = list(loader)
+
+    feature = loader._attributes.describe()["edge_attr"]
+    assert 0 < feature.num_hot_rows < 20_000
+    assert "edge_attr" in str(loader.report())
+    for got, wanted in zip(batches, expected, strict=True):
+        assert torch.equal(got.x.cpu(), wanted.x)
+        assert torch.equal(got.e_id.cpu(), wanted.e_id)
+        assert torch.equal(got.edge_attr.cpu(), wanted.edge_attr)
 
 
 def test_on_a_cpu_nothing_is_sampled_beforehand():

@@ -31,3 +31,18 @@ def expected_reads(indptr: Sequence[int], indices: Sequence[int], seeds: Sequenc
         expanded = [a - c for a, c in zip(after, chance, strict=True)]
         chance = after
     return chance
+
+
+def expected_edge_reads(indptr: Sequence[int], indices: Sequence[int], eid: Sequence[int], seeds: Sequence[int],
+                        fanouts: Sequence[int], batch_size: int) -> list[float]:  # fmt: skip
+    """Chances of edges by id: a hop that expands a target anew picks each of its edges alike."""
+    num_nodes, chance = len(indptr) - 1, [0.0] * len(indices)
+    met_before = [0.0] * num_nodes
+    for hop, fanout in enumerate(fanouts):
+        met = expected_reads(indptr, indices, seeds, fanouts[:hop], batch_size)
+        for row in range(num_nodes):
+            degree = indptr[row + 1] - indptr[row]
+            for at in range(indptr[row], indptr[row + 1]):
+                chance[eid[at]] += (met[row] - met_before[row]) * (1.0 if fanout < 0 else min(1.0, fanout / degree))
+        met_before = met
+    return chance
