@@ -71,9 +71,8 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
                              "aggregated features that the cap does not hold" if limit else "")  # fmt: skip
                 hidden_share = trainer.trace_epoch().hidden_share()
                 if hidden_share is not None:
-                    yield Row.of(
-                        limited, "copies hidden", "x", [hidden_share], note="of the lesser of copying and work"
-                    )
+                    yield Row.of(limited, "copies hidden", "x", [hidden_share],
+                                 note="of their time; for the rest the stream that computes waited")  # fmt: skip
 
 
 def count_entering(num_snapshots: int, window: int) -> int:

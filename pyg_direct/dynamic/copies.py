@@ -19,8 +19,8 @@ class Coming(Generic[T]):
     are behind this one on that stream.
     """
 
-    def __init__(self, value: T, copied: Any) -> None:
-        self._value, self._copied = value, copied
+    def __init__(self, value: T, copied: Any, timeline: Timeline | None = None) -> None:
+        self._value, self._copied, self._timeline = value, copied, timeline
 
     def take(self, device: torch.device) -> T:
         """The value, for the current stream: work queued on it from now on waits for the copy, the host does not.
@@ -28,7 +28,8 @@ class Coming(Generic[T]):
         The memory is not given to other copies before that work is done, whenever it is let go of.
         """
         stream = torch.cuda.current_stream(device)
-        stream.wait_event(self._copied)
+        with trace(self._timeline, "wait"):
+            stream.wait_event(self._copied)
         value: Any = self._value
         value.record_stream(stream)
         return self._value
@@ -65,4 +66,4 @@ class CopyStream:
             self._stream = torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._stream), trace(timeline, "copy"):
             value = copy()
-            return Coming(value, self._stream.record_event())
+            return Coming(value, self._stream.record_event(), timeline)

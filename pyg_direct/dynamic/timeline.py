@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 # From top to bottom: on a thread, on the copy stream, on the stream that computes.
-LANES = {"slice": "#9aa5b1", "copy": "#ed8936", "aggregate": "#2b6cb0", "move": "#63b3ed", "passes": "#38a169",
-         "step": "#805ad5"}  # fmt: skip
+LANES = {"slice": "#9aa5b1", "copy": "#ed8936", "wait": "#c53030", "aggregate": "#2b6cb0", "move": "#63b3ed",
+         "passes": "#38a169", "step": "#805ad5"}  # fmt: skip
 
 
 class Timeline:
-    """Spans of stages: "slice" (edges sorted and matrices built, on a thread), "copy" (ahead of use), "aggregate"
-    (first layers), "move" (a frame's snapshots to their places), "passes" (forward and backward) and "step".
+    """Spans of stages: "slice" (edges sorted and matrices built, on a thread), "copy" (ahead of use), "wait"
+    (for such copies, within the next ones), "aggregate" (first layers), "move" (a frame's snapshots to their places),
+    "passes" (forward and backward) and "step".
 
     On a GPU they are those of the GPU, but for "slice".
     """
@@ -73,17 +74,11 @@ class Timeline:
         return total
 
     def hidden_share(self) -> float | None:
-        """Seconds in which copies ahead of use and the computing stages both ran, over the lesser of the seconds of
-        either; None where nothing was copied so, or nothing computed.
+        """Share of the seconds of copies ahead of use for which the stream that computes did not wait; None where
+        nothing was copied so.
         """
-        spans = self.spans()
-        copies, work = (_unite((first, last) for lane, first, last in spans if (lane == "copy") == is_copy
-                               and lane != "slice") for is_copy in (True, False))  # fmt: skip
-        least = min(sum(last - first for first, last in side) for side in (copies, work))
-        if least == 0:
-            return None
-        both = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in copies for b in work)
-        return both / least
+        seconds = self.seconds()
+        return max(0.0, 1 - seconds["wait"] / seconds["copy"]) if seconds["copy"] else None
 
     def __str__(self) -> str:
         return "\n".join(f"{lane}: {1e3 * seconds:.3f} ms" for lane, seconds in self.seconds().items() if seconds)
@@ -105,17 +100,6 @@ class Timeline:
         figure.savefig(path, dpi=110)
         plt.close(figure)
         return Path(path)
-
-
-def _unite(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same time as spans that do not overlap, in order."""
-    out: list[tuple[float, float]] = []
-    for first, last in sorted(spans):
-        if out and first <= out[-1][1]:
-            out[-1] = out[-1][0], max(last, out[-1][1])
-        else:
-            out.append((first, last))
-    return out
 
 
 def trace(timeline: Timeline | None, lane: str, on_host: bool = False) -> AbstractContextManager[None]:

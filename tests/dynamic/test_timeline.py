@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from pyg_direct.dynamic.copies import CopyStream
 from pyg_direct.dynamic.timeline import LANES, Timeline, trace
 
 
@@ -42,17 +43,33 @@ def test_nothing_is_traced_without_a_timeline():
 @pytest.mark.parametrize(
     ("spans", "expected"),
     [
-        ([("copy", 0, 4), ("passes", 2, 10)], 0.5),
-        ([("copy", 0, 4), ("copy", 3, 6), ("move", 0, 1), ("passes", 0, 2), ("step", 5, 9)], 0.5),
-        ([("copy", 0, 8), ("passes", 1, 2), ("step", 2, 3)], 1.0),
-        ([("copy", 0, 1), ("slice", 0, 1), ("passes", 1, 2)], 0.0),
+        ([("copy", 0, 4), ("wait", 3, 4), ("passes", 4, 10)], 0.75),
+        ([("copy", 0, 4), ("copy", 4, 6), ("wait", 1, 4), ("wait", 5, 6), ("passes", 0, 2)], 1 / 3),
+        ([("copy", 0, 1), ("passes", 1, 2)], 1.0),
+        ([("copy", 0, 1), ("wait", 0, 2)], 0.0),
         ([("passes", 0, 1)], None),
     ],
 )
-def test_copies_beside_work_are_hidden(spans, expected):
+def test_copies_that_nobody_waits_for_are_hidden(spans, expected):
     timeline = Timeline(torch.device("cpu"))
     timeline._spans = [(lane, timeline._begin + first, timeline._begin + last) for lane, first, last in spans]
 
     got = timeline.hidden_share()
 
     assert got == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("pause", "least", "most"), [(0.0, 0.0, 0.4), (0.1, 0.9, 1.0)])
+def test_a_copy_is_hidden_unless_it_is_asked_for_at_once(pause, least, most):
+    where, host = torch.device("cuda", 0), torch.zeros(1 << 26).pin_memory()
+    copies, timeline = CopyStream(where), Timeline(where)
+
+    # The first takes memory from the driver.
+    copies.begin(lambda: host.to(where, non_blocking=True)).take(where)
+    torch.cuda.synchronize()
+    coming = copies.begin(lambda: host.to(where, non_blocking=True), timeline)
+    time.sleep(pause)
+    coming.take(where)
+
+    assert least <= timeline.hidden_share() <= most
