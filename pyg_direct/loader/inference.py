@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.link import blocks_for_rows, find_link_blocks
 from pyg_direct.graph.placed import place_array
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.ops.gather import gather_rows
-from pyg_direct.progress import Bar
+from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.device import budget_of, free_bytes
 from pyg_direct.runtime.memory import Block, allocate_or_fall_back
 
@@ -72,7 +74,8 @@ def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, b
     """What a PyG model (`GraphSAGE`, `GCN`, ... with `jk=None` or `"last"`) computes for all nodes, layer by layer.
 
     The result of PyG's `model.inference(loader)`. Rows of a layer stay in GPU memory where they fit, else in unified
-    host memory, which the GPU reads and writes in place; so neither they nor the graph need fit the GPU.
+    host memory, which the GPU reads and writes in place, the rows of a batch while it computes the one before; so
+    neither they nor the graph need fit the GPU.
 
     Args:
         model: A model of PyG's `BasicGNN`, in evaluation mode, on the device of batches.
@@ -159,11 +162,53 @@ class _Rows:
         if where in ("cuda", "cpu"):
             return cls(torch.empty(shape, dtype=dtype, device=device), None)
         block = allocate_or_fall_back(num_bytes, where, device)
+        if block.placement == "unified" and num_bytes > 0:
+            # The first touch by a GPU takes several times as long as by all cores.
+            with show_wait("making room for rows", items=num_bytes // 64):
+                block.view_on_cpu(torch.uint8, (num_bytes,)).zero_()
         return cls(block.view_on_gpu(dtype, shape, device), block)
 
-    def read(self, ids: Tensor) -> Tensor:
-        """The rows of some nodes."""
-        return gather_rows(self.view, ids) if self.view.is_cuda else self.view.index_select(0, ids)
+    def read_all(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
+        """Each batch with the rows of its nodes; those on the host are read over the link while the current stream
+        computes the batch before.
+        """
+        if self._block is None or not self.view.is_cuda:
+            for batch in batches:
+                yield batch, self._read(batch.n_id)
+            return
+        reading = torch.cuda.Stream(self.view.device)
+        most_blocks = self._count_blocks(self._block)
+        before: tuple[Any, Tensor, torch.cuda.Event] | None = None
+        for batch in batches:
+            computing = torch.cuda.current_stream(self.view.device)
+            # Behind what is queued so far, which the batch before is not part of yet.
+            reading.wait_stream(computing)
+            with torch.cuda.stream(reading):
+                x = self._read(batch.n_id, most_blocks)
+                done = reading.record_event()
+            batch.n_id.record_stream(reading)
+            x.record_stream(computing)
+            if before is not None:
+                yield self._hand_over(*before)
+            before = batch, x, done
+        if before is not None:
+            yield self._hand_over(*before)
+
+    def _hand_over(self, batch: Any, x: Tensor, done: torch.cuda.Event) -> tuple[Any, Tensor]:
+        torch.cuda.current_stream(self.view.device).wait_event(done)
+        return batch, x
+
+    def _count_blocks(self, block: Block) -> int | None:
+        """As many as keep the link busy, beside what computes."""
+        if self.view.numel() == 0:
+            return None
+        row_bytes = self.view[0].numel() * self.view.element_size()
+        return blocks_for_rows(find_link_blocks(self.view, block.placement), row_bytes, row_bytes)
+
+    def _read(self, ids: Tensor, most_blocks: int | None = None) -> Tensor:
+        if not self.view.is_cuda:
+            return self.view.index_select(0, ids)
+        return gather_rows(self.view, ids, max_blocks=most_blocks)
 
     def write(self, begin: int, rows: Tensor) -> None:
         """Write consecutive rows from `begin` on."""
@@ -194,8 +239,7 @@ def _choose_place(num_bytes: int, placement: str, device: torch.device) -> str:
 def _run_layer(model: Any, layer: int, rows: _Rows, loader: NeighborLoader, placement: str, bar: Bar) -> _Rows:
     made: _Rows | None = None
     begin = 0
-    for batch in loader:
-        x = rows.read(batch.n_id)
+    for batch, x in rows.read_all(loader):
         edges = batch.adj_t if "adj_t" in batch else batch.edge_index
         out = model.inference_per_layer(layer, x, edges, batch.batch_size)
         if made is None:

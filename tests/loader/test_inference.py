@@ -82,6 +82,19 @@ def test_rows_between_layers_may_live_on_the_host(placement):
     torch.testing.assert_close(got.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("placement", ["unified", "pinned"])
+def test_rows_that_are_read_ahead_are_those_of_the_layer(placement):
+    data = make_data(20_000, 200_000)
+    model = make_model(data, "cuda")
+    expected = infer(model, data, batch_size=700, placement="cuda")
+
+    for _ in range(3):
+        got = infer(model, data, batch_size=700, placement=placement)
+
+        torch.testing.assert_close(got.cuda(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_loader_goes_over_all_nodes_in_order(device):
     data = make_data()
 
