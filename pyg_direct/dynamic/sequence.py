@@ -61,7 +61,7 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
         window: Length of a snapshot, in the unit of the times.
         edge_life: Snapshots that an edge is seen in, its own the first; 0 keeps every edge for ever.
         x: Features of the nodes, `[N, F]`, the same in every snapshot, or `[T, N, F]`; None takes those of `data`.
-        num_nodes: N; None takes that of `x` or the largest id and one.
+        num_nodes: N; None takes that of `x`, of `data` where it was given, or the largest id and one.
         start: Time at which the first snapshot begins; None takes that of the first edge.
 
     Returns:
@@ -81,24 +81,24 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
         edges, message = data.edge_index, data.edge_attr
         times = data.get("time", data.get("edge_time"))
         x = data.x if x is None else x
+        num_nodes = data.get("num_nodes") if num_nodes is None else num_nodes
     if times is None or times.shape != (edges.shape[1],):
         shape = None if times is None else tuple(times.shape)
         raise ArgumentError(f"data must have a time for each of its {edges.shape[1]} edges, got {shape}")
     if times.numel() == 0:
         raise ArgumentError("data must have at least one edge, got none")
+    num_nodes = _count_nodes(edges, x, num_nodes)
     start = int(times.min()) if start is None else start
     number = torch.div(times - start, window, rounding_mode="floor").long()
     if int(number.min()) < 0:
         raise ArgumentError(f"start must not be behind the first edge at {int(times.min())}, got {start}")
-    if num_nodes is None:
-        num_nodes = int(edges.max()) + 1 if x is None else x.shape[-2]
     order = torch.argsort(number, stable=True)
     edges, number = edges[:, order].long(), number[order]
     message = None if message is None else message[order]
     count = int(number[-1]) + 1
     if x is not None and x.dim() == 3 and x.shape[0] < count:
         raise ArgumentError(f"x must have features of {count} snapshots, got {x.shape[0]}")
-    bounds = torch.searchsorted(number, torch.arange(count + 1)).tolist()
+    bounds = torch.searchsorted(number, torch.arange(count + 1, device=number.device)).tolist()
     out = []
     for t in range(count):
         first = 0 if edge_life == 0 else bounds[max(0, t + 1 - edge_life)]
@@ -107,3 +107,17 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
         out.append(Data(x=features, edge_index=edges[:, part], num_nodes=num_nodes,
                         edge_attr=None if message is None else message[part]))  # fmt: skip
     return out
+
+
+def _count_nodes(edges: Tensor, x: Tensor | None, num_nodes: int | None) -> int:
+    """Nodes of snapshots with these edges and features."""
+    if x is not None and x.dim() not in (2, 3):
+        raise ArgumentError(f"x must have the shape [N, F] or [T, N, F], got {tuple(x.shape)}")
+    given = num_nodes if x is None else x.shape[-2]
+    if x is not None and num_nodes not in (None, given):
+        raise ArgumentError(f"num_nodes must be the {given} of x, got {num_nodes}")
+    least, most = (int(end) for end in torch.aminmax(edges))
+    if least < 0 or (given is not None and most >= given):
+        rule = "of at least 0" if given is None else f"in [0, {given})"
+        raise ArgumentError(f"data must have edges between nodes {rule}, got {least if least < 0 else most}")
+    return most + 1 if given is None else given

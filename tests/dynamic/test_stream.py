@@ -335,11 +335,26 @@ class TestDiscretize:
             ({"window": 1, "edge_life": -1}, "edge_life must be at least 0, got -1"),
             ({"window": 10, "start": 11}, "start must not be behind the first edge at 10, got 11"),
             ({"window": 10, "x": torch.rand(2, 6, 1)}, "4 snapshots, got 2"),
+            ({"window": 10, "x": torch.rand(6)}, r"the shape \[N, F\] or \[T, N, F\], got \(6,\)"),
+            ({"window": 10, "x": torch.rand(5, 1)}, r"between nodes in \[0, 5\), got 5"),
+            ({"window": 10, "num_nodes": 5}, r"between nodes in \[0, 5\), got 5"),
+            ({"window": 10, "x": torch.rand(6, 1), "num_nodes": 7}, "num_nodes must be the 6 of x, got 7"),
         ],
     )
     def test_bad_arguments_are_refused(self, options, message):
         with pytest.raises(ArgumentError, match=message):
             discretize(self.data, **options)
+
+    def test_nodes_below_zero_are_refused(self):
+        data = Data(edge_index=torch.tensor([[0], [-1]]), time=torch.tensor([0]))
+
+        with pytest.raises(ArgumentError, match="between nodes of at least 0, got -1"):
+            discretize(data, 1)
+
+    def test_nodes_that_no_edge_meets_are_kept(self, real_device):
+        data = Data(edge_index=torch.tensor([[0], [1]]), time=torch.tensor([0]), num_nodes=9).to(real_device)
+
+        assert [s.num_nodes for s in discretize(data, 1)] == [9]
 
     def test_edges_without_times_are_refused(self):
         with pytest.raises(ArgumentError, match="a time for each of its 1 edges, got None"):
