@@ -26,7 +26,7 @@ def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_nei
 
     Args:
         indptr, indices: Topology: `csr_topo.indptr`, `csr_topo.indices`.
-        input_nodes: Nodes that batches begin with, int32 or int64 `[S]`.
+        input_nodes: Nodes that batches begin with, int32 or int64 `[S]`; one may be listed several times.
         num_neighbors: Fanout of each hop; -1 for all neighbors.
         batch_size: Of them in a batch.
 
@@ -80,7 +80,9 @@ def _compute(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_neighbors
     chance, picked = torch.zeros(2, num_nodes, device=indptr.device)
     if input_nodes.numel() == 0:
         return chance, picked
-    chance[input_nodes] = min(1.0, batch_size / input_nodes.numel())
+    copies = torch.zeros_like(chance).index_add_(0, input_nodes, torch.ones_like(chance[:1]).expand(len(input_nodes)))
+    # Of a node that is listed several times, any of which brings it.
+    chance = 1 - (1 - min(1.0, batch_size / input_nodes.numel())) ** copies
     expanded = chance
     with Bar(len(fanouts) * indices.numel(), "ranking rows by expected reads", "edges") as bar:
         for fanout in fanouts:

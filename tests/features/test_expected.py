@@ -17,7 +17,7 @@ edges = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=60)
 @given(edges=edges, fanouts=st.lists(st.sampled_from([-1, 0, 1, 2, 5]), max_size=3), batch_size=st.integers(1, 9))
 def test_matches_reference(device, edges, fanouts, batch_size):
     topo = CSRTopo(torch.tensor(edges, dtype=torch.int64).view(-1, 2).t(), num_nodes=12)
-    seeds = torch.tensor([0, 3, 4, 7])
+    seeds = torch.tensor([0, 3, 4, 7, 3])
 
     got = expected_reads(topo.indptr.to(device), topo.indices.to(device), seeds, fanouts, batch_size)
 
@@ -28,7 +28,7 @@ def test_matches_reference(device, edges, fanouts, batch_size):
 @given(edges=edges, fanouts=st.lists(st.sampled_from([-1, 0, 1, 2, 5]), max_size=3), batch_size=st.integers(1, 9))
 def test_chances_of_edges_match_the_reference(device, edges, fanouts, batch_size):
     topo = CSRTopo(torch.tensor(edges, dtype=torch.int64).view(-1, 2).t(), num_nodes=12)
-    seeds, eid = torch.tensor([0, 3, 4, 7]), torch.randperm(len(edges))
+    seeds, eid = torch.tensor([0, 3, 4, 7, 3]), torch.randperm(len(edges))
 
     got = expected_edge_reads(topo.indptr.to(device), topo.indices.to(device), seeds, fanouts, batch_size, eid)
 

@@ -18,7 +18,13 @@ def expected_reads(indptr: Sequence[int], indices: Sequence[int], seeds: Sequenc
                    batch_size: int) -> list[float]:  # fmt: skip
     """Chances, with those of different rows taken for independent; a hop expands what the last one met anew."""
     num_nodes = len(indptr) - 1
-    chance = [min(1.0, batch_size / len(seeds)) if node in set(seeds) else 0.0 for node in range(num_nodes)]
+    chance = []
+    for node in range(num_nodes):
+        spared = 1.0
+        for seed in seeds:
+            if seed == node:
+                spared *= 1 - min(1.0, batch_size / len(seeds))
+        chance.append(1 - spared)
     expanded = list(chance)
     for fanout in fanouts:
         spared = [1.0] * num_nodes
