@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import repeat
+from itertools import islice
 from statistics import median_high
 from typing import Any
 
@@ -113,8 +113,9 @@ def _compare(case: str, metric: str, times: dict[str, list[float]]) -> Iterator[
 def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 48) -> Iterator[Row]:
     """A training step with our loader, of models as they are and accelerated, for features on the GPU and the host.
 
-    The limit is the slowest of the parts alone: the same step on one batch, loading, and as many bytes over the link as
-    the rows of a batch that are not in GPU memory have.
+    The limit is the slowest of the parts alone: the same step on as many batches that are there already, each for the
+    first time, as what is sorted for a batch is kept with it; loading; and as many bytes over the link as the rows of a
+    batch that are not in GPU memory have.
     """
     on_gpu = torch.cuda.is_available()
     places = _PLACES if on_gpu else {"CPU": ("cpu", None, None)}
@@ -138,7 +139,7 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
                 if way.endswith("replayed"):
                     # Learns how large batches are.
                     run_steps(without_end(loader), step, 2 * _WARM_UP, 2)
-                compute = median_high(run_steps(repeat(first), step, batches))
+                compute = median_high(run_steps(list(islice(without_end(loader), batches)), step, batches))
                 times[way] = run_steps(without_end(loader), step, batches)
                 yield Row.of(
                     case,
