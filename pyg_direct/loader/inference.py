@@ -135,7 +135,7 @@ def check_inference_loader(loader: NeighborLoader) -> None:
 
 
 class _Rows:
-    """A row for each node, where the device reads and writes it.
+    """A row for each node, where the device reads and writes it, or the CPU does it for a GPU that cannot.
 
     Args:
         view: The rows on the device.
@@ -162,6 +162,8 @@ class _Rows:
         if where in ("cuda", "cpu"):
             return cls(torch.empty(shape, dtype=dtype, device=device), None)
         block = allocate_or_fall_back(num_bytes, where, device)
+        if block.placement == "cpu":
+            return cls(block.view_on_cpu(dtype, shape), block)
         if block.placement == "unified" and num_bytes > 0:
             # The first touch by a GPU takes several times as long as by all cores.
             with show_wait("making room for rows", items=num_bytes // 64):
@@ -207,13 +209,13 @@ class _Rows:
 
     def _read(self, ids: Tensor, most_blocks: int | None = None) -> Tensor:
         if not self.view.is_cuda:
-            return self.view.index_select(0, ids)
+            return self.view.index_select(0, ids.to(self.view.device)).to(ids.device)
         return gather_rows(self.view, ids, max_blocks=most_blocks)
 
     def write(self, begin: int, rows: Tensor) -> None:
         """Write consecutive rows from `begin` on."""
         part = self.view[begin : begin + len(rows)]
-        if self._block is None:
+        if self._block is None or not part.is_cuda:
             part.copy_(rows)
         else:
             # A kernel, which writes over the link at its rate, where a copy to unified memory does not.
@@ -221,7 +223,7 @@ class _Rows:
 
     def as_result(self) -> Tensor:
         """The rows as a tensor of the device, or of the CPU where they are on the host."""
-        if self._block is None:
+        if self._block is None or not self.view.is_cuda:
             return self.view
         torch.cuda.current_stream(self.view.device).synchronize()
         return self._block.view_on_cpu(self.view.dtype, self.view.shape)

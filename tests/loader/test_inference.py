@@ -8,6 +8,8 @@ from torch_geometric.utils import coalesce
 
 from pyg_direct import NeighborLoader, infer, inference_loader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.loader import inference
+from pyg_direct.runtime.memory import allocate
 
 
 def make_data(num_nodes=90, num_edges=400):
@@ -80,6 +82,20 @@ def test_rows_between_layers_may_live_on_the_host(placement):
 
     assert got.is_cuda == (placement == "cuda")
     torch.testing.assert_close(got.cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_the_cpu_reads_rows_that_a_gpu_cannot(monkeypatch):
+    data = make_data(500, 4000)
+    model = make_model(data, "cuda")
+    expected = infer(model, data, batch_size=64, placement="cuda").cpu()
+    monkeypatch.setattr(inference, "allocate_or_fall_back", lambda num_bytes, *_: allocate(num_bytes, "cpu"))
+    monkeypatch.setattr(inference, "place_array", lambda x, *_: (x, x, allocate(0, "cpu")))
+
+    got = infer(model, data, batch_size=64, placement="unified", topology_placement="cuda")
+
+    assert not got.is_cuda
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu
