@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.kernels import gather as kernels, ring, widen
+from pyg_direct.kernels import gather as kernels, widen
 from pyg_direct.kernels.bitmap import WORD, rank_words_cpu, rank_words_gpu, sum_words_gpu
 from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.launch import cpu_chunks, full_grid, prepare_gpu, run_cpu, run_gpu, runs_on_gpu, threads_for
-from pyg_direct.runtime.device import abilities
 from pyg_direct.runtime.launch import OPEN
 from pyg_direct.runtime.pages import use_large_pages
 from pyg_direct.runtime.raw import as_bytes
@@ -29,8 +28,6 @@ _UNIT = {1: torch.uint8, 2: torch.int16}
 # A piece of the output meets at most two rows, or three of bytes: shorter rows are read item by item.
 _SHORTEST_ROW = {kernels.ALIGNED: 16, kernels.WORDS: 16, kernels.BYTES: 8}
 _SHORTEST_WIDE_ROW = 12
-# Of a warp's 512 bytes, and what the link brings at once.
-_SHORTEST_IN_RING, _LINE = 256, 128
 # On a CPU torch copies this much faster than Numba's threads are woken; of more it would wake its own.
 FEW_BYTES = 1 << 16
 # Bytes that a CPU gathers in the time of an item that other threads are woken for.
@@ -269,15 +266,6 @@ def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None,
     if SIMULATED or is_short:
         return _choose_items(hot, cold, directory, dtype, num_rows, exponents, errors, most_blocks, address)
     tables = hot, cold
-    if max_blocks is not None and kind == kernels.ALIGNED and _suits_ring(hot, row_bytes):
-        launch = prepare_gpu(ring.gather_ring_gpu, hot_address, cold_address, *directory, OPEN, num_rows, row_bytes,
-                             OPEN, errors)  # fmt: skip
-
-        def read_ring(ids: Tensor, out: Tensor, keep: tuple[Tensor, Tensor] = tables) -> None:
-            grid = -(-ids.numel() // ring.ROWS)
-            launch(grid if grid < most_blocks else most_blocks, (ids, out.data_ptr()))
-
-        return read_ring
     # A grid with a cap reads the link, as one of two tables mostly does.
     if max_blocks is not None or directory.bits.numel() > 0 or address % kernels.PIECE != 0:
         lane_bits = group_bits(row_bytes)
@@ -300,14 +288,6 @@ def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None,
         launch(-(-ids.numel() * row_bytes // share), (ids, out.data_ptr()))
 
     return read_pieces
-
-
-def _suits_ring(table: Tensor, row_bytes: int) -> bool:
-    """Whether rows, whose pieces are aligned, are best read through shared memory, which takes copies to it that nobody
-    waits for, and rows that keep most lanes of a warp busy and whose parts begin at lines.
-    """
-    is_whole = row_bytes <= ring.PART or (row_bytes | table.data_ptr()) % _LINE == 0
-    return row_bytes >= _SHORTEST_IN_RING and is_whole and abilities(table.device.index).compute_capability >= (8, 0)
 
 
 def group_bits(row_bytes: int) -> int:

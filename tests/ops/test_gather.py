@@ -82,9 +82,7 @@ def test_rows_off_any_line_match_reference(device, offset, width, max_blocks):
 @pytest.mark.parametrize("max_blocks", [None, 3], ids=["free", "capped"])
 @pytest.mark.parametrize("out_offset", [0, 1, 4])
 @pytest.mark.parametrize("offset", [0, 1, 2, 4, 8, 16])
-@pytest.mark.parametrize(
-    "width", [*range(1, 21), 33, 36, 50, 64, 100, 128, 256, 400, 512, 528, 602, 640, 1040, 1433, 2064, 2076, 8192]
-)
+@pytest.mark.parametrize("width", [*range(1, 21), 33, 36, 50, 64, 100, 128, 400, 602, 1040, 1433, 2064, 2076, 8192])
 def test_rows_of_any_width_fill_the_output_and_no_byte_more(width, offset, out_offset, max_blocks):
     memory = torch.randint(256, (offset + 50 * width,), dtype=torch.uint8, device="cuda")
     table = memory[offset:].view(50, width)
