@@ -25,6 +25,7 @@ from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.loader.link import LinkNeighborLoader
 from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.loader.together import MOST_BATCHES
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.options import GeneralRecipe
@@ -146,11 +147,12 @@ def measure_times(scale: float, workers: tuple[int, ...], batches: int = 20, siz
     common: dict[str, Any] = {"num_neighbors": [128, 128], "input_nodes": ("user", seeds), "time_attr": "time",
                               "input_time": times, "batch_size": size, "shuffle": True, "drop_last": True}  # fmt: skip
     case = f"hetero/tables{_scaled(scale)}/{size}"
-    # One by one, and as many sampled in one call, of which a GPU has more to do.
-    for group in (1, 8 if device.type == "cpu" else 16):
+    # One by one, as many sampled in one call of which a GPU has more to do, and on a GPU as many as it comes to itself.
+    for group in (None, 8) if device.type == "cpu" else (1, 16, None):
         ours = NeighborLoader(data, seed=0, super_batch=group, **common)
-        edges, own = _time_loader(ours, -(-batches // group) * group, 3 * group)
-        name = OURS if group == 1 else f"{OURS}, super_batch={group}"
+        most = group or (1 if device.type == "cpu" else MOST_BATCHES)
+        edges, own = _time_loader(ours, -(-batches // most) * most, 3 * most)
+        name = OURS if group is None else f"{OURS}, super_batch={group}"
         yield Row.of(case, name, "ms", [1e3 * t for t in own], note=f"{edges:.0f} edges a batch")
     if not WITH_PYG_LIB:
         # torch-sparse has no times.

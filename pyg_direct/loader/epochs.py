@@ -52,7 +52,7 @@ class EpochLoader(ReportedLoader):
     device: torch.device
     seed: int
     prefetch: int
-    super_batch: int
+    super_batch: int | None
     transform: Any
     transform_sampler_output: Any
     num_workers: int
@@ -70,11 +70,13 @@ class EpochLoader(ReportedLoader):
         return threaded if self.num_workers > 0 else nullcontext()
 
     def _settle(self, device: Device, placement: str, topology_placement: str | None, feature_cache: int | str | None,
-                super_batch: int, seed: int | None, prefetch: int, ranks: Any = None,
+                super_batch: int | None, seed: int | None, prefetch: int, ranks: Any = None,
                 uneven: str = "pad") -> None:  # fmt: skip
         """Check and keep the arguments that PyG's loaders do not have."""
         topology_placement = placement if topology_placement is None else topology_placement
         for name, count, least in [("prefetch", prefetch, 0), ("super_batch", super_batch, 1)]:
+            if name == "super_batch" and count is None:
+                continue
             if isinstance(count, bool) or not isinstance(count, int) or count < least:
                 raise ArgumentError(f"{name} must be an integer of at least {least}, got {count!r}")
             if count >= 2**31:
@@ -172,12 +174,12 @@ class EpochLoader(ReportedLoader):
 
     def _open_group(self, epoch: int) -> Any:
         """What works on several batches at a time (see `SuperBatch`); None where each is made alone."""
-        if self.super_batch == 1 or self.device.type != "cuda" or self.transform_sampler_output is not None:
+        if self.super_batch in (None, 1) or self.device.type != "cuda" or self.transform_sampler_output is not None:
             return None
         shared = self._shared()
         if not shared:
             return None
-        return SuperBatch(self.super_batch, partial(self._submit, epoch), self._fetch, SharedFetch(shared))
+        return SuperBatch(self.super_batch or 1, partial(self._submit, epoch), self._fetch, SharedFetch(shared))
 
     def _stages(self, epoch: int, record: EpochRecord | None, group: Any = None) -> Stages:
         """How the batches of an epoch, or groups of them, are made, and timed where that is wanted: the times of a
@@ -225,7 +227,7 @@ class EpochLoader(ReportedLoader):
         else:
             submit, finish, fetch = stages
             prefetch = prefetch if group is None else min(prefetch, 1)
-            source = Pipeline(work, submit, fetch, prefetch, self.device, finish)
+            source = Pipeline(work, submit, fetch, prefetch, self.device, finish, getattr(group, "split", None))
         try:
             for _, made in source:
                 # A group's batches are forgotten one by one.

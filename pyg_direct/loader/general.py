@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.pyg import Attributes, without_edge_attributes
 from pyg_direct.loader.stores import StoreAttributes
 from pyg_direct.loader.superbatch import SharedRows, Work
-from pyg_direct.loader.together import Together
+from pyg_direct.loader.together import GrowingTogether, Together
 from pyg_direct.ops.check import check_ids
+from pyg_direct.runtime.device import free_bytes
 from pyg_direct.sampling.key import batch_key
 from pyg_direct.sampling.sample import Sample
 
@@ -70,8 +72,17 @@ class GeneralLoader(EpochLoader):
         """What the sampler makes of the seeds of several batches."""
         return [self._ask(own, key) for own, key in zip(positions, keys, strict=True)]
 
+    def _samples_together(self) -> bool:
+        """Whether several batches are sampled in one call."""
+        return False
+
+    def _grows(self) -> bool:
+        """Whether groups of batches are made though nobody asked for them: there, each takes the host far longer."""
+        is_ahead = self.device.type == "cuda" and self.prefetch > 0 and self._is_own()
+        return is_ahead and self._samples_together() and isinstance(self._general, HeteroAttributes)
+
     def _open_group(self, epoch: int) -> Together | None:
-        if self.super_batch == 1:
+        if self.super_batch == 1 or (self.super_batch is None and not self._grows()):
             return None
 
         def ask(work: Sequence[Work]) -> Sequence[Output]:
@@ -83,7 +94,10 @@ class GeneralLoader(EpochLoader):
                 return [None] * len(samples)
             return self._general.read_together([sample.out for sample in samples])
 
-        return Together(self.super_batch, ask, read, self._fetch_read, self.device.type == "cuda")
+        is_alone = self.device.type == "cuda"
+        if self.super_batch is None:
+            return GrowingTogether(partial(free_bytes, self.device.index), ask, read, self._fetch_read, is_alone)
+        return Together(self.super_batch, ask, read, self._fetch_read, is_alone)
 
     def _fetch(self, sample: Drawn, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         return self._fetch_read(sample, number, seeds)

@@ -76,7 +76,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         device = device_for(device, link_sampler)
-        self._settle(device, placement, None, feature_cache, 1, seed, prefetch, ranks, uneven)
+        self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
         self._open_links(data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
                          kwargs)  # fmt: skip
@@ -143,9 +143,12 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                                                       **self._key(key))  # fmt: skip
         return out
 
-    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
+    def _samples_together(self) -> bool:
         # A sampler of a class of its own may draw in another way than ours.
-        if type(self._sampler) is not NeighborSampler:
+        return type(self._sampler) is NeighborSampler
+
+    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
+        if not self._samples_together():
             return super()._ask_together(positions, keys)
         return self._sampler.sample_links_together([self.input_data[own] for own in positions], self.neg_sampling, keys)
 
@@ -240,7 +243,8 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         device, placement, topology_placement, feature_cache, topology_cache, store_dtype, seed, prefetch,
             time_comparison, time_window, ranks, uneven, custom_cls: See `NeighborLoader`.
         input_id: An id for each link, that batches hold instead of its position.
-        super_batch: With types or other options: batches sampled in one call; they are those that come without.
+        super_batch: With types or other options: batches sampled in one call; they are those that come without. None:
+            see `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:
@@ -263,7 +267,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  time_comparison: str = "<=", time_window: int | None = None,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", custom_cls: Any = None,
-                 input_id: Tensor | None = None, super_batch: int = 1, **kwargs: Any) -> None:  # fmt: skip
+                 input_id: Tensor | None = None, super_batch: int | None = None, **kwargs: Any) -> None:  # fmt: skip
         if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
             is_set = ["'edge_label_time' is not set", "'time_attr' is not set"][time_attr is None]
             raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")

@@ -92,8 +92,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         layer_dependency: With `labor`: all hops of a batch share their draws too, for fewer nodes still.
         super_batch: With node attributes on the host of a GPU: batches whose rows are read together, each row once.
             Up to three times as many are in GPU memory; as many as fit a quarter of what is free there. With types
-            or other options: batches sampled in one call, whose nodes and edges share memory. The batches
-            are those that come without; with `transform_sampler_output` the rows of each are read alone.
+            or other options: batches sampled in one call, whose nodes and edges share memory, which stays as long as
+            one of them is kept. The batches are those that come without; with `transform_sampler_output` the rows of
+            each are read alone. None is one batch; for graphs with types on a GPU 1, 2, 4, 8 and then 16, as far as a
+            group takes at most 256 MiB and a sixteenth of the free GPU memory.
         seed: Seed of shuffling and of all draws; None draws one from torch's generator.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
@@ -168,9 +170,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  device: Device = None, placement: str = "auto", topology_placement: str | None = None,
                  feature_cache: int | str | None = None, topology_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, sampling: str = "uniform", layer_dependency: bool = False,
-                 super_batch: int = 1, seed: int | None = None, prefetch: int = 1, time_comparison: str = "<=",
-                 time_window: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
-                 cache_policy: str | None = None, cold_policy: str = "auto",
+                 super_batch: int | None = None, seed: int | None = None, prefetch: int = 1,
+                 time_comparison: str = "<=", time_window: int | None = None,
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", cache_policy: str | None = None,
+                 cold_policy: str = "auto",
                  hotness: str = "degree", presample: float | None = None, custom_cls: Any = None,
                  input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:

@@ -55,7 +55,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         device = device_for(device, node_sampler)
-        self._settle(device, placement, None, feature_cache, 1, seed, prefetch, ranks, uneven)
+        self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
         self._open_general(data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
                            custom_cls, input_id, store_dtype, kwargs)  # fmt: skip
 
@@ -88,9 +88,12 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         out: Output = self._sampler.sample_from_nodes(self.input_data[positions], **self._key(key))
         return out
 
-    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
+    def _samples_together(self) -> bool:
         # A sampler of a class of its own may draw in another way than ours.
-        if type(self._sampler) is not NeighborSampler:
+        return type(self._sampler) is NeighborSampler
+
+    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
+        if not self._samples_together():
             return super()._ask_together(positions, keys)
         given, whole, sizes = self.input_data, torch.cat(list(positions)), [own.numel() for own in positions]
         # Not by brackets, which wake torch's threads for a few thousand items.

@@ -39,6 +39,8 @@ class Pipeline:
         prefetch: Batches fetched ahead; 0 makes each one when it is asked for, as on the CPU.
         device: The device of batches.
         finish: Waits for a sample: (pending, number) -> sample.
+        split: Cuts what was too much for the memory into less: what a group is made from -> work; None where it cannot
+            be cut.
 
     Attributes:
         prefetch: Batches fetched ahead from now on.
@@ -46,9 +48,10 @@ class Pipeline:
 
     def __init__(self, work: Iterator[Work], submit: Callable[[int, Any], Any], fetch: Callable[[Any, int, Any], Any],
                  prefetch: int, device: torch.device,
-                 finish: Callable[[Any, int], Any] = finish_sample) -> None:  # fmt: skip
+                 finish: Callable[[Any, int], Any] = finish_sample,
+                 split: Callable[[Any], Iterator[Work]] | None = None) -> None:  # fmt: skip
         self._work, self._submit_batch, self._fetch_batch, self._finish = work, submit, fetch, finish
-        self._device = device
+        self._device, self._split = device, split
         self._index = -1 if device.type == "cpu" else resolve_device(device).index
         self.prefetch = prefetch if device.type == "cuda" else 0
         self._has_shrunk = False
@@ -183,7 +186,8 @@ class Pipeline:
     def _shrink(self) -> None:
         """Drop what was made ahead, give its memory back and make fewer ahead from now on."""
         ahead = [work for work, *_ in self._fetched] + [work for work, _ in self._sampled]
-        self._again.extendleft(reversed(ahead))
+        ahead += self._again
+        self._again = deque(ahead if self._split is None else chain.from_iterable(self._split(w) for _, w in ahead))
         self._fetched.clear()
         self._sampled.clear()
         if self._streams is not None:

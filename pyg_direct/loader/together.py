@@ -5,12 +5,19 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pyg_direct.loader.drawn import Drawn
+from pyg_direct.loader.pipeline import parts_of
 from pyg_direct.loader.superbatch import Work, group_work
+
+# Batches that are sampled in one call where nobody said how many, while a group takes no more memory than this, or than
+# this share of what is free: larger ones take the GPU longer than the host.
+MOST_BATCHES, _MOST_BYTES, _FREE_SHARE = 16, 256 << 20, 1 / 16
 
 
 class DrawnGroup(list[Drawn]):
@@ -62,6 +69,50 @@ class Together:
     def _paused(self) -> AbstractContextManager[None]:
         # Elsewhere the caller's thread may turn the collector off meanwhile, which ending a pause would undo.
         return pause_collector() if self._is_alone else nullcontext()
+
+
+class GrowingTogether(Together):
+    """Groups of 1, 2, 4, 8 and 16 batches, so that the first comes as soon as alone, as long as they are small.
+
+    Args:
+        count_free: Bytes of memory that are free.
+    """
+
+    def __init__(self, count_free: Callable[[], int], *args: Any) -> None:
+        super().__init__(1, *args)
+        self._count_free, self._most = count_free, MOST_BATCHES
+
+    def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
+        """(number of the first, all) of a group."""
+        while items := list(islice(work, min(self._size, self._most))):
+            yield items[0][0], items
+            self._size = min(2 * self._size, MOST_BATCHES)
+
+    def fetch(self, samples: Sequence[Drawn], number: int, work: Sequence[Work]) -> list[Any]:
+        """The batches of a group, which tell how many of their size may come together."""
+        batches = super().fetch(samples, number, work)
+        taken = max(1, count_bytes(batches) // len(batches))
+        self._most = max(1, min(self._most, min(_MOST_BYTES, int(_FREE_SHARE * self._count_free())) // taken))
+        return batches
+
+    def split(self, work: Sequence[Work]) -> Iterator[tuple[int, list[Work]]]:
+        """Each batch of a group as a group of its own, and all from now on: memory has run out."""
+        self._most = 1
+        return ((item[0], [item]) for item in work)
+
+
+def count_bytes(batches: Sequence[Any]) -> int:
+    """Memory that batches take, what they share once: as they note it (see `note_memory`), else by their tensors."""
+    sizes: dict[int, int] = {}
+    for batch in batches:
+        memory = batch.__dict__.get("_memory")
+        values = memory if memory is not None else (v for store in batch.stores for v in store.values())
+        for value in values:
+            for part in parts_of(value):
+                if isinstance(part, Tensor) and part.layout is torch.strided:
+                    storage = part.untyped_storage()
+                    sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
 
 
 @contextmanager

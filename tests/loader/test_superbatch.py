@@ -97,7 +97,7 @@ def test_groups_keep_the_order_of_the_work():
     assert all(ids == [number] for batches in made for number, ids in batches)
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.0, True, None])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True])
 def test_bad_sizes_are_refused(value):
     with pytest.raises(ArgumentError, match="super_batch must be an integer of at least 1, got"):
         NeighborLoader(make_data(), [2], device="cpu", super_batch=value)

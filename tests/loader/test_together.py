@@ -7,8 +7,10 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct import NeighborLoader
-from pyg_direct.errors import IdError
-from pyg_direct.loader.together import pause_collector
+from pyg_direct.errors import IdError, PlacementWarning
+from pyg_direct.loader import general
+from pyg_direct.loader.pipeline import Pipeline, note_memory
+from pyg_direct.loader.together import GrowingTogether, count_bytes, pause_collector
 from pyg_direct.nn.sorted import find_batch
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data
@@ -89,6 +91,156 @@ def test_a_sampler_that_draws_its_own_way_is_asked_for_each():
     list(make_loader("cpu", "uniform", neighbor_sampler=sampler, super_batch=4))
 
     assert asked == [7] * 5 + [5]
+
+
+class TestGroupsThatGrow:
+    """Nobody has to say how many batches are sampled in one call."""
+
+    @pytest.fixture
+    def anywhere(self, monkeypatch):
+        # Also on a CPU, whose memory is not asked for.
+        monkeypatch.setattr(general.GeneralLoader, "_grows", lambda loader: True)
+        monkeypatch.setattr(general, "free_bytes", lambda index: 1 << 40)
+
+    @pytest.fixture
+    def sizes(self, monkeypatch):
+        sizes, ask = [], NeighborSampler.sample_together
+        monkeypatch.setattr(
+            NeighborSampler,
+            "sample_together",
+            lambda sampler, inputs, keys: sizes.append(len(inputs)) or ask(sampler, inputs, keys),
+        )
+        return sizes
+
+    def make(self, room=1 << 40, taken=1000, on_fetch=None):
+        def fetch(sample, number, seeds, read):
+            if on_fetch is not None:
+                on_fetch(number)
+            batch = Data()
+            note_memory(batch, [torch.empty(taken, dtype=torch.uint8)])
+            return batch
+
+        self.asked = []
+        return GrowingTogether(
+            lambda: room,
+            lambda work: self.asked.append(len(work)) or [number for number, _ in work],
+            lambda samples: [None] * len(samples),
+            fetch,
+            True,
+        )
+
+    def run(self, together, count=40):
+        work = ((number, number) for number in range(count))
+        for number, items in together.group(work):
+            samples = together.submit(number, items)
+            yield from zip([n for n, _ in items], together.fetch(samples, number, items), strict=True)
+
+    @pytest.mark.parametrize(
+        ("room", "taken", "expected"),
+        [
+            (1 << 40, 1000, [1, 2, 4, 8, 16, 9]),
+            (1 << 40, 100 << 20, [1, 2, 2, 2, 2, 2]),
+            (16 * 5000, 1000, [1, 2, 4, 5, 5, 5]),
+            (100, 1000, [1, 1, 1, 1, 1, 1]),
+        ],
+    )
+    def test_they_double_while_they_are_small(self, room, taken, expected):
+        together = self.make(room, taken)
+
+        got = [number for number, _ in self.run(together)]
+
+        assert got == list(range(40))
+        assert self.asked[:6] == expected
+
+    def test_what_batches_share_counts_once(self):
+        shared, batches = torch.empty(100), [Data(x=torch.empty(5)), Data(), Data()]
+        for batch in batches[1:]:
+            note_memory(batch, [shared, shared[:7]])
+
+        assert count_bytes(batches) == 420
+
+    @pytest.mark.parametrize("what", ["submit", "fetch"])
+    def test_a_group_that_does_not_fit_comes_batch_by_batch(self, real_device, what):
+        left = [1]
+
+        def fail(at, number):
+            if at == what and number >= 7 and left:
+                left.pop()
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        together = self.make(on_fetch=lambda number: fail("fetch", number))
+        ask = together._ask
+        together._ask = lambda work: fail("submit", work[-1][0]) or ask(work)
+        work = ((number, number) for number in range(20))
+        pipeline = Pipeline(
+            together.group(work),
+            lambda number, items: Done(together.submit(number, items)),
+            together.fetch,
+            1,
+            real_device,
+            lambda pending, number: pending,
+            together.split,
+        )
+        pipeline.prefetch = 1
+
+        with pytest.warns(PlacementWarning, match="ran out"):
+            got = [(number, len(batches)) for number, batches in pipeline]
+
+        assert [at + n for at, size in got for n in range(size)] == list(range(20))
+        assert got[-1] == (19, 1)
+        assert self.asked[-10:] == [1] * 10
+
+    def test_batches_are_those_that_come_alone(self, real_device, anywhere, sizes):
+        for option in OPTIONS:
+            expected = list_epoch(make_loader("cpu", option, super_batch=1))
+            loader = make_loader(real_device, option)
+
+            sizes.clear()
+            first, second = list_epoch(loader), list_epoch(loader)
+
+            assert first == expected
+            assert second != first
+            assert sizes == [1, 2, 3] * 2
+
+    def test_an_epoch_is_resumed_inside_one(self, real_device, anywhere):
+        loader = make_loader(real_device)
+        rest = iter(loader)
+        for _ in range(2):
+            next(rest)
+        state = loader.state_dict()
+        expected = [list_parts(batch) for batch in rest]
+
+        again = make_loader(real_device)
+        again.load_state_dict(state)
+
+        assert len(expected) == 4
+        assert list_epoch(again) == expected
+
+    @pytest.mark.gpu
+    def test_they_are_made_on_a_gpu(self, sizes):
+        got = list_epoch(make_loader("cuda"))
+
+        assert sizes == [1, 2, 3]
+        assert got == list_epoch(make_loader("cpu"))
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("options", [{"prefetch": 0}, {"transform_sampler_output": lambda out: out}])
+    def test_they_are_not_where_batches_must_come_alone(self, sizes, options):
+        list_epoch(make_loader("cuda", **options))
+
+        assert sizes == []
+
+    def test_they_are_not_made_on_a_cpu(self, sizes):
+        list_epoch(make_loader("cpu"))
+
+        assert sizes == []
+
+
+class Done(list):
+    """A group that was sampled."""
+
+    def record_stream(self, stream):
+        pass
 
 
 @pytest.mark.parametrize("way", ["sampler output", "batch"])
