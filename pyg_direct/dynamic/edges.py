@@ -15,6 +15,7 @@ from pyg_direct.dynamic.cache import Budget
 from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.snapshot import Snapshot, order_edges
 from pyg_direct.dynamic.speeds import Speeds
+from pyg_direct.dynamic.walk import Walk
 
 # Of the free memory of a GPU, what edges that lie there in order may take: what is kept of an edge, and what putting it
 # in order and finding it in a group of eight takes for a moment.
@@ -129,5 +130,12 @@ class SequenceEdges:
         key = operator, id(snapshot)
         with self._ahead.lock:
             if key not in self._factors:
-                self._factors[key] = operator.factorise(snapshot)
+                given = self._read_given(time, weighted) if isinstance(operator, Walk) else None
+                self._factors[key] = operator.factorise(replace(snapshot, given=given))
             return self._factors[key]
+
+    def _read_given(self, time: int, weighted: bool) -> tuple[Tensor, Tensor | None]:
+        """Edges and weights of a snapshot in the order in which they were given."""
+        part = self._parts[time]
+        weight = part.edge_weight if weighted else None
+        return self._move(part.edge_index).long(), None if weight is None else self._move(weight).reshape(-1).float()

@@ -22,6 +22,8 @@ class Snapshot:
         loop_nodes: Nodes with a loop, int64 `[L]`.
         loop_weight: Weight of the last loop given of each of them, fp32 `[L]`; None where no weights were given.
         num_in: Edges given to each target, parallel ones counted, fp32 `[N]`.
+        given: (source, target) int64 `[2, E]` and weights `[E]` or None in the order in which they were given, for the
+            operators that ask for it; else None.
     """
 
     keys: Tensor
@@ -30,6 +32,7 @@ class Snapshot:
     loop_nodes: Tensor
     loop_weight: Tensor | None
     num_in: Tensor
+    given: tuple[Tensor, Tensor | None] | None = None
 
     @property
     def device(self) -> torch.device:

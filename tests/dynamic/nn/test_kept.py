@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct.dynamic import FrameTrainer, plan, stream
-from pyg_direct.dynamic.nn import A3TGCN, DCRNN, TGCN, EvolveGCNO, GConvGRU, diffusion
+from pyg_direct.dynamic.nn import A3TGCN, DCRNN, TGCN, EvolveGCNO, GConvGRU
 from tests.snapshots import make_snapshots
 
 # Rows of features and of states are told apart by their width.
@@ -40,8 +40,7 @@ def widths(monkeypatch):
         seen.extend([x.shape[2]] * x.shape[1])
         return real(x, *args)
 
-    for module in (plan, diffusion):
-        monkeypatch.setattr(module, "aggregate_snapshots", aggregate)
+    monkeypatch.setattr(plan, "aggregate_snapshots", aggregate)
     return seen
 
 
@@ -58,6 +57,30 @@ def test_features_are_aggregated_in_the_first_epoch_only(widths, name):
 
     assert counts[0] >= TIMES
     assert counts == [counts[0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("make", "matrices"),
+    [(TGCN, 1), (lambda *sizes: GConvGRU(*sizes, 2), 1), (lambda *sizes: DCRNN(*sizes, 2), 2)],
+    ids=["TGCN", "GConvGRU", "DCRNN"],
+)
+def test_features_of_a_group_are_aggregated_at_once(monkeypatch, make, matrices):
+    sizes, real = [], plan.aggregate_snapshots
+
+    def aggregate(x, *args):
+        if x.shape[2] == CHANNELS:
+            sizes.append(x.shape[1])
+        return real(x, *args)
+
+    monkeypatch.setattr(plan, "aggregate_snapshots", aggregate)
+    layer = make(CHANNELS, HIDDEN)
+
+    for snapshot in stream(make_signal(None), "cpu", group_size=4):
+        layer(snapshot.x, snapshot.edge_index)
+
+    # Both groups once for each matrix: a step along the edges and one against them have one each.
+    assert TIMES == 5
+    assert sizes == [4] * matrices + [1] * matrices
 
 
 @pytest.mark.parametrize("name", ["GConvGRU", "DCRNN"])

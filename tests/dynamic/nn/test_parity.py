@@ -171,6 +171,34 @@ def test_windows_of_several_graphs_are_one():
     torch.testing.assert_close(layer(x, edges, weight), reference(x, edges, weight), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+def test_diffusion_that_stays_takes_any_edges(streamed):
+    # Steps of a diffusion do not: each edge must be there once.
+    layer, reference, kind = make_pair("DCRNN one step")
+    signal = make_signal(True)
+    longer = ours.DCRNN(CHANNELS, HIDDEN, 2)
+    given = stream(signal, "cpu") if streamed else signal
+
+    got = run_layer(layer, kind, given, "DCRNN")
+
+    for mine, theirs in zip(got, run_layer(reference, kind, signal, "DCRNN"), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="each edge once"):
+        run_layer(longer, kind, given, "DCRNN")
+
+
+@pytest.mark.parametrize("memory", [None, 500])
+def test_diffusion_is_the_same_in_every_form(memory):
+    layer, reference, kind = make_pair("DCRNN")
+    signal = make_signal(True, simple=True)
+
+    for given in stream(signal, "cpu", memory=memory, keep="host"), stream(signal, "cpu", group_size=2, form="split"):
+        got = run_layer(layer, kind, given, "DCRNN")
+
+        for mine, theirs in zip(got, run_layer(reference, kind, signal, "DCRNN"), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_changed_features_are_aggregated_anew():
     layer, reference, _ = make_pair("TGCN")
     signal = make_signal(True)

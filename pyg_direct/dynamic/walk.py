@@ -1,0 +1,63 @@
+"""Steps of DCRNN's diffusion, along the edges of a snapshot and against them, as one operator each.
+
+They are those of PyTorch Geometric Temporal: a step along weighs an edge by the degree of its source; one against them
+goes over the edges in the order of their targets, but takes the degrees in the order in which edges were given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_direct.dynamic.operator import Factors
+from pyg_direct.dynamic.snapshot import Snapshot, order_edges
+
+
+def _degrees(ends: Tensor, weight: Tensor | None, size: int) -> Tensor:
+    weight = torch.ones(ends.numel(), device=ends.device) if weight is None else weight
+    return weight.new_zeros(size).index_add_(0, ends, weight)
+
+
+def walk_along(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Edges (source, target), int64 `[2, E]`, and their weights `[E]` in a step along them."""
+    row = edge_index[0]
+    size = int(edge_index.max()) + 1 if edge_index.numel() else 0
+    return edge_index, _degrees(row, edge_weight, size).reciprocal()[row]
+
+
+def walk_against(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same of a step against them.
+
+    Raises:
+        RuntimeError: an edge is there several times or weighs 0.
+    """
+    row, col = edge_index
+    size = int(edge_index.max()) + 1 if edge_index.numel() else 0
+    weight = torch.ones(row.numel(), device=row.device) if edge_weight is None else edge_weight
+    merged, place = torch.unique(row * size + col, return_inverse=True)
+    value = weight.new_zeros(merged.numel()).index_add_(0, place, weight)
+    source, target = merged // max(1, size), merged % max(1, size)
+    order = torch.argsort(target[value != 0], stable=True)
+    against = torch.stack([target[value != 0][order], source[value != 0][order]])
+    if against.shape[1] != row.numel():
+        raise RuntimeError(
+            f"edge_index must hold each edge once, with a weight other than 0: {row.numel()} edges are "
+            f"{against.shape[1]} different ones"
+        )
+    return against, _degrees(target, value, size).reciprocal()[row]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A step along the edges, or with `is_against` one against them, of snapshots that know their edges as given."""
+
+    is_against: bool = False
+
+    def factorise(self, snapshot: Snapshot) -> Factors:
+        """The factors of one snapshot."""
+        assert snapshot.given is not None, "the order in which edges were given counts"
+        edges, shares = (walk_against if self.is_against else walk_along)(*snapshot.given)
+        ordered = order_edges(edges, shares, snapshot.num_nodes)
+        return Factors(ordered.keys, ordered.weight, None, None, None)
