@@ -24,6 +24,7 @@ from pyg_direct.dynamic.stream import SnapshotStream, stream
 from pyg_direct.dynamic.timeline import LANES, Timeline, trace
 from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.graphed import steps_on_gpu
+from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.recording import record_graph
 from pyg_direct.runtime.waits import waits_refused
 from pyg_direct.typing import Device
@@ -59,7 +60,8 @@ class FrameTrainer:
         target: Whether the loss is that of the "last" snapshot of a frame or the mean over "all".
         step: How the model is called, `step(model, snapshot, state) -> (y_hat, state)`; `run_stateless` of this file is
             for models without a state.
-        device, memory: As of `stream`.
+        device, memory: As of `stream`; a stream has its own, so that with one `memory` must be left out, and `device`
+            be the stream's if it is given.
         replay: Whether frames are replayed as a CUDA graph from the second on; None does it where it works.
 
     Attributes:
@@ -79,9 +81,14 @@ class FrameTrainer:
                  replay: bool | None = None) -> None:  # fmt: skip
         if target not in TARGETS:
             raise ArgumentError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
-        given = signal if isinstance(signal, SnapshotStream) else stream(signal, device, memory=memory, keep="host")
+        is_stream = isinstance(signal, SnapshotStream)
+        if is_stream and memory is not None:
+            raise ArgumentError(f"memory must be given to `stream` where signal is a stream, got {memory!r}")
+        given = signal if is_stream else stream(signal, device, memory=memory, keep="host")
         if given.plan is None:
             raise ArgumentError("signal must be homogeneous, got snapshots of several node types")
+        if is_stream and device is not None and resolve_device(device) != given.plan.device:
+            raise ArgumentError(f"device must be that of the stream, {given.plan.device}, got {device}")
         if not 1 <= window <= len(given):
             raise ArgumentError(f"window must lie in [1, {len(given)}], the number of snapshots, got {window}")
         snapshots = [given[t] for t in range(len(given))]

@@ -225,6 +225,22 @@ def test_bad_arguments_are_refused(options, error, message):
         FrameTrainer(model, make_signal(), optimizer, device="cpu", **{"window": 3, **options})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"memory": "50%"}, "given to `stream`.*got '50%'"), ({"device": "meta"}, "that of the stream, cpu, got meta")],
+)
+def test_what_a_stream_has_is_not_asked_for_again(monkeypatch, options, message):
+    # There is no second device on most machines.
+    monkeypatch.setattr("pyg_direct.dynamic.trainer.resolve_device", torch.device)
+    given, model = stream(make_signal(), "cpu"), MODELS["TGCN"]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with pytest.raises(ArgumentError, match=message):
+        FrameTrainer(model, given, optimizer, window=WINDOW, **options)
+
+    assert FrameTrainer(model, given, optimizer, window=WINDOW, device="cpu").plan is given.plan
+
+
 def test_snapshots_of_different_sizes_are_refused():
     signal = make_signal()
     signal[2].x = signal[2].x[:-1]
