@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from pyg_direct.dynamic import FrameTrainer, stream
+from pyg_direct.dynamic.nn import TGCN
+from pyg_direct.dynamic.trainer import run_stateless
 from pyg_direct.errors import ArgumentError, MemoryLimitError
 from pyg_direct.ops.snapshots import SnapshotMatrices
 from tests.frames import MODELS, NODES, TIMES, WINDOW, make_signal, make_trainer
@@ -167,6 +169,40 @@ def test_an_epoch_that_was_interrupted_is_resumed(device, monkeypatch, calls):
     assert kept > 0
     assert trainer.fit(2)[-1] == pytest.approx(expected[0], rel=1e-5)
     assert trainer.plan.describe()["aggregated_bytes"] >= kept
+
+
+class Both(torch.nn.Module):
+    """Reads the features of a frame as two operators give them."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = torch.nn.ModuleList([TGCN(4, 3), TGCN(4, 3, improved=True)])
+
+    def forward(self, x, edge_index, edge_weight):
+        return sum(cell(x, edge_index, edge_weight).sum(1) for cell in self.cells)
+
+
+def test_frames_that_were_half_moved_are_filled_anew(device, monkeypatch):
+    signal, calls = make_signal(), iter([*range(2 * WINDOW), None])
+    model = Both().to(device)
+    # Steps of nothing, so that losses tell whether frames hold what they should.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    trainers = [FrameTrainer(model, stream(signal, device, keep="host", group_size=1), optimizer, window=WINDOW,
+                             step=run_stateless, **NO_REPLAY[device.type]) for _ in range(2)]  # fmt: skip
+    expected = trainers[0].fit(1)
+    real = trainers[1].plan.aggregate_features
+
+    def interrupted(*args):
+        # The first of the two rows of the second frame.
+        if next(calls, 0) is None:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(trainers[1].plan, "aggregate_features", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainers[1].fit(1)
+
+    assert trainers[1].fit(1) == pytest.approx(expected, rel=1e-5)
 
 
 def test_stages_of_an_epoch_are_traced(device):
