@@ -106,18 +106,23 @@ def expand_chebyshev(x: Tensor, edge_index: Any, edge_weight: Tensor | None, ope
     found = locate(x, edge_index, edge_weight)
     if found is None or not found.holds(x):
         return _recur(x, order, lambda rows: convolve(rows, edge_index, edge_weight, operator))
+    # The plan keeps the first; and not the features, which a program may write to behind the layer.
+    terms = _recur(x, min(order, 2), lambda rows: convolve_located(found, rows, operator))
+    if order <= 2:
+        return terms
 
     def make() -> list[Tensor]:
-        # Not the features, which a program may write to behind the layer.
-        return _recur(x, order, lambda rows: convolve_located(found, rows, operator))[1:]
+        return _go_on(terms, order, lambda rows: convolve_located(found, rows, operator))[2:]
 
-    return [x, *found.plan.keep((operator, found.weighted, order), found.time, make)]
+    return [*terms, *found.plan.keep((operator, found.weighted, order), found.time, make)]
 
 
 def _recur(x: Tensor, order: int, step: Any) -> list[Tensor]:
-    terms = [x]
-    if order > 1:
-        terms.append(step(x))
+    return _go_on([x, step(x)] if order > 1 else [x], order, step)
+
+
+def _go_on(terms: list[Tensor], order: int, step: Any) -> list[Tensor]:
+    terms = list(terms)
     for _ in range(2, order):
         terms.append(2 * step(terms[-1]) - terms[-2])
     return terms

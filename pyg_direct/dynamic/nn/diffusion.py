@@ -63,9 +63,11 @@ class DCRNN(torch.nn.Module):
         elif self.K > 1:
             walks = (walk(edge_index, edge_weight) for walk in (walk_along, walk_against))
             steps = [partial(_step_plain, *walk) for walk in walks]
-        if found is not None and found.holds(X):
-            key = "diffused", found.weighted, self.K
-            features = found.plan.keep(key, found.time, lambda: _diffuse(X, steps, self.K))
+        if found is not None and found.holds(X) and self.K > 1:
+            # The plan keeps what the first steps give.
+            firsts, key = [step(X) for step in steps], ("diffused", found.weighted, self.K)
+            later = found.plan.keep(key, found.time, lambda: _go_on(X, firsts, steps, self.K)) if self.K > 2 else []
+            features = _join_terms(X, firsts, later)
         else:
             features = _diffuse(X, steps, self.K)
         state = _diffuse(H, steps, self.K)
@@ -97,13 +99,24 @@ def _step_plain(edge_index: Tensor, weight: Tensor, rows: Tensor) -> Tensor:
 
 
 def _diffuse(x: Tensor, steps: list[_Step], order: int) -> Tensor:
-    """Terms side by side, [N, (2 K - 1) C]: the rows, then those of each direction, T_k = 2 A T_{k-1} - x from the
-    third on.
-    """
-    out = [x]
-    for step in steps:
-        term = x
-        for k in range(1, order):
-            term = step(x) if k == 1 else 2 * step(term) - x
-            out.append(term)
-    return torch.cat(out, 1)
+    """Terms side by side, [N, (2 K - 1) C]."""
+    if order == 1:
+        return x
+    firsts = [step(x) for step in steps]
+    return _join_terms(x, firsts, _go_on(x, firsts, steps, order))
+
+
+def _go_on(x: Tensor, firsts: list[Tensor], steps: list[_Step], order: int) -> list[Tensor]:
+    """Terms of each direction behind its first, T_k = 2 A T_{k-1} - x."""
+    later = []
+    for step, term in zip(steps, firsts, strict=True):
+        for _ in range(2, order):
+            term = 2 * step(term) - x
+            later.append(term)
+    return later
+
+
+def _join_terms(x: Tensor, firsts: list[Tensor], later: list[Tensor]) -> Tensor:
+    """The rows, then the terms of each direction."""
+    half = len(later) // 2
+    return torch.cat([x, firsts[0], *later[:half], firsts[1], *later[half:]], 1)

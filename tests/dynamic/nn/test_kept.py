@@ -73,14 +73,18 @@ def test_features_of_a_group_are_aggregated_at_once(monkeypatch, make, matrices)
         return real(x, *args)
 
     monkeypatch.setattr(plan, "aggregate_snapshots", aggregate)
-    layer = make(CHANNELS, HIDDEN)
+    # What the aggregated features are is not kept a second time.
+    monkeypatch.setattr(plan.SnapshotPlan, "keep", None)
+    layer, given = make(CHANNELS, HIDDEN), stream(make_signal(None), "cpu", group_size=4)
 
-    for snapshot in stream(make_signal(None), "cpu", group_size=4):
-        layer(snapshot.x, snapshot.edge_index)
+    for _ in range(2):
+        for snapshot in given:
+            layer(snapshot.x, snapshot.edge_index)
 
     # Both groups once for each matrix: a step along the edges and one against them have one each.
     assert TIMES == 5
     assert sizes == [4] * matrices + [1] * matrices
+    assert given.plan.describe()["aggregated_bytes"] == 4 * TIMES * NODES * CHANNELS * matrices
 
 
 @pytest.mark.parametrize("name", ["GConvGRU", "DCRNN"])
