@@ -236,8 +236,8 @@ class EpochLoader(ReportedLoader):
                     yield ready.pop(0)
         finally:
             source.close()
-            if isinstance(source, Pipeline):
-                # Memory that ran out once would run out in each epoch.
+            if isinstance(source, Pipeline) and source.prefetch < prefetch:
+                # Memory that ran out once would run out in each epoch. Groups alone leave what was asked for.
                 self.prefetch = min(self.prefetch, source.prefetch)
 
     def state_dict(self) -> dict[str, int]:

@@ -202,6 +202,23 @@ class TestGroupsThatGrow:
             assert second != first
             assert sizes == [1, 2, 3] * 2
 
+    def test_two_epochs_are_those_of_any_size(self, real_device, anywhere):
+        alone, sixteen = (make_loader(real_device, super_batch=size) for size in (1, 16))
+        loader = make_loader(real_device)
+
+        for _ in range(2):
+            got = list_epoch(loader)
+
+            assert got == list_epoch(alone) == list_epoch(sixteen)
+
+    @pytest.mark.gpu
+    def test_what_was_asked_to_be_made_ahead_stays(self):
+        loader = make_loader("cuda", prefetch=3)
+
+        list_epoch(loader)
+
+        assert loader.prefetch == 3
+
     def test_an_epoch_is_resumed_inside_one(self, real_device, anywhere):
         loader = make_loader(real_device)
         rest = iter(loader)
