@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, Placeme
 from pyg_direct.features.filed import FiledRows
 from pyg_direct.features.following import FollowingRows
 from pyg_direct.features.hotness import Listing, check_hotness, choose_hottest, score_rows
-from pyg_direct.features.link import blocks_for_rows, find_link_blocks
+from pyg_direct.features.link import blocks_beside_hot, blocks_for_rows, find_link_blocks
 from pyg_direct.features.named import NamedRows
 from pyg_direct.features.processes import ProcessRows
 from pyg_direct.features.report import ReportedRows
@@ -33,8 +32,6 @@ from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
 _FREE_SHARE = 0.9
-# Of the rows read, the share that is taken to come from host memory at least.
-_LEAST_MISSES = 1 / 16
 # Rows that are copied to GPU memory at once.
 _PIECE = 1 << 18
 
@@ -283,8 +280,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         if self._cold.numel() > 0:
             width = self._cold[0].numel()
             blocks = blocks_for_rows(blocks, width * self._cold.element_size(), width * self._dtype.itemsize)
-        # Hot rows take blocks of their own, so that as many as before wait for the link.
-        self._max_blocks = math.ceil(blocks / max(misses, _LEAST_MISSES))
+        self._max_blocks = blocks_beside_hot(blocks, misses)
 
     def _clear(self) -> None:
         self._hot = self._cold = self._directory = self._block = None

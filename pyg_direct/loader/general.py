@@ -77,8 +77,10 @@ class GeneralLoader(EpochLoader):
         return False
 
     def _grows(self) -> bool:
-        """Whether groups of batches are made though nobody asked for them: there, each takes the host far longer."""
-        is_ahead = self.device.type == "cuda" and self.prefetch > 0 and self._is_own()
+        """Whether groups of batches are made though nobody asked for them, or for more batches ahead: where each takes
+        the host far longer alone.
+        """
+        is_ahead = self.device.type == "cuda" and self.prefetch == 1 and self._is_own()
         return is_ahead and self._samples_together() and isinstance(self._general, HeteroAttributes)
 
     def _open_group(self, epoch: int) -> Together | None:

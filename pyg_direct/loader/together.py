@@ -80,7 +80,7 @@ class GrowingTogether(Together):
 
     def __init__(self, count_free: Callable[[], int], *args: Any) -> None:
         super().__init__(1, *args)
-        self._count_free, self._most = count_free, MOST_BATCHES
+        self._count_free, self._most, self._measured = count_free, MOST_BATCHES, 0
 
     def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
         """(number of the first, all) of a group."""
@@ -89,8 +89,11 @@ class GrowingTogether(Together):
             self._size = min(2 * self._size, MOST_BATCHES)
 
     def fetch(self, samples: Sequence[Drawn], number: int, work: Sequence[Work]) -> list[Any]:
-        """The batches of a group, which tell how many of their size may come together."""
+        """The batches of a group; the first of each size tells how many may come together."""
         batches = super().fetch(samples, number, work)
+        if len(batches) <= self._measured:
+            return batches
+        self._measured = len(batches)
         taken = max(1, count_bytes(batches) // len(batches))
         self._most = max(1, min(self._most, min(_MOST_BYTES, int(_FREE_SHARE * self._count_free())) // taken))
         return batches

@@ -68,8 +68,13 @@ def test_a_small_table_measures_nothing(cache):
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.parametrize(("misses", "blocks"), [(1.0, 20), (0.8, 25), (0.5, 31), (0.25, 35), (0.0, 59)])
+def test_few_more_blocks_read_beside_hot_rows(misses, blocks):
+    assert link.blocks_beside_hot(20, misses) == blocks
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(("hot_rows", "blocks"), [(0, 5), (20, 10), (39, 80)])
+@pytest.mark.parametrize(("hot_rows", "blocks"), [(0, 5), (20, 8), (39, 15)])
 def test_hot_rows_take_blocks_of_their_own(hot_rows, blocks):
     feature = Feature(device_cache_size=hot_rows * 16, link_blocks=5).from_cpu_tensor(torch.ones(40, 4))
 

@@ -48,7 +48,8 @@ def make_stores(device):
 LOADERS = {
     "plain": make_loader,
     "general": lambda device: make_loader(device, disjoint=True),
-    "types": lambda device: NeighborLoader(make_hetero(), [3, 2], "paper", batch_size=16, device=device),
+    # The times of batches that are sampled together are those of the first.
+    "types": lambda device: NeighborLoader(make_hetero(), [3, 2], "paper", batch_size=16, super_batch=1, device=device),
     "links": lambda device: LinkNeighborLoader(make_data(), [3], neg_sampling="binary", batch_size=200, device=device),
     "hgt": lambda device: HGTLoader(make_hetero(), [8, 8], "paper", batch_size=16, device=device),
     "shadow": lambda device: ShaDowKHopSampler(make_data(), 2, 3, batch_size=16, device=device),
