@@ -71,10 +71,10 @@ def blocks_beside_hot(blocks: int, misses: float) -> int:
     """Blocks that read rows `misses` of which are on the host, others in GPU memory.
 
     As many waits for the link take 1 / `misses` times as many blocks. But where few rows miss, the link is not what a
-    step waits for, and each block takes the place of a model's: a replayed step of GraphSAGE on an H200 takes 2.38 ms
-    beside 32 blocks, 2.49 beside 53, 2.62 beside 69 (20 % cached, 0.58 of the reads hit; the rows alone take 1.48 ms
-    with each), and 2.13 beside 64 and 2.16 beside 256 (60 %, 0.93). With 5 %, of which 0.23 hit, 28 to 32 are best,
-    where 16 to 21 would do without.
+    step waits for, and each block takes the place of a model's. A replayed step of GraphSAGE on an H200, in one run:
+    20 % cached, 0.58 of the reads hit, 2.38 ms beside 32 blocks, 2.42 beside 40, 2.62 beside 69 (the rows alone take
+    1.48 to 1.50 ms with each); 60 %, 0.93, 2.13 beside 64 and 2.16 beside 256; 5 %, 0.23, 3.02 beside 20 and 2.87
+    beside 32.
     """
     needed = 1 / max(misses, _LEAST_MISSES)
     return math.ceil(blocks * min(needed, _ENOUGH_BESIDE_HOT + _MORE_BESIDE_HOT * (needed - _ENOUGH_BESIDE_HOT)))

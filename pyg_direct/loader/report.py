@@ -180,7 +180,8 @@ class ReportedLoader:
 
         While it is on, `torch.profiler` shows the ranges `pyg_direct.sample`, `pyg_direct.fetch` and `pyg_direct.wait`
         of the threads that it profiles. On a GPU a batch takes six events and the counts of `Feature.count_served`
-        more, and no wait. Loaders of the same tensors share features, and their counts.
+        more, and no wait. Loaders of the same tensors share features, and their counts. Batches that are sampled or
+        fetched together (`super_batch`) are timed as one, with the first of them.
 
         Args:
             on: False to stop; the report then tells what was recorded so far no more.
