@@ -300,3 +300,32 @@ extern "C" __device__ int copy_four_rows(
     else widen_four<FLOAT8>(target, step, count, row_bytes, lane, lanes, row, exponent);
     return 0;
 }
+
+// The rows that the lanes of a group have found, one each, to `target` on, where `left` are at most. All groups of a warp
+// come here together.
+extern "C" __device__ int copy_found_rows(int *, int kind, u64 target, long long left, int row_bytes, int lane_bits,
+                                          u64 found, int exponent_of_found)
+{
+    const int lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
+    const bool by_lines = row_bytes > 16 * lanes;
+#pragma unroll 1
+    for (int k = 0; k < lanes; k += 4) {
+        u64 row[4];
+        int exponent[4] = {};
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            row[u] = __shfl_sync(~0u, found, k + u, lanes);
+            if (kind == FLOAT8) exponent[u] = __shfl_sync(~0u, exponent_of_found, k + u, lanes);
+        }
+        const int count = static_cast<int>(max(0ll, min(4ll, left - k)));
+        const u64 to = target + static_cast<long long>(k) * row_bytes;
+        if (kind == ALIGNED && by_lines) copy_four_by_lines<ALIGNED>(to, row_bytes, count, row_bytes, lane, lanes, row);
+        else if (kind == WORDS && by_lines) copy_four_by_lines<WORDS>(to, row_bytes, count, row_bytes, lane, lanes, row);
+        else if (kind == ALIGNED) copy_four<ALIGNED, true>(to, row_bytes, count, row_bytes, lane, lanes, row, exponent);
+        else if (kind == WORDS) copy_four<WORDS, false>(to, row_bytes, count, row_bytes, lane, lanes, row, exponent);
+        else if (kind == HALF) widen_four<HALF>(to, row_bytes, count, row_bytes, lane, lanes, row, exponent);
+        else if (kind == BFLOAT) widen_four<BFLOAT>(to, row_bytes, count, row_bytes, lane, lanes, row, exponent);
+        else widen_four<FLOAT8>(to, row_bytes, count, row_bytes, lane, lanes, row, exponent);
+    }
+    return 0;
+}

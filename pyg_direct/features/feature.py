@@ -28,6 +28,7 @@ from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.memory import Block, move
 from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.runtime.probe import check_filled
+from pyg_direct.runtime.share import forget_reader, note_reader
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
@@ -66,8 +67,8 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         store_dtype: Keep float32 rows as `torch.float16`, `torch.bfloat16` or `torch.float8_e4m3fn` (which comes
             with a scale for each row, one byte of GPU memory) and read them as float32: less memory and fewer bytes
             over the link, for the precision of that dtype. The table that rows are taken from stays as it is.
-        link_blocks: Thread blocks that read host memory at once; None measures how many it takes, once for a GPU
-            model and driver.
+        link_blocks: Thread blocks that read host memory at once, of 1,024 threads, so that each takes a whole
+            multiprocessor; None measures how many it takes, once for a GPU model and driver.
         device_group_list: The cliques by hand: lists of GPUs, or `DeviceGroup`. None asks the driver.
         cold_policy: With several GPUs, where each reads the other rows: `unified`: from a copy of its own, which the
             link serves at full rate at any size; `pinned`: from the one that all see, page-locked; `shard`, with
@@ -281,8 +282,10 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
             width = self._cold[0].numel()
             blocks = blocks_for_rows(blocks, width * self._cold.element_size(), width * self._dtype.itemsize)
         self._max_blocks = blocks_beside_hot(blocks, misses)
+        note_reader(self, self._cold.get_device(), self._max_blocks)
 
     def _clear(self) -> None:
+        forget_reader(self)
         self._hot = self._cold = self._directory = self._block = None
         self._exponents = self._max_blocks = self._reader = None
         self._file = self._resident = self._spilled = self._order = self._handle = self._following = None

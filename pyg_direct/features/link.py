@@ -1,4 +1,7 @@
-"""How many blocks of a grid keep the link to host memory busy: more would only take the place of a model's."""
+"""How many blocks of a grid keep the link to host memory busy: more would only take the place of a model's.
+
+A block has 1,024 threads, as many as take a whole multiprocessor (`kernels/gather.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,17 @@ import torch
 from torch import Tensor
 
 from pyg_direct.disk import recall
-from pyg_direct.kernels.gather import PIECE
+from pyg_direct.kernels.gather import PIECE, WIDE
 from pyg_direct.ops.gather import gather_rows, group_bits
 from pyg_direct.runtime.device import abilities
 
-# On an H200 16 blocks read 0.92 of what a page-locked copy does, 8 blocks 0.82; a model's step beside them takes 9.1 ms
-# and 11.7 beside 128.
-DEFAULT_BLOCKS = 16
-_CANDIDATES = (8, 12, 16, 24, 32, 48, 64)
+DEFAULT_BLOCKS = 4
+_CANDIDATES = (2, 3, 4, 6, 8, 12, 16)
 # The fewest blocks that come this close to the best rate are taken.
 _ENOUGH = 0.98
 # Of the rows read, the share that is taken to come from host memory at least; of the blocks that as many waits take
 # beside hot rows, how many times those without are all taken, and the share of those beyond.
-_LEAST_MISSES, _ENOUGH_BESIDE_HOT, _MORE_BESIDE_HOT = 1 / 16, 1.5, 0.1
+_LEAST_MISSES, _ENOUGH_BESIDE_HOT, _MORE_BESIDE_HOT = 1 / 16, 1.15, 0.05
 _PROBE_BYTES = 8 << 20
 _LEAST_TABLE = 256 << 20
 _MOST_SECONDS = 0.02
@@ -47,7 +48,7 @@ def find_link_blocks(table: Tensor, placement: str) -> int:
         return known
     if table.numel() * table.element_size() < _LEAST_TABLE or torch.cuda.is_current_stream_capturing():
         return DEFAULT_BLOCKS
-    name = f"{torch.cuda.get_device_name(index)} | driver {abilities(index).driver_version} | {placement}"
+    name = f"{torch.cuda.get_device_name(index)} | driver {abilities(index).driver_version} | {placement} | {WIDE}"
     with torch.cuda.device(index):
         blocks: int = recall("link_blocks", name, lambda: _measure(table), _CANDIDATES.__contains__)
     _KNOWN[index, placement] = blocks
@@ -71,10 +72,11 @@ def blocks_beside_hot(blocks: int, misses: float) -> int:
     """Blocks that read rows `misses` of which are on the host, others in GPU memory.
 
     As many waits for the link take 1 / `misses` times as many blocks. But where few rows miss, the link is not what a
-    step waits for, and each block takes the place of a model's. A replayed step of GraphSAGE on an H200, in one run:
-    20 % cached, 0.58 of the reads hit, 2.38 ms beside 32 blocks, 2.42 beside 40, 2.62 beside 69 (the rows alone take
-    1.48 to 1.50 ms with each); 60 %, 0.93, 2.13 beside 64 and 2.16 beside 256; 5 %, 0.23, 3.02 beside 20 and 2.87
-    beside 32.
+    step waits for, and each block takes a multiprocessor from a model's. A replayed step of GraphSAGE on an H200, whose
+    products leave 6 of them, in one run: 20 % cached, 0.58 of the reads hit, 2.50 ms beside 3 blocks, 2.11 beside 4,
+    2.12 beside 5, 2.15 beside 6, 2.32 beside 8 (the rows alone take 2.23, 1.72, 1.50, 1.47 and 1.47 ms); 60 %, 0.93,
+    2.09 beside 4, 2.07 beside 6, 2.08 beside 12; 5 %, 0.23, 2.86 beside 4 and 2.80 beside 6; none, 3.92 beside 2, 3.65
+    beside 3, 3.60 beside 4.
     """
     needed = 1 / max(misses, _LEAST_MISSES)
     return math.ceil(blocks * min(needed, _ENOUGH_BESIDE_HOT + _MORE_BESIDE_HOT * (needed - _ENOUGH_BESIDE_HOT)))

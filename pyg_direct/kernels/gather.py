@@ -17,10 +17,16 @@ from pyg_direct.kernels.widen import widen_bits
 # How a piece of a row is read where it is only copied; the same numbers as in cuda_src/rows.cu.
 ALIGNED, WORDS, BYTES = 0, 1, 2
 PIECE = 16
+# Rows that a group of threads copies at a time.
 ROWS = 4
+# Threads of a block that reads the link. As many take all registers of a multiprocessor: what waits for the link so
+# keeps few of them from a model's blocks, which spread thinly it would all slow.
+WIDE = 1024
+_FROM_TWO = "u8 u8 u4[] i4[] I[] i8 i4 i4 i4 i4 u1[] u8 i8[]"
 
 copy_two_pieces = device_function("copy_two_pieces", "i4 u8 i8 i4 i4 i4 u8 u8 u8 u8 i4 i4")
 copy_piece = device_function("copy_piece", "i4 u8 i8 i4 i4 u8 u8 u8 i4 i4")
+copy_found_rows = device_function("copy_found_rows", "i4 u8 i8 i4 i4 u8 i4")
 copy_four_rows = device_function("copy_four_rows", "i4 u8 i8 i4 i4 i4 i4 u8 u8 u8 u8 i4 i4 i4 i4")
 
 
@@ -234,17 +240,42 @@ def find_address_of_two(hot, cold, bits, ranks, item, num_rows, row_bytes):
     return address if is_known else np.uint64(0)
 
 
-@gpu_kernel("u8 u8 u4[] i4[] I[] i8 i4 i4 i4 i4 u1[] u8 i8[]", I=("i4", "i8"), sources=("rows",))
+@gpu_kernel(_FROM_TWO, I=("i4", "i8"), sources=("rows",), resident_blocks=1, threads=WIDE)
+def gather_listed_gpu(hot, cold, bits, ranks, ids, num_rows, source_bytes, row_bytes, lane_bits, kind, exponents, out,
+                      errors):  # fmt: skip
+    """Groups of 2**lane_bits threads (at least four), so that a row is asked for at once: for the link.
+
+    Each lane finds where one row of as many lies, which takes two reads after each other, and then all lanes copy four
+    rows at a time. Parameters as of `gather_pieces_gpu`, of any kind but `BYTES`.
+    """
+    thread = np.int64(cuda.blockIdx.x) * WIDE + cuda.threadIdx.x
+    step = np.int64(cuda.gridDim.x) * WIDE
+    num_ids = np.int64(ids.shape[0])
+    lane = thread & ((1 << lane_bits) - 1)
+    i, item = thread, read_id(ids, thread)
+    # The groups of a warp stay together.
+    while i - (thread & 31) < num_ids:
+        # The next id is on its way while these rows are.
+        next_item = read_id(ids, i + step)
+        if bits.shape[0] > 0:
+            row = find_address_of_two(hot, cold, bits, ranks, item, num_rows, source_bytes)
+        else:
+            row = find_address(hot, item, num_rows, source_bytes)
+        report_id(ids, i, item, num_rows, errors)
+        first = i - lane
+        copy_found_rows(kind, out + np.uint64(first * row_bytes), num_ids - first, row_bytes, lane_bits, row,
+                        read_exponent(exponents, item, num_rows))  # fmt: skip
+        i, item = i + step, next_item
+
+
+@gpu_kernel(_FROM_TWO, I=("i4", "i8"), sources=("rows",), resident_blocks=1, threads=WIDE)
 def gather_groups_gpu(hot, cold, bits, ranks, ids, num_rows, source_bytes, row_bytes, lane_bits, kind, exponents, out,
                       errors):  # fmt: skip
-    """Groups of 2**lane_bits threads, each four rows at a time, so that a row is asked for at once: for the link.
-
-    Parameters as of `gather_pieces_gpu`, of any alignment.
-    """
-    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    """As `gather_listed_gpu` for any alignment and rows of any length: each lane finds all four rows of its group."""
+    thread = np.int64(cuda.blockIdx.x) * WIDE + cuda.threadIdx.x
     lanes = np.int32(1 << lane_bits)
     lane = np.int32(thread & (lanes - 1))
-    groups = (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
+    groups = (np.int64(cuda.gridDim.x) * WIDE) >> lane_bits
     num_ids = np.int64(ids.shape[0])
     i = thread >> lane_bits
     a, b = read_id(ids, i), read_id(ids, i + groups)

@@ -19,6 +19,7 @@ from torch_geometric.nn import norm
 from pyg_direct.errors import ArgumentError, warn
 from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
 from pyg_direct.nn.padded_types import PaddedTypes, TypedSizes, read_typed_sizes
+from pyg_direct.runtime.share import count_spared, products_leave
 from pyg_direct.runtime.waits import waits_refused
 
 _NAMES = ("x", "y", "edge_attr", "edge_weight")
@@ -49,6 +50,9 @@ class GraphedStep:
             that the batches have.
         warm_up: Ordinary steps before one is recorded.
         margin: How much larger batches may be than those seen.
+        spared: Multiprocessors that recorded matrix products leave to a loader that reads rows of the host, so that
+            neither waits for the other; None leaves what the features of this process take when a step is recorded, 0
+            none.
 
     Attributes:
         replayed, ordinary: Steps of both kinds so far.
@@ -69,18 +73,21 @@ class GraphedStep:
     """
 
     def __init__(self, model: torch.nn.Module, compute: Callable[[Any], Tensor], optimizer: torch.optim.Optimizer, *,
-                 names: Sequence[str] | None = None, warm_up: int = 8, margin: float = 0.02) -> None:  # fmt: skip
+                 names: Sequence[str] | None = None, warm_up: int = 8, margin: float = 0.02,
+                 spared: int | None = None) -> None:  # fmt: skip
         if warm_up < 1:
             raise ArgumentError(f"warm_up must be at least 1, got {warm_up}")
         if not 0 <= margin <= 1:
             raise ArgumentError(f"margin must lie in [0, 1], got {margin}")
+        if spared is not None and spared < 0:
+            raise ArgumentError(f"spared must be at least 0 or None, got {spared}")
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise ArgumentError("model must be of one process, got DistributedDataParallel")
         for name, module in model.named_modules():
             if _mixes_rows(module):
                 raise ArgumentError(f"model must have no norm over all nodes, got {type(module).__name__} at {name!r}")
         self.model, self.compute, self.optimizer = model, compute, optimizer
-        self._names, self._warm_up, self._margin = names, warm_up, margin
+        self._names, self._warm_up, self._margin, self._spared = names, warm_up, margin, spared
         self.replayed = self.ordinary = 0
         self.reason: str | None = None
         self._largest: Sizes | TypedSizes | None = None
@@ -157,9 +164,11 @@ class GraphedStep:
         torch.cuda.synchronize(device)
         # Casts that a caller's autocast keeps belong to the step before, and those of a recording to the graph.
         torch.clear_autocast_cache()
+        spared = count_spared(device.index) if self._spared is None else self._spared
         try:
-            # The first makes the GPU the current one, and its stream what it was, also after an error.
+            # The second makes the GPU the current one, and its stream what it was, also after an error.
             with (
+                products_leave(spared, device),
                 torch.cuda.stream(torch.cuda.current_stream(device)),
                 torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
             ):

@@ -269,13 +269,20 @@ def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None,
     # A grid with a cap reads the link, as one of two tables mostly does.
     if max_blocks is not None or directory.bits.numel() > 0 or address % kernels.PIECE != 0:
         lane_bits = group_bits(row_bytes)
-        launch = prepare_gpu(kernels.gather_groups_gpu, hot_address, cold_address, *directory, OPEN, num_rows,
-                             source_bytes, row_bytes, lane_bits, kind, exponents, OPEN, errors)  # fmt: skip
-        lanes, share = 1 << lane_bits, kernels.ROWS * THREADS
+        args = (hot_address, cold_address, *directory, OPEN, num_rows, source_bytes, row_bytes, lane_bits, kind,
+                exponents, OPEN, errors)  # fmt: skip
+        launch = launch_long = prepare_gpu(kernels.gather_groups_gpu, *args)
+        if 1 << lane_bits >= kernels.ROWS and kind != kernels.BYTES:
+            launch_long = prepare_gpu(kernels.gather_listed_gpu, *args)
+        lanes, share = 1 << lane_bits, kernels.ROWS * kernels.WIDE
 
         def read_groups(ids: Tensor, out: Tensor, keep: tuple[Tensor, Tensor] = tables) -> None:
             grid = -(-ids.numel() * lanes // share)
-            launch(grid if grid < most_blocks else most_blocks, (ids, out.data_ptr()))
+            if grid <= most_blocks:
+                # All rows are asked for at once.
+                launch(grid, (ids, out.data_ptr()))
+            else:
+                launch_long(most_blocks, (ids, out.data_ptr()))
 
         return read_groups
     kernel, pieces = (kernels.gather_odd_pieces_gpu, 1) if is_odd else (kernels.gather_pieces_gpu, 2)

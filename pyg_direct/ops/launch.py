@@ -98,7 +98,7 @@ def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None)
     kernel sees it without its shape.
     """
     if SIMULATED:
-        kernel.simulate(grid, THREADS, [a.view(-1).numpy() if isinstance(a, Tensor) else a for a in args])
+        kernel.simulate(grid, kernel.threads, [a.view(-1).numpy() if isinstance(a, Tensor) else a for a in args])
         return
     dispatch = _DISPATCHES.get(kernel)
     if dispatch is None:
@@ -110,9 +110,9 @@ def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None)
     launch = dispatch.launches.get(key) or dispatch.compile(key, args)
     if dispatch.several_gpus and index != torch.cuda.current_device():
         with torch.cuda.device(index):
-            launch(grid, THREADS, args, stream)
+            launch(grid, kernel.threads, args, stream)
     else:
-        launch(grid, THREADS, args, stream)
+        launch(grid, kernel.threads, args, stream)
 
 
 def prepare_gpu(kernel: GpuKernel, *args: Any) -> Callable[[int, tuple[Any, ...]], None]:
@@ -124,7 +124,7 @@ def prepare_gpu(kernel: GpuKernel, *args: Any) -> Callable[[int, tuple[Any, ...]
         args: Of the kernel, with `OPEN` for those that differ, of which the first is an array on the GPU. If the
             kernel has variants, its dtype alone tells them apart.
     """
-    changing = [i for i, arg in enumerate(args) if arg is OPEN]
+    changing, threads = [i for i, arg in enumerate(args) if arg is OPEN], kernel.threads
     settled: dict[Any, Callable[..., None] | None] = {}
     several_gpus = not SIMULATED and torch.cuda.device_count() > 1
 
@@ -148,8 +148,8 @@ def prepare_gpu(kernel: GpuKernel, *args: Any) -> Callable[[int, tuple[Any, ...]
             start(key, grid, values)
         elif several_gpus and key[1] != torch.cuda.current_device():
             with torch.cuda.device(key[1]):
-                launch(grid, THREADS, values)
+                launch(grid, threads, values)
         else:
-            launch(grid, THREADS, values)
+            launch(grid, threads, values)
 
     return launch_settled

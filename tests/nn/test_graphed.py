@@ -11,8 +11,11 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 from pyg_direct import GraphedStep, NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import ArgumentError
+from pyg_direct.nn import graphed
 from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
+from pyg_direct.runtime.device import abilities
 from tests.nn.convolutions import assert_near
+from tests.products import read_target
 
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
 
@@ -224,6 +227,43 @@ def test_a_step_is_recorded_on_a_stream_of_the_gpu_of_its_batches(graph, recordi
 
 
 @pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize(("spared", "left"), [(None, 8), (0, 0), (3, 3)])
+def test_recorded_products_leave_what_is_asked_for_or_what_features_take(graph, monkeypatch, spared, left):
+    leaving = []
+
+    @contextmanager
+    def leave(count, device):
+        leaving.append((count, device))
+        yield
+
+    monkeypatch.setattr(graphed, "count_spared", lambda index: 8)
+    monkeypatch.setattr(graphed, "products_leave", leave)
+    model = make_model(graph, "cpu")
+
+    record(GraphedStep(model, make_compute(model), torch.optim.SGD(model.parameters()), spared=spared), graph)
+
+    assert leaving == [(left, torch.device("cpu"))]
+
+
+@pytest.mark.gpu
+def test_products_leave_multiprocessors_only_while_a_step_is_recorded(graph):
+    model, targets = make_model(graph, "cuda"), []
+    compute = make_compute(model)
+
+    def note(batch):
+        targets.append(read_target())
+        return compute(batch)
+
+    step = GraphedStep(model, note, torch.optim.SGD(model.parameters(), lr=0.1), warm_up=2, margin=0.1, spared=6)
+    for batch in make_loader(graph, "cuda", drop_last=True):
+        step(batch)
+
+    assert step.replayed > 0
+    assert set(targets) == {0, abilities(0).multiprocessors - 6}
+    assert read_target() == 0
+
+
+@pytest.mark.usefixtures("recording")
 def test_gradients_of_parameters_without_an_optimizer_are_of_the_graph_too(graph):
     model = make_model(graph, "cpu")
     first, *others = model.parameters()
@@ -285,3 +325,5 @@ def test_arguments_are_checked(graph):
         GraphedStep(plain, make_compute(plain), optimizer, warm_up=0)
     with pytest.raises(ArgumentError, match=r"margin must lie in \[0, 1\], got 2"):
         GraphedStep(plain, make_compute(plain), optimizer, margin=2)
+    with pytest.raises(ArgumentError, match="spared must be at least 0 or None, got -1"):
+        GraphedStep(plain, make_compute(plain), optimizer, spared=-1)

@@ -245,16 +245,17 @@ def test_bad_ids_on_the_cpu_are_refused_before_anything_is_written(bad):
 @pytest.mark.parametrize("max_blocks", [None, 1], ids=["free", "capped"])
 @pytest.mark.parametrize("width", [1, 3, 4, 25, 128])
 @pytest.mark.parametrize("bad", [10, -1, 2**40])
-def test_bad_ids_on_the_gpu_read_zeros_and_are_told(width, bad, max_blocks):
+@pytest.mark.parametrize("repeats", [1, 200], ids=["few", "many"])
+def test_bad_ids_on_the_gpu_read_zeros_and_are_told(width, bad, max_blocks, repeats):
     table = make_table(10, (width,), device="cuda")
-    ids = [*IDS, bad, 1, -5, 2]
+    ids = [*(repeats * IDS), bad, 1, -5, 2]
     errors = torch.full((1,), NO_POSITION, device="cuda")
 
     with poisoned_memory():
         got = gather_rows(table, torch.tensor(ids, device="cuda"), errors=errors, max_blocks=max_blocks)
 
     assert read_bytes(got).tolist() == expect_rows(table, ids)
-    assert errors.item() == reference.find_first_bad(ids, 10) == 7
+    assert errors.item() == reference.find_first_bad(ids, 10) == 7 * repeats
 
 
 @pytest.mark.parametrize(("ids", "error", "words"), [
