@@ -40,6 +40,7 @@ commands = {
     for name, start, arguments in (
         ("doctor", [bin_folder / "pyg-direct"], ["doctor", "--json"]),
         ("cache", [bin_folder / "pyg-direct"], ["cache", "--json"]),
+        ("bench", [bin_folder / "pyg-direct"], ["bench", "--quick", "--scale", "0.001", "--json"]),
         ("run", [bin_folder / "python", "-m", "pyg_direct"], ["run", "--device", "cpu", script, "--some", "7"]),
         ("partition", [bin_folder / "python", "-m", "pyg_direct"], partition),
     )
@@ -56,6 +57,10 @@ from pyg_direct.kernels.target import PTX_VERSIONS
 
 installed = Path(pyg_direct.__file__).parent
 assert installed.is_relative_to(sys.prefix), f"{installed} is not the installed wheel"
+
+assert (installed / "py.typed").is_file(), "type checkers of users would not look at the package"
+tags = re.findall("^Tag: (.*)$", metadata.distribution("pyg_direct").read_text("WHEEL"), re.M)
+assert tags == ["py3-none-any"], tags
 
 assert source_folder() == installed / "cuda_src", source_folder()
 expected = {path.name for path in Path("cuda_src").iterdir()}
@@ -83,16 +88,17 @@ print(f"PTX of {len(names)} specialisations of {len(GPU_KERNELS)} kernels, {num_
 
 outputs = {name: process.communicate(timeout=200) for name, process in commands.items()}
 codes = {name: process.returncode for name, process in commands.items()}
-assert codes == {"doctor": 0, "cache": 0, "run": 5, "partition": 0}, outputs
+assert codes == {"doctor": 0, "cache": 0, "bench": 0, "run": 5, "partition": 0}, outputs
 facts = json.loads(outputs["doctor"][0])
 assert (facts["pyg_direct"], facts["outdated"]) == (pyg_direct.__version__, []), facts
 assert facts["cuda"]["ptx_in_wheel"], facts
 assert json.loads(outputs["cache"][0])["folder"] == folder.name, outputs["cache"]
 assert outputs["run"][0] == "pyg_direct.loader.neighbor ['--some', '7']\n", outputs["run"]
+assert any(row["case"].startswith("loader/") for row in json.loads(outputs["bench"][0])), outputs["bench"]
 parts = sorted(Path(folder.name, "parts").glob("part-*"))
 assert len(parts) == 4, parts
 assert sum(len(np.load(part / "node-0.ids.npy")) for part in parts) == 3
-print(f"doctor, cache, run and partition work: {len(facts['findings'])} findings")
+print(f"doctor, cache, bench, run and partition work: {len(facts['findings'])} findings")
 
 told = metadata.metadata("pyg_direct")
 assert (told["Version"], told["License-Expression"]) == (pyg_direct.__version__, "MIT"), told

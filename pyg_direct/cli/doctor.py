@@ -35,7 +35,8 @@ def doctor(
     Exit codes: 0 fine, 1 something to fix, 2 bad usage.
     """
     graph, free = _read_graph(nodes, edges, features, gpu_memory)
-    facts = collect_facts()
+    with show_wait("looking at this machine"):
+        facts = collect_facts()
     facts |= {"measured": [], "host_memory": None, "plan": None}
     findings = find_faults(facts)
     if facts["gpus"]:

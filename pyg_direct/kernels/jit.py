@@ -1,6 +1,6 @@
-"""The one door to the compilers: Numba for CPU loops, numba-cuda for GPU grids, NVRTC for `cuda_src/`.
+"""The one door to the compilers: Numba for CPU loops, numba-cuda for GPU grids; `source.py` is that for `cuda_src/`.
 
-No other file imports a compiler. Nothing is imported or compiled before it is first needed: `cuda` and `prange`
+No other file imports one of them. Nothing is imported or compiled before it is first needed: `cuda` and `prange`
 are stand-ins that `_bind` replaces by the real ones in the globals of the functions that use them.
 """
 
@@ -26,6 +26,7 @@ from pyg_direct.kernels.declaration import Declaration, GpuCode
 from pyg_direct.kernels.deferred import Deferred, DeviceFunction, SystemFunction
 from pyg_direct.kernels.once import compile_steps_once, lower_once, replaced
 from pyg_direct.kernels.shipped import find_shipped
+from pyg_direct.kernels.source import compile_source, link_pieces
 from pyg_direct.kernels.target import PTX_VERSIONS, nearest_target, stamp_version
 from pyg_direct.progress import show_wait
 
@@ -315,7 +316,8 @@ class GpuKernel(Declaration):
                                             launch_bounds=self.launch_bounds)  # fmt: skip
         if not self.sources:
             return str(code)
-        return _link([code, *(compile_source(name, compute_capability) for name in self.sources)], compute_capability)
+        pieces = [compile_source(name, compute_capability) for name in self.sources]
+        return link_pieces([code, *pieces], compute_capability)
 
     def simulate(self, grid: int, block: int, args: Sequence[Any]) -> None:
         """Run on the CPU through numba-cuda's simulator; array arguments are NumPy arrays."""
@@ -369,49 +371,3 @@ def _lower_once(target: tuple[int, int]) -> contextlib.AbstractContextManager[No
 
     name = "_compile_pyfunc_with_fixup"
     return replaced(asked, name, lower_once(getattr(asked, name), target))
-
-
-@functools.cache
-def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:
-    """LTO-IR of `cuda_src/<name>.cu`, compiled by NVRTC; needs no GPU."""
-    from cuda.bindings import nvrtc
-
-    def call(result: tuple[Any, ...]) -> Any:
-        if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise RuntimeError(f"NVRTC could not compile cuda_src/{name}.cu: {result[0].name}\n{read_log()}")
-        return result[1] if len(result) == 2 else None
-
-    def read_log() -> str:
-        log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
-        nvrtc.nvrtcGetProgramLog(program, log)
-        return log.decode(errors="replace")
-
-    text = (source_folder() / f"{name}.cu").read_bytes()
-    headers = sorted(source_folder().glob("*.cuh"))
-    program = call(nvrtc.nvrtcCreateProgram(text, f"{name}.cu".encode(), len(headers),
-                                            [path.read_bytes() for path in headers],
-                                            [path.name.encode() for path in headers]))  # fmt: skip
-    architecture = "--gpu-architecture=compute_{}{}".format(*compute_capability)
-    options = [architecture.encode(), b"--relocatable-device-code=true", b"-dlto", b"--std=c++17"]
-    call(nvrtc.nvrtcCompileProgram(program, len(options), options))
-    code = b" " * call(nvrtc.nvrtcGetLTOIRSize(program))
-    call(nvrtc.nvrtcGetLTOIR(program, code))
-    nvrtc.nvrtcDestroyProgram(program)
-    return code
-
-
-def _link(pieces: Sequence[bytes], compute_capability: tuple[int, int]) -> str:
-    """PTX of LTO-IR pieces linked together."""
-    from cuda.bindings import nvjitlink
-
-    options = ["-lto", "-ptx", "-arch=sm_{}{}".format(*compute_capability)]
-    handle = nvjitlink.create(len(options), options)
-    try:
-        for number, piece in enumerate(pieces):
-            nvjitlink.add_data(handle, nvjitlink.InputType.LTOIR, piece, len(piece), f"piece {number}")
-        nvjitlink.complete(handle)
-        ptx = bytearray(nvjitlink.get_linked_ptx_size(handle))
-        nvjitlink.get_linked_ptx(handle, ptx)
-    finally:
-        nvjitlink.destroy(handle)
-    return ptx.decode().rstrip("\0")

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pyg_direct.kernels import jit
+from pyg_direct.kernels import jit, source
 from pyg_direct.kernels.jit import get_cpu_threads, run_alone, set_cpu_threads
 from tests.interpreter import PACKAGE, run_python
 
@@ -43,10 +43,12 @@ def threads_before():
     set_cpu_threads(before)
 
 
-def test_only_one_file_imports_a_compiler():
-    importers = [path for path in PACKAGE.rglob("*.py") if COMPILERS & set(find_imports(path))]
+def test_only_one_file_imports_each_compiler():
+    files = {path: COMPILERS & set(find_imports(path)) for path in PACKAGE.rglob("*.py")}
 
-    assert importers == [PACKAGE / "kernels" / "jit.py"]
+    assert {path.relative_to(PACKAGE).as_posix(): names for path, names in files.items() if names} == {
+        "kernels/jit.py": {"numba", "numba_cuda_mlir"}, "kernels/source.py": {"nvrtc"}
+    }  # fmt: skip
 
 
 def test_importing_kernels_imports_no_compiler():
@@ -108,10 +110,10 @@ def test_what_is_kept_is_not_given_to_a_kernel_of_that_name_elsewhere(fresh_kern
 
 def test_c_plus_plus_errors_come_with_the_compilers_words(tmp_path, monkeypatch):
     (tmp_path / "broken.cu").write_text("__device__ int broken() { return missing_name; }")
-    monkeypatch.setattr(jit, "source_folder", lambda: tmp_path)
+    monkeypatch.setattr(source, "source_folder", lambda: tmp_path)
 
     with pytest.raises(RuntimeError, match=r"(?s)cuda_src/broken\.cu.*missing_name"):
-        jit.compile_source("broken", (9, 0))
+        source.compile_source("broken", (9, 0))
 
 
 def test_threads_are_set_and_told(threads_before):

@@ -8,7 +8,8 @@ import pytest
 
 import pyg_direct.kernels
 from pyg_direct.kernels.cache import COMPILER, source_folder
-from pyg_direct.kernels.jit import GPU_KERNELS, compile_source
+from pyg_direct.kernels.jit import GPU_KERNELS
+from pyg_direct.kernels.source import compile_source
 from pyg_direct.kernels.target import PTX_VERSIONS
 
 for module in pkgutil.iter_modules(pyg_direct.kernels.__path__):

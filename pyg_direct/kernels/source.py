@@ -1,0 +1,55 @@
+"""C++ of `cuda_src/` as LTO-IR, by NVRTC, and pieces of LTO-IR linked into PTX, by nvJitLink; neither needs a GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from pyg_direct.kernels.cache import source_folder
+
+
+@functools.cache
+def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:
+    """LTO-IR of `cuda_src/<name>.cu`, kept for the process."""
+    from cuda.bindings import nvrtc
+
+    def call(result: tuple[Any, ...]) -> Any:
+        if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise RuntimeError(f"NVRTC could not compile cuda_src/{name}.cu: {result[0].name}\n{read_log()}")
+        return result[1] if len(result) == 2 else None
+
+    def read_log() -> str:
+        log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
+        nvrtc.nvrtcGetProgramLog(program, log)
+        return log.decode(errors="replace")
+
+    text = (source_folder() / f"{name}.cu").read_bytes()
+    headers = sorted(source_folder().glob("*.cuh"))
+    program = call(nvrtc.nvrtcCreateProgram(text, f"{name}.cu".encode(), len(headers),
+                                            [path.read_bytes() for path in headers],
+                                            [path.name.encode() for path in headers]))  # fmt: skip
+    architecture = "--gpu-architecture=compute_{}{}".format(*compute_capability)
+    options = [architecture.encode(), b"--relocatable-device-code=true", b"-dlto", b"--std=c++17"]
+    call(nvrtc.nvrtcCompileProgram(program, len(options), options))
+    code = b" " * call(nvrtc.nvrtcGetLTOIRSize(program))
+    call(nvrtc.nvrtcGetLTOIR(program, code))
+    nvrtc.nvrtcDestroyProgram(program)
+    return code
+
+
+def link_pieces(pieces: Sequence[bytes], compute_capability: tuple[int, int]) -> str:
+    """PTX of LTO-IR pieces linked together."""
+    from cuda.bindings import nvjitlink
+
+    options = ["-lto", "-ptx", "-arch=sm_{}{}".format(*compute_capability)]
+    handle = nvjitlink.create(len(options), options)
+    try:
+        for number, piece in enumerate(pieces):
+            nvjitlink.add_data(handle, nvjitlink.InputType.LTOIR, piece, len(piece), f"piece {number}")
+        nvjitlink.complete(handle)
+        ptx = bytearray(nvjitlink.get_linked_ptx_size(handle))
+        nvjitlink.get_linked_ptx(handle, ptx)
+    finally:
+        nvjitlink.destroy(handle)
+    return ptx.decode().rstrip("\0")
