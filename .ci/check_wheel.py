@@ -94,7 +94,7 @@ assert (facts["pyg_direct"], facts["outdated"]) == (pyg_direct.__version__, []),
 assert facts["cuda"]["ptx_in_wheel"], facts
 assert json.loads(outputs["cache"][0])["folder"] == folder.name, outputs["cache"]
 assert outputs["run"][0] == "pyg_direct.loader.neighbor ['--some', '7']\n", outputs["run"]
-assert any(row["case"].startswith("loader/") for row in json.loads(outputs["bench"][0])), outputs["bench"]
+assert any(row["case"].startswith("loader/") for row in json.loads(outputs["bench"][0])["rows"]), outputs["bench"]
 parts = sorted(Path(folder.name, "parts").glob("part-*"))
 assert len(parts) == 4, parts
 assert sum(len(np.load(part / "node-0.ids.npy")) for part in parts) == 3

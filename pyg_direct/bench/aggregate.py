@@ -21,10 +21,14 @@ from pyg_direct.ops.aggregate import aggregate
 from pyg_direct.runtime.waits import waits_refused
 
 WIDTHS = (1, 8, 32, 64, 100, 128, 256, 512)
-# Others add 16-bit items up in 16 bits, and are not asked for every width.
-_WIDTHS_16 = (64, 128, 256)
-# A minimum is a maximum with another sign.
-_MEASURED = ("sum", "mean", "max")
+# What is measured of which widths, None for all that are asked for. A minimum is a maximum with another sign, and
+# float16 as wide as bfloat16.
+_MEASURED: tuple[tuple[torch.dtype, tuple[str, ...], tuple[int, ...] | None], ...] = (
+    (torch.float32, ("sum", "mean", "max"), None),
+    (torch.float32, ("min", "weighted sum"), (64, 256)),
+    (torch.bfloat16, ("sum", "mean", "max"), (64, 128, 256)),
+    (torch.float16, ("sum", "max"), (64, 256)),
+)
 _OTHERS = ("PyG's scatter", "torch.sparse.mm")
 
 
@@ -39,15 +43,15 @@ def measure_aggregation(batch: Data, name: str, widths: tuple[int, ...] = WIDTHS
     num_nodes, num_edges = int(batch.num_nodes), edges.row.numel()
     on_gpu = edges.row.is_cuda
     limit = device_copy_rate() / 1e12 if on_gpu else None
-    for dtype, of_dtype in ((torch.float32, widths), (torch.bfloat16, [w for w in widths if w in _WIDTHS_16])):
-        for width in of_dtype:
+    for dtype, reduces, of_widths in _MEASURED:
+        for width in widths if of_widths is None else sorted({*of_widths} & {*widths}):
             row_bytes = width * dtype.itemsize
             id_bytes = (num_edges + num_nodes) * edges.row.element_size()
             moved = ((num_edges + num_nodes) * row_bytes + id_bytes) / 1e12
             compulsory = (2 * num_nodes * row_bytes + id_bytes) / 1e12
             x = torch.randn(num_nodes, width, dtype=dtype, device=edges.row.device, requires_grad=True)
             grad = torch.randn_like(x)
-            for reduce in _MEASURED:
+            for reduce in reduces:
                 case = f"aggregate/{name}/{reduce}/{width} {str(dtype).removeprefix('torch.')}"
                 ways = _ways(edges, num_nodes, reduce, dtype)
                 medians: dict[str, dict[str, float]] = {"": {}, ", with backward": {}}
@@ -121,15 +125,23 @@ def _run_both(compute: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> N
 
 def _ways(edges: SortedEdges, num_nodes: int, reduce: str, dtype: torch.dtype) -> dict[str, Callable[..., Tensor]]:
     """The ways to aggregate, by name."""
+    weight = None
+    if reduce == "weighted sum":
+        reduce, weight = "sum", torch.rand(edges.row.numel(), device=edges.row.device).to(dtype)
 
     def ours(x: Tensor) -> Tensor:
-        return aggregate(x, edges.indptr, edges.row, reduce=reduce, target=edges.target, max_degree=edges.max_degree)
+        return aggregate(x, edges.indptr, edges.row, reduce=reduce, weight=weight, target=edges.target,
+                         max_degree=edges.max_degree)  # fmt: skip
+
+    def bring(x: Tensor) -> Tensor:
+        rows = x.index_select(0, edges.row)
+        return rows if weight is None else rows * weight[:, None]
 
     def pyg(x: Tensor) -> Tensor:
-        return scatter(x.index_select(0, edges.row), edges.target, 0, num_nodes, reduce)
+        return scatter(bring(x), edges.target, 0, num_nodes, reduce)
 
     def segment(x: Tensor) -> Tensor:
-        out = torch.segment_reduce(x.index_select(0, edges.row), reduce, offsets=edges.indptr)
+        out = torch.segment_reduce(bring(x), reduce, offsets=edges.indptr)
         # Of no edges a mean is none, and a maximum minus infinity.
         return out if reduce == "sum" else out.masked_fill(has_none, 0)
 
@@ -138,14 +150,15 @@ def _ways(edges: SortedEdges, num_nodes: int, reduce: str, dtype: torch.dtype) -
         has_none = (edges.indptr.diff() == 0)[:, None]
         ways["torch.segment_reduce"] = segment
     if reduce in ("sum", "mean"):
-        values = torch.ones(edges.row.numel(), dtype=dtype, device=edges.row.device)
+        values = torch.ones(edges.row.numel(), dtype=dtype, device=edges.row.device) if weight is None else weight
         if reduce == "mean":
             values /= edges.indptr.diff().clamp(min=1).to(dtype)[edges.target]
         matrix = torch.sparse_csr_tensor(edges.indptr, edges.row, values, (num_nodes, num_nodes))
         ways["torch.sparse.mm"] = partial(torch.sparse.mm, matrix)
         index = EdgeIndex(torch.stack([edges.row, edges.target]), sparse_size=(num_nodes, num_nodes), sort_order="col")
-        ways["PyG's EdgeIndex"] = lambda x: index.matmul(x, reduce=reduce, transpose=True)
+        ways["PyG's EdgeIndex"] = lambda x: index.matmul(x, input_value=weight, reduce=reduce, transpose=True)
         if WITH_TORCH_SPARSE and (torch.ops.torch_sparse.cuda_version() > 0 or not edges.row.is_cuda):
-            adj_t = SparseTensor(row=edges.target, col=edges.row, sparse_sizes=(num_nodes, num_nodes), is_sorted=False)
+            adj_t = SparseTensor(row=edges.target, col=edges.row, value=weight, sparse_sizes=(num_nodes, num_nodes),
+                                 is_sorted=False)  # fmt: skip
             ways["PyG's SparseTensor"] = lambda x: spmm(adj_t, x, reduce)
     return ways

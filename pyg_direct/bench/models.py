@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE, HeteroConv, HGTConv, RGCNConv, SAGEConv
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from pyg_direct.bench.aggregate import capture
 from pyg_direct.bench.limits import pinned_copy_rate
@@ -24,6 +26,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.nn.graphed import GraphedStep
+from pyg_direct.runtime.device import resolve_device
 
 MODELS = {"SAGE": GraphSAGE, "GCN": GCN, "GIN": GIN, "GAT": GAT}
 _FANOUTS = [15, 10, 5]
@@ -63,9 +66,9 @@ def _make_step(model: torch.nn.Module, batch: Data) -> Callable[[], None]:
 
 
 def find_loss(model: torch.nn.Module, batch: Any) -> Tensor:
-    """The loss of a trimmed model on a batch."""
-    out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
+    """The loss of a trimmed model on a batch; torch-sparse does not tell PyG's loader what to trim."""
+    out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=getattr(batch, "num_sampled_nodes", None),
+                num_sampled_edges_per_hop=getattr(batch, "num_sampled_edges", None))[: batch.batch_size]  # fmt: skip
     return F.cross_entropy(out, batch.y[: batch.batch_size].long())
 
 
@@ -119,6 +122,10 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
     """
     on_gpu = torch.cuda.is_available()
     places = _PLACES if on_gpu else {"CPU": ("cpu", None, None)}
+    # Its workers read rows that nobody has moved.
+    peers = measure_pyg_epochs(data, train_idx, num_classes) if WITH_PYG_LIB or WITH_TORCH_SPARSE else {}
+    for title, seconds in peers.items():
+        yield Row.of(f"models/{name}/SAGE epoch, PyG's loader", title, "ms", seconds)
     for place, (placement, topology, cache) in places.items():
         # Those that move their rows are told of once.
         kinds = MODELS if place == next(iter(places)) else {"SAGE": GraphSAGE}
@@ -153,6 +160,26 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
             for way in list(times)[1:]:
                 ratio = median_high(times["PyG's kernels"]) / median_high(times[way])
                 yield Row.of(case, f"PyG's kernels over {way}", "x", [ratio])
+                if kind == "SAGE" and peers:
+                    best = min(peers, key=lambda title: median_high(peers[title]))
+                    ratio = median_high(peers[best]) / median_high(times[way])
+                    yield Row.of(case, f"PyG's loader and kernels over {way}", "x", [ratio], note=best)
+
+
+def measure_pyg_epochs(data: Data, train_idx: Tensor, num_classes: int, turns: int = 9) -> dict[str, list[float]]:
+    """Milliseconds of a training step of SAGE with PyG's own loader and kernels, by the workers of the loader."""
+    device, size = resolve_device(None), min(1024, len(train_idx))
+    model = GraphSAGE(data.num_features, 256, len(_FANOUTS), num_classes).to(device)
+    step, times = _make_epoch_step(model), {}
+    for count in (8, 16) if device.type == "cuda" else (0,):
+        loader = PygNeighborLoader(data, _FANOUTS, train_idx, batch_size=size, shuffle=True, drop_last=True,
+                                   num_workers=count, persistent_workers=count > 0,
+                                   filter_per_worker=True)  # fmt: skip
+        batches = (batch.to(device) for batch in without_end(loader))
+        # What the workers have prepared before they are asked, two batches each, is gone after a window.
+        title = f"step, {'pyg-lib' if WITH_PYG_LIB else 'torch-sparse'}, {count} workers"
+        times[title] = run_steps(batches, step, turns * max(1, count), 3)
+    return times
 
 
 def count_host_bytes(loader: NeighborLoader, batch: Data, batches: int) -> float:

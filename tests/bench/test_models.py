@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct.bench.link_share import SHARES, measure_link_share
-from pyg_direct.bench.models import count_host_bytes
+from pyg_direct.bench.models import count_host_bytes, measure_pyg_epochs
 from pyg_direct.bench.typed import make_mag
 from pyg_direct.bench.typed_steps import measure_typed_steps
 from pyg_direct.datasets import synthetic_graph
@@ -46,3 +46,16 @@ def test_what_reads_take_from_a_step_is_measured():
     assert len(blocks) == len(SHARES)
     assert len(rows) == 1 + 3 * len(SHARES)
     assert all(row.p50 > 0 for row in rows)
+
+
+@pytest.mark.sparse
+def test_pygs_own_loader_trains_too(monkeypatch):
+    pytest.importorskip("torch_sparse")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    graph = synthetic_graph("products", scale=0.001, device="cpu")
+
+    found = measure_pyg_epochs(graph.to_data(), graph.train_idx, graph.num_classes, turns=3)
+
+    (times,) = found.values()
+    assert len(times) == 2
+    assert all(time > 0 for time in times)
