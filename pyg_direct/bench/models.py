@@ -114,7 +114,8 @@ def _compare(case: str, metric: str, times: dict[str, list[float]]) -> Iterator[
 
 
 def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 48) -> Iterator[Row]:
-    """A training step with our loader, of models as they are and accelerated, for features on the GPU and the host.
+    """A training step with our loader, of models as they are and accelerated, for features on the GPU and the host; and
+    of SAGE as it is with PyG's loader, where that can sample.
 
     The limit is the slowest of the parts alone: the same step on as many batches that are there already, each for the
     first time, as what is sorted for a batch is kept with it; loading; and as many bytes over the link as the rows of a

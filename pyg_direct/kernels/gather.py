@@ -19,8 +19,8 @@ ALIGNED, WORDS, BYTES = 0, 1, 2
 PIECE = 16
 # Rows that a group of threads copies at a time.
 ROWS = 4
-# Threads of a block that reads the link. As many take all registers of a multiprocessor: what waits for the link so
-# keeps few of them from a model's blocks, which spread thinly it would all slow.
+# Threads of a block that reads the link, as many as take all registers of a multiprocessor. Reads that wait for the
+# link slow what runs beside them: better on the few multiprocessors that they fill than, spread thinly, on all.
 WIDE = 1024
 _FROM_TWO = "u8 u8 u4[] i4[] I[] i8 i4 i4 i4 i4 u1[] u8 i8[]"
 
