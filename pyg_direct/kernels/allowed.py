@@ -41,6 +41,19 @@ def allowed_range(indices, node_time, edge_time, start, end, seed_time, strict, 
 
 
 @body
+def count_picks(edge_weight, start, end, fanout, flags, replace):
+    """How many edges are picked of [start, end); by weight none of weight zero, unless all are taken."""
+    size = end - start
+    count = num_picks(size, fanout, replace)
+    if flags & WEIGHTED and fanout > 0 and (replace or fanout < size):
+        if replace:
+            count = fanout * count_positive(edge_weight, start, end, 1)
+        else:
+            count = count_positive(edge_weight, start, end, fanout)
+    return count
+
+
+@body
 def row_of(item, entry, work, indptr, rows):
     """[start, end) of the row of an item."""
     segment = work[entry + ROWS] + rows[frontier_place(work, entry, item)]
@@ -58,11 +71,4 @@ def restrict_row(item, entry, work, start, end, indices, node_time, edge_time, e
         start, end = allowed_range(indices, node_time, edge_time, start, end, time, strict, window)
         if last and fanout >= 0:
             start = max(start, end - fanout)
-    size = end - start
-    count = num_picks(size, fanout, replace)
-    if flags & WEIGHTED and fanout > 0 and (replace or fanout < size):
-        if replace:
-            count = fanout * count_positive(edge_weight, start, end, 1)
-        else:
-            count = count_positive(edge_weight, start, end, fanout)
-    return start, size, count
+    return start, end - start, count_picks(edge_weight, start, end, fanout, flags, replace)

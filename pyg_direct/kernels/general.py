@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.kernels.allowed import restrict_row, row_of
+from pyg_direct.kernels.allowed import allowed_range, count_picks, restrict_row, row_of
 from pyg_direct.kernels.block import own_range
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
-from pyg_direct.kernels.neighbor import draw_pick, find_row, num_picks, pick_row_in_order, resolve_pick
+from pyg_direct.kernels.neighbor import draw_pick, find_row, pick_row_in_order, resolve_pick
 from pyg_direct.kernels.weighted import pick_weighted_row
 from pyg_direct.kernels.worklist import (
+    BY_PLACE,
     COLUMNS,
     EDGES,
     FANOUT,
     FIRST,
     FLAGS,
+    FRONT,
     LOCAL,
+    ROWS,
     SOURCE_BASE,
     SOURCE_START,
+    TIMED,
+    WEIGHTED,
     find_entry,
     frontier_place,
     identity,
     is_weighted,
-    next_entry,
     relation_key,
     row_key,
     tree_key,
@@ -44,29 +48,60 @@ def read_source(indices, edge_ids, work, entry, position, tree, tree_shift):
     return source, np.int64(position - work[entry + EDGES])
 
 
+@body
+def read_rows(entry, begin, end, work, indptr, rows, starts, sizes):
+    """Where the rows of the items [begin, end) of an entry begin, and how long they are."""
+    to_place, first_row = work[entry + FRONT] - work[entry + FIRST], work[entry + ROWS]
+    for item in range(begin, end):
+        segment = first_row + rows[to_place + item]
+        start = indptr[segment]
+        starts[item], sizes[item] = start, indptr[segment + 1] - start
+
+
+@body
+def restrict_by_time(entry, begin, end, work, indices, node_time, edge_time, trees, seed_times, last, strict, window,
+                     starts, sizes, times):  # fmt: skip
+    """The parts of the rows of the items [begin, end) of an entry that their trees may use."""
+    # Loops of their own, in which no read waits for another of the same item but this one: cache misses in flight.
+    for item in range(begin, end):
+        if sizes[item] > 0:
+            start = starts[item]
+            times[item] = edge_time[start] if edge_time.shape[0] > 0 else node_time[indices[start]]
+    to_place, fanout = work[entry + FRONT] - work[entry + FIRST], work[entry + FANOUT]
+    by_place = (work[entry + FLAGS] & BY_PLACE) != 0
+    for item in range(begin, end):
+        start, size = starts[item], sizes[item]
+        if size > 0:
+            place = to_place + item
+            time = seed_times[place] if by_place else seed_times[trees[place]]
+            if times[item] > time:
+                size = 0
+            elif size > 1 or strict or window >= 0:
+                start, stop = allowed_range(indices, node_time, edge_time, start, start + size, time, strict, window)
+                size = stop - start
+            if last and fanout >= 0 and size > fanout:
+                start, size = start + size - fanout, fanout
+            starts[item], sizes[item] = start, size
+
+
 @cpu_kernel
 def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, replace, last,
                     strict, window, chunks, starts, sizes, counts):  # fmt: skip
     share = (starts.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
-        begin, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
-        # A loop of its own, without branches on what it reads: many cache misses in flight.
-        entry = find_entry(work, begin)
-        for item in range(begin, end):
-            entry = next_entry(work, entry, item)
-            start, stop = row_of(item, entry, work, indptr, rows)
-            starts[item], sizes[item] = start, stop - start
-        entry = find_entry(work, begin)
-        for item in range(begin, end):
-            entry = next_entry(work, entry, item)
-            if work[entry + FLAGS] == 0:
-                # Most items of many relations are of empty rows, which cost more in a call than here.
-                counts[item] = num_picks(sizes[item], work[entry + FANOUT], replace)
-            else:
-                start, size, count = restrict_row(
-                    item, entry, work, starts[item], starts[item] + sizes[item], indices, node_time,
-                    edge_time, edge_weight, trees, seed_times, replace, last, strict, window)  # fmt: skip
-                starts[item], sizes[item], counts[item] = start, size, count
+        item, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
+        entry = find_entry(work, item)
+        # Entry after entry: what is asked for each item alone takes longer than reading it.
+        while item < end:
+            begin, item = item, min(end, work[entry + COLUMNS + FIRST])
+            read_rows(entry, begin, item, work, indptr, rows, starts, sizes)
+            if work[entry + FLAGS] & TIMED:
+                restrict_by_time(entry, begin, item, work, indices, node_time, edge_time, trees, seed_times, last,
+                                 strict, window, starts, sizes, counts)  # fmt: skip
+            fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
+            for i in range(begin, item):
+                counts[i] = count_picks(edge_weight, starts[i], starts[i] + sizes[i], fanout, flags, replace)
+            entry += COLUMNS
 
 
 @cpu_kernel
@@ -74,35 +109,39 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
                    starts, sizes, offsets, chunks, scores, positions, sources, ids, targets):  # fmt: skip
     share = (starts.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
-        begin, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
-        entry = find_entry(work, begin)
-        key_of_relation = relation_key(work, entry, hop)
-        for item in range(begin, end):
-            at, count = offsets[item], offsets[item + 1] - offsets[item]
-            if count > 0:
-                # Two draws for a relation, not for each of its items.
-                if work[entry + COLUMNS + FIRST] <= item:
-                    entry = next_entry(work, entry, item)
-                    key_of_relation = relation_key(work, entry, hop)
-                place = frontier_place(work, entry, item)
-                own_key = tree_key(key_of_relation, trees, place)
-                if is_weighted(work, entry, sizes[item], replace):
-                    pick_weighted_row(own_key, rows[place], starts[item], sizes[item], count, replace, edge_weight,
-                                      weight_before, starts[item], scores, positions, at)  # fmt: skip
-                else:
-                    pick_row_in_order(own_key, rows[place], starts[item], sizes[item], work[entry + FANOUT], replace,
-                                      positions, at)  # fmt: skip
-                target = work[entry + LOCAL] + item - work[entry + FIRST]
-                for e in range(at, at + count):
-                    targets[e] = target
-        # A loop of its own: many cache misses in flight instead of one behind each draw.
-        entry = find_entry(work, begin)
-        for item in range(begin, end):
-            if offsets[item] < offsets[item + 1]:
-                entry = next_entry(work, entry, item)
-                tree = tree_of(trees, frontier_place(work, entry, item))
-                for e in range(offsets[item], offsets[item + 1]):
-                    sources[e], ids[e] = read_source(indices, edge_ids, work, entry, positions[e], tree, tree_shift)
+        item, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
+        entry = find_entry(work, item)
+        while item < end:
+            begin, item = item, min(end, work[entry + COLUMNS + FIRST])
+            # Two draws for a relation, not for each of its items.
+            key_of_relation = relation_key(work, entry, hop)
+            to_place = work[entry + FRONT] - work[entry + FIRST]
+            to_target = work[entry + LOCAL] - work[entry + FIRST]
+            for i in range(begin, item):
+                at, start, size = offsets[i], starts[i], sizes[i]
+                count = offsets[i + 1] - at
+                if count == size and not replace and not (work[entry + FLAGS] & WEIGHTED):
+                    # Taken whole, in order, which needs no draws.
+                    for slot in range(count):
+                        positions[at + slot], targets[at + slot] = start + slot, to_target + i
+                elif count > 0:
+                    place = to_place + i
+                    own_key = tree_key(key_of_relation, trees, place)
+                    if is_weighted(work, entry, size, replace):
+                        pick_weighted_row(own_key, rows[place], start, size, count, replace, edge_weight,
+                                          weight_before, start, scores, positions, at)  # fmt: skip
+                    else:
+                        pick_row_in_order(own_key, rows[place], start, size, work[entry + FANOUT], replace, positions,
+                                          at)  # fmt: skip
+                    for e in range(at, at + count):
+                        targets[e] = to_target + i
+            # A loop of its own: many cache misses in flight instead of one behind each draw.
+            for i in range(begin, item):
+                if offsets[i] < offsets[i + 1]:
+                    tree = tree_of(trees, to_place + i)
+                    for e in range(offsets[i], offsets[i + 1]):
+                        sources[e], ids[e] = read_source(indices, edge_ids, work, entry, positions[e], tree, tree_shift)
+            entry += COLUMNS
 
 
 @gpu_kernel("i8[] i8[] I[] i8[] i8[] f4[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[]", I=("i4", "i8"))

@@ -43,14 +43,6 @@ def find_entry(work, item):
 
 
 @body
-def next_entry(work, entry, item):
-    """Where the entry of an item begins, given that of an item not after it."""
-    while work[entry + COLUMNS + FIRST] <= item:
-        entry += COLUMNS
-    return entry
-
-
-@body
 def frontier_place(work, entry, item):
     """Where in the frontier the node of an item stands."""
     return work[entry + FRONT] + item - work[entry + FIRST]
