@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, inlined, prange
 
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -45,10 +45,15 @@ def draw_below(key, item, slot, bound):
     return np.int64(high * bound_high + (middle >> _HALF) + (other >> _HALF))
 
 
+# For loops over slots or items on a CPU.
+draw_in_loop = inlined(draw)
+draw_below_in_loop = inlined(draw_below, draw=draw_in_loop)
+
+
 @cpu_kernel
 def draw_bits_cpu(key, items, slot, out):
     for i in prange(out.shape[0]):
-        out[i] = np.int64(draw(key, items[i], slot))
+        out[i] = np.int64(draw_in_loop(key, items[i], slot))
 
 
 @gpu_kernel("u8 i8[] i8 i8[]")
@@ -62,7 +67,7 @@ def draw_bits_gpu(key, items, slot, out):
 @cpu_kernel
 def draw_bounded_cpu(key, items, slot, bound, out):
     for i in prange(out.shape[0]):
-        out[i] = draw_below(key, items[i], slot, bound)
+        out[i] = draw_below_in_loop(key, items[i], slot, bound)
 
 
 @gpu_kernel("u8 i8[] i8 i8 i8[]")

@@ -11,8 +11,8 @@ import numpy as np
 from pyg_direct.kernels.allowed import allowed_range, count_picks, restrict_row, row_of
 from pyg_direct.kernels.block import own_range
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
-from pyg_direct.kernels.neighbor import draw_pick, find_row, pick_row_in_order, resolve_pick
-from pyg_direct.kernels.weighted import pick_weighted_row
+from pyg_direct.kernels.neighbor import SHORT_ROW, draw_pick, find_row, pick_row_in_order, resolve_pick
+from pyg_direct.kernels.weighted import pick_lightest_in_loop, pick_weighted_row
 from pyg_direct.kernels.worklist import (
     BY_PLACE,
     COLUMNS,
@@ -111,6 +111,7 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
     for c in prange(chunks):
         item, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
         entry = find_entry(work, item)
+        drawn, units = np.empty(SHORT_ROW, np.int64), np.empty(SHORT_ROW, np.float64)
         while item < end:
             begin, item = item, min(end, work[entry + COLUMNS + FIRST])
             # Two draws for a relation, not for each of its items.
@@ -128,11 +129,15 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
                     place = to_place + i
                     own_key = tree_key(key_of_relation, trees, place)
                     if is_weighted(work, entry, size, replace):
-                        pick_weighted_row(own_key, rows[place], start, size, count, replace, edge_weight,
-                                          weight_before, start, scores, positions, at)  # fmt: skip
+                        if replace:
+                            pick_weighted_row(own_key, rows[place], start, size, count, replace, edge_weight,
+                                              weight_before, start, scores, positions, at)  # fmt: skip
+                        else:
+                            pick_lightest_in_loop(own_key, rows[place], start, size, count, edge_weight, start, units,
+                                                  scores, positions, at)  # fmt: skip
                     else:
-                        pick_row_in_order(own_key, rows[place], start, size, work[entry + FANOUT], replace, positions,
-                                          at)  # fmt: skip
+                        pick_row_in_order(own_key, rows[place], start, size, work[entry + FANOUT], replace, drawn,
+                                          positions, at)  # fmt: skip
                     for e in range(at, at + count):
                         targets[e] = to_target + i
             # A loop of its own: many cache misses in flight instead of one behind each draw.

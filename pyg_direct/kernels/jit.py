@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +43,8 @@ _LOGGED_SECONDS = 0.5
 _FUNCTIONS: list[Callable[..., Any]] = []
 # Scalar steps, and what made them known to a compiler so far.
 _BODIES: dict[Callable[..., Any], set[Callable[..., Any]]] = {}
+# Copies of them that no compiler knows yet, for loops of the CPU alone.
+_INLINED: list[Callable[..., Any]] = []
 
 
 cuda: Any = Deferred("cuda")
@@ -125,6 +127,8 @@ def _bind(on_gpu: bool) -> None:
         for register in registers - registered:
             register(fn)
         registered |= registers
+    while _INLINED:
+        register_jitable(forceinline=True)(_INLINED.pop())
 
 
 @functools.cache
@@ -147,6 +151,16 @@ def body(fn: Callable[..., Any]) -> Callable[..., Any]:
     _BODIES[fn] = set()
     _FUNCTIONS.append(fn)
     return fn
+
+
+def inlined(fn: Callable[..., Any], **steps: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a body for CPU loops, with these steps for those of the same names.
+
+    It becomes part of each loop that calls it, however long it is; only such loops take vector instructions.
+    """
+    copy = FunctionType(fn.__code__, {**fn.__globals__, **steps}, fn.__name__, fn.__defaults__, fn.__closure__)
+    _INLINED.append(copy)
+    return copy
 
 
 class CpuKernel:

@@ -17,8 +17,8 @@ import math
 import numpy as np
 
 from pyg_direct.kernels.block import SCAN_WORDS, own_range, scan_block
-from pyg_direct.kernels.draw import draw
-from pyg_direct.kernels.jit import SIMULATED, THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.kernels.draw import draw, draw_in_loop
+from pyg_direct.kernels.jit import SIMULATED, THREADS, body, cpu_kernel, cuda, gpu_kernel, inlined, prange
 from pyg_direct.kernels.neighbor import (
     LOW_WORD,
     PICKS,
@@ -54,6 +54,9 @@ def labor_key(key, hop, same_keys):
 def source_key(row_key, source):
     """The key by which rows rank `source`: smaller comes first."""
     return draw(row_key, source, 0)
+
+
+source_key_in_loop = inlined(source_key, draw=draw_in_loop)
 
 
 @body
@@ -124,7 +127,7 @@ def pick_labor_cpu(indptr, indices, nodes, offsets, key, hop, fanout, same_keys,
             elif fanout > 0:
                 # A loop of its own, so that several keys are computed at once.
                 for e in range(degree):
-                    keys[e] = source_key(row_key, row[e])
+                    keys[e] = source_key_in_loop(row_key, row[e])
                 largest, equal = find_largest_pick(keys, degree, fanout, heap)
                 for e in range(degree):
                     if keys[e] < largest or (keys[e] == largest and equal > 0):

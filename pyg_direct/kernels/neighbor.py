@@ -12,7 +12,7 @@ import numpy as np
 
 from pyg_direct.kernels.bitmap import GROUP_WORDS, WORD, bit_of
 from pyg_direct.kernels.block import SCAN_WORDS, own_range, scan_block, sum_before, sum_block
-from pyg_direct.kernels.draw import draw, draw_below
+from pyg_direct.kernels.draw import draw, draw_below, draw_below_in_loop
 from pyg_direct.kernels.jit import SIMULATED, THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.state import EDGES, KEY, NEEDED_EDGES, NEIGHBOR_DRAW, NODES
 
@@ -20,6 +20,8 @@ from pyg_direct.kernels.state import EDGES, KEY, NEEDED_EDGES, NEIGHBOR_DRAW, NO
 TILE_EDGES = 64 if SIMULATED else 1280
 # Rows up to this many picks are searched in place; longer ones through a small hash table.
 SHORT_ROW = 64
+# Picks of a row are drawn in multiples of so many, as vector instructions of the widest registers do.
+DRAWN_TOGETHER = 8
 # Blocks that a multiprocessor runs at once: more would leave each thread too few registers.
 RESIDENT_BLOCKS = 4
 LOW_WORD = np.uint64(0xFFFFFFFF)
@@ -86,8 +88,11 @@ def find_row(offsets, num_rows, item):
 
 
 @body
-def pick_row_in_order(key, node, start, degree, fanout, replace, positions, at):
-    """Write the positions that `node` picks to positions[at:]; Floyd's rule in order of the slots."""
+def pick_row_in_order(key, node, start, degree, fanout, replace, drawn, positions, at):
+    """Write the positions that `node` picks to positions[at:]; Floyd's rule in order of the slots.
+
+    `drawn` has room for SHORT_ROW.
+    """
     count = num_picks(degree, fanout, replace)
     if replace or count == degree:
         for slot in range(count):
@@ -95,8 +100,10 @@ def pick_row_in_order(key, node, start, degree, fanout, replace, positions, at):
         return
     spare = degree - count
     if count <= SHORT_ROW:
+        for slot in range((count + DRAWN_TOGETHER - 1) // DRAWN_TOGETHER * DRAWN_TOGETHER):
+            drawn[slot] = draw_below_in_loop(key, node, slot, spare + slot + 1)
         for slot in range(count):
-            pick = start + draw_below(key, node, slot, spare + slot + 1)
+            pick = start + drawn[slot]
             for i in range(at, at + slot):
                 if positions[i] == pick:
                     pick = start + spare + slot
@@ -145,10 +152,11 @@ def count_picks_cpu(indptr, nodes, fanout, replace, chunk_sums, offsets):
 @body
 def pick_rows(begin, end, indptr, indices, nodes, offsets, row_key, fanout, replace, sources, positions):
     """The picks of rows [begin, end)."""
+    drawn = np.empty(SHORT_ROW, np.int64)
     for i in range(begin, end):
         start = indptr[nodes[i]]
         degree = indptr[nodes[i] + 1] - start
-        pick_row_in_order(row_key, nodes[i], start, degree, fanout, replace, positions, offsets[i])
+        pick_row_in_order(row_key, nodes[i], start, degree, fanout, replace, drawn, positions, offsets[i])
     # A loop of its own: many cache misses in flight instead of one behind each draw.
     for e in range(offsets[begin], offsets[end]):
         sources[e] = indices[positions[e]]

@@ -2,12 +2,14 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.relation import LINKS
-from pyg_direct.kernels.weighted import order_of
+from pyg_direct.kernels.neighbor import SHORT_ROW
+from pyg_direct.kernels.weighted import order_of, pick_lightest, pick_lightest_in_loop
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.options import GeneralRecipe
 from tests.hetero_graphs import make_topo
@@ -146,3 +148,17 @@ def test_a_long_row_picks_as_the_reference(device, fanout):
 def test_order_of_scores_is_kept(low, high):
     assert 0 < order_of(low) < order_of(high) < 2**62
     assert order_of(low) >> 56 <= order_of(high) >> 56
+
+
+@pytest.mark.parametrize(("size", "count"), [(9, 7), (64, 5), (65, 50), (700, 1), (700, 100)])
+def test_loops_of_a_cpu_pick_the_lightest_as_a_gpu_does(size, count):
+    weights = np.random.default_rng(size).random(size).astype(np.float32) ** 8
+    weights[::5] = 0
+    found = []
+    for pick, scratch in ((pick_lightest, ()), (pick_lightest_in_loop, (np.empty(SHORT_ROW),))):
+        scores, picks = np.empty(count + 1), np.zeros(count + 1, np.int64)
+        with np.errstate(over="ignore"):
+            pick(np.uint64(11), 3, 0, size, count, weights, 20, *scratch, scores, picks, 0)
+        found.append((scores[:count].tolist(), picks[:count].tolist()))
+    assert found[0] == found[1]
+    assert set(found[0][1]) <= {20 + place for place in range(size) if weights[place] > 0}
