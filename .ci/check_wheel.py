@@ -57,6 +57,8 @@ from pyg_direct.kernels.target import PTX_VERSIONS
 
 installed = Path(pyg_direct.__file__).parent
 assert installed.is_relative_to(sys.prefix), f"{installed} is not the installed wheel"
+borrowed = {one.name for one in metadata.distributions() if not Path(one.locate_file("")).is_relative_to(sys.prefix)}
+assert not borrowed, f"not of this environment: {borrowed}"
 
 assert (installed / "py.typed").is_file(), "type checkers of users would not look at the package"
 tags = re.findall("^Tag: (.*)$", metadata.distribution("pyg_direct").read_text("WHEEL"), re.M)

@@ -33,27 +33,36 @@ NUM_NODES, NUM_EDGES, WIDTH = 20_000, 200_000, 64
 CASES = 10
 # Growth of the medians of quarters that is noise of the allocator.
 NOISE_BYTES = 24 << 20
+NOISE = {"resident_bytes": NOISE_BYTES, "threads": 0, "files": 0, "gpu_bytes": 0, "system_threads": 0,
+         "gpu_taken_bytes": NOISE_BYTES}  # fmt: skip
 
 
 class Reading(NamedTuple):
-    """What the process holds."""
+    """What the process holds: bytes of host memory, threads of Python, open files; bytes of torch's tensors on the GPU;
+    threads of the system, and bytes of the GPU that are taken, by whomever, graphs and unified memory among them.
+    """
 
     seconds: float
     resident_bytes: int
     threads: int
     files: int
     gpu_bytes: int
+    system_threads: int = 0
+    gpu_taken_bytes: int = 0
 
 
 def read_process(start: float, device: str) -> Reading:
     """What the process holds now, after a collection."""
     gc.collect()
-    gpu = 0
+    gpu = taken = 0
     if device == "cuda":
         torch.cuda.synchronize()
         gpu = torch.cuda.memory_allocated()
+        free, total = torch.cuda.mem_get_info()
+        taken = total - free
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return Reading(time.monotonic() - start, resident, threading.active_count(), len(os.listdir("/proc/self/fd")), gpu)
+    return Reading(time.monotonic() - start, resident, threading.active_count(), len(os.listdir("/proc/self/fd")), gpu,
+                   len(os.listdir("/proc/self/task")), taken)  # fmt: skip
 
 
 class StopError(Exception):
@@ -152,7 +161,7 @@ def find_growth(readings: list[Reading]) -> list[str]:
         return ["too few readings"]
     first, last = readings[quarter : 2 * quarter], readings[-quarter:]
     found = []
-    for name, noise in (("resident_bytes", NOISE_BYTES), ("threads", 0), ("files", 0), ("gpu_bytes", 0)):
+    for name, noise in NOISE.items():
         before, after = (median_high([getattr(reading, name) for reading in part]) for part in (first, last))
         if after - before > noise:
             found.append(f"{name} grew from {before:,} to {after:,}")
@@ -164,16 +173,19 @@ def soak(minutes: float, device: str, every_s: float = 10) -> tuple[list[Reading
     readings, due = [], 0.0
     with tempfile.TemporaryDirectory() as folder:
         work = Work(device, Path(folder))
+        begin = time.monotonic()
         work.warm_up()
         start = time.monotonic()
+        print(f"warm after {start - begin:.0f} s", flush=True)
         while time.monotonic() - start < 60 * minutes:
             work.round()
             if time.monotonic() - start >= due:
                 readings.append(read_process(start, device))
                 due = readings[-1].seconds + every_s
-                print("{:6.0f} s  {:7.1f} MB  {} threads  {} files  {:.1f} MB on the GPU  {:,} batches".format(
-                    readings[-1].seconds, readings[-1].resident_bytes / 1e6, *readings[-1][2:4],
-                    readings[-1].gpu_bytes / 1e6, work.batches), flush=True)  # fmt: skip
+                now = readings[-1]
+                print(f"{now.seconds:6.0f} s  {now.resident_bytes / 1e6:7.1f} MB  {now.threads} threads, "
+                      f"{now.system_threads} of the system  {now.files} files  {now.gpu_bytes / 1e6:.1f} MB on GPU, "
+                      f"{now.gpu_taken_bytes / 1e6:.1f} taken  {work.batches:,} batches", flush=True)  # fmt: skip
     return readings, work.batches
 
 

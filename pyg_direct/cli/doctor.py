@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import torch
@@ -29,6 +30,7 @@ def doctor(
     gpu_memory: Annotated[Optional[str], typer.Option(help="Choose for a GPU with so much free: 80G.")] = None,  # noqa: UP045
     measure: Annotated[bool, typer.Option(help="Measure the link to host memory (GPU only, at most 10 s).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Optional[Path], typer.Option(help="Write the same as JSON to this file too.")] = None,  # noqa: UP045
 ) -> None:  # fmt: skip
     """Look at this machine: GPUs, versions, link, memory, what `placement="auto"` would choose, what to fix.
 
@@ -51,8 +53,14 @@ def doctor(
         findings += judge_plan(plan, facts["memory"]["available_bytes"])
     findings.sort(key=lambda finding: list(_STYLES).index(finding.level))
     facts["findings"] = [finding._asdict() for finding in findings]
+    told = json.dumps(facts, indent=1)
+    if out is not None:
+        try:
+            out.write_text(f"{told}\n")
+        except OSError as error:
+            raise typer.BadParameter(f"--out must be a file that can be written: {error}") from error
     if as_json:
-        typer.echo(json.dumps(facts, indent=1))
+        typer.echo(told)
     else:
         _print(facts, findings)
     raise typer.Exit(int(any(finding.level == "fix" for finding in findings)))

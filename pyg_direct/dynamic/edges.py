@@ -16,6 +16,8 @@ from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.snapshot import Snapshot, order_edges
 from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.dynamic.walk import Walk
+from pyg_direct.errors import MemoryLimitError
+from pyg_direct.ops.sliced import slice_keys
 
 # Of the free memory of a GPU, what edges that lie there in order may take: what is kept of an edge, and what putting it
 # in order and finding it in a group of eight takes for a moment.
@@ -34,12 +36,14 @@ class Parts(NamedTuple):
         edge_index: int64 `[2, E]`.
         edge_weight: One weight an edge, or None.
         num_nodes: N.
+        other_bytes: Bytes of what else a snapshot has: its targets, above all.
     """
 
     x: Tensor | None
     edge_index: Tensor
     edge_weight: Tensor | None
     num_nodes: int
+    other_bytes: int = 0
 
 
 def is_weighted(part: Parts) -> bool:
@@ -59,6 +63,32 @@ def find_alike(parts: Sequence[Parts], time: int, first: int, last: int) -> tupl
     while high < last and width(parts[high]) == width(parts[time]):
         high += 1
     return low, high
+
+
+def check_limit(parts: Sequence[Parts], memory: int | None) -> None:
+    """Raise unless so many bytes hold the features of each snapshot: less keeps nothing. What else a snapshot takes
+    lies beside them while it is trained on, and the message tells it.
+
+    Raises:
+        MemoryLimitError: as said.
+    """
+    largest = max(parts, key=_count_features, default=None)
+    if largest is None or memory is None or memory >= _count_features(largest):
+        return
+    weight = largest.edge_weight if is_weighted(largest) else None
+    edges = order_edges(largest.edge_index, weight, largest.num_nodes)
+    structure = slice_keys(edges.keys, largest.num_nodes)
+    weights = 0 if weight is None else 4 * structure.num_edges
+    least, others = _count_features(largest), structure.num_bytes + weights + largest.other_bytes
+    raise MemoryLimitError(
+        f"memory must hold the features of one snapshot, {least} bytes ({least + others} with edges of "
+        f"{structure.num_bytes}, weights of {weights}, and targets and others of {largest.other_bytes} bytes, that "
+        f"lie beside them), got {memory}"
+    )
+
+
+def _count_features(part: Parts) -> int:
+    return 0 if part.x is None else part.x.numel() * part.x.element_size()
 
 
 class SequenceEdges:

@@ -17,7 +17,7 @@ from torch import Tensor
 from pyg_direct.dynamic.ahead import Ahead
 from pyg_direct.dynamic.cache import Budget, RowCache
 from pyg_direct.dynamic.copies import CopyStream
-from pyg_direct.dynamic.edges import Parts, SequenceEdges, find_alike, is_weighted
+from pyg_direct.dynamic.edges import Parts, SequenceEdges, check_limit, find_alike, is_weighted
 from pyg_direct.dynamic.group import GROUP_SIZES, build_group, tell_weights
 from pyg_direct.dynamic.limit import choose_among, choose_kept, count_entries
 from pyg_direct.dynamic.matrices import MatrixCache
@@ -25,7 +25,7 @@ from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.speeds import Speeds, find_speeds
 from pyg_direct.dynamic.timeline import Timeline, trace
 from pyg_direct.dynamic.tuner import Option, choose_groups, find_stacked
-from pyg_direct.errors import ArgumentError, MemoryLimitError
+from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots, multiply_snapshots
 
@@ -53,9 +53,7 @@ class SnapshotPlan:
         self.parts, self.device, self.group_size, self.form = tuple(parts), device, group_size, form
         self.num_nodes = max((part.num_nodes for part in self.parts), default=0)
         self.has_weights = any(map(is_weighted, self.parts))
-        least = max((p.x.numel() * p.x.element_size() for p in self.parts if p.x is not None), default=0)
-        if memory is not None and memory < least:
-            raise MemoryLimitError(f"memory must hold the features of one snapshot, {least} bytes, got {memory}")
+        check_limit(self.parts, memory)
         self.budget = Budget(memory, device)
         self._ahead = Ahead()
         self.edges = SequenceEdges(self.parts, self.num_nodes, device, self.budget, self._ahead)

@@ -110,7 +110,7 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        MemoryLimitError: `memory` is less than the features of one snapshot.
+        MemoryLimitError: `memory` is less than the features of one snapshot; the message tells what it takes in all.
     """
     if keep not in KEEPS:
         raise ArgumentError(f"keep must be one of {', '.join(KEEPS)}, got {keep!r}")
@@ -183,4 +183,5 @@ def _read_parts(snapshot: Any, time: int) -> Parts:
     # Messages of several numbers an edge are no weights.
     if weight is not None and weight.numel() != edge_index.shape[1]:
         weight = None
-    return Parts(x, edge_index, weight, int(num_nodes))
+    others = [v for key, v in snapshot.items() if isinstance(v, Tensor) and key not in _ROLES]
+    return Parts(x, edge_index, weight, int(num_nodes), sum(v.numel() * v.element_size() for v in others))

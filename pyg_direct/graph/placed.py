@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,24 @@ from pyg_direct.runtime.probe import check_filled, choose_host_memory
 PLACEMENTS = ("cuda", "unified", "pinned", "cpu")
 # Arrays beside the neighbors up to this share of the free GPU memory go there, even where the neighbors do not.
 SMALL_SHARE = 0.125
+
+
+class ListReads(NamedTuple):
+    """What uniform sampling reads of lists in host memory.
+
+    Attributes:
+        row_bytes: Bytes of a row that is expanded: its two offsets.
+        edge_bytes: Bytes of an edge that is drawn: its neighbor, and its id where that is not its position.
+        is_most: Some lists are cached in GPU memory, and draws from these are not told apart.
+    """
+
+    row_bytes: int
+    edge_bytes: int
+    is_most: bool
+
+    def sum_bytes(self, num_rows: int, num_edges: int) -> int:
+        """Bytes for so many rows that were expanded and edges that were drawn."""
+        return num_rows * self.row_bytes + num_edges * self.edge_bytes
 
 
 @dataclass(eq=False)
@@ -67,6 +85,19 @@ class PlacedTopology:
     def device(self) -> torch.device:
         """The device that samples."""
         return self.indptr.device
+
+    def list_reads(self) -> ListReads | None:
+        """What sampling reads over the link to host memory; None where all lists are in GPU memory, and on a CPU."""
+        host = [block for block in self.blocks if block.placement in ("unified", "pinned")]
+
+        def bytes_of(array: Tensor) -> int:
+            place, inside = array.data_ptr(), array.numel() > 0
+            is_there = inside and any(b.address <= place < b.address + b.num_bytes for b in host)
+            return array.element_size() if is_there else 0
+
+        row_bytes = 2 * bytes_of(self.indptr)
+        edge_bytes = bytes_of(self.indices) + bytes_of(self.edge_ids)
+        return ListReads(row_bytes, edge_bytes, self.cached is not None) if row_bytes or edge_bytes else None
 
     def check_process(self) -> None:
         """Refuse use in a forked child of the process that placed the arrays."""

@@ -14,6 +14,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
+from pyg_direct.graph.placed import ListReads
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.drawn import Drawn, Output
 from pyg_direct.loader.epochs import ALONE, settle_workers
@@ -163,6 +164,10 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
             return None
         plan = self._planned.find_plan()
         return None if plan is None else (self._planned, plan)
+
+    def _find_reads(self) -> ListReads | None:
+        found = self._find_planned()
+        return super()._find_reads() if found is None else found[1].topology.list_reads()
 
     def _prepare(self) -> Any:
         general = super()._prepare()

@@ -14,7 +14,7 @@ from torch_geometric.sampler import NumNeighbors
 
 from pyg_direct.errors import ArgumentError, PlacementWarning, warn
 from pyg_direct.features.store import check_store_dtype
-from pyg_direct.graph.placed import PlacedTopology
+from pyg_direct.graph.placed import ListReads, PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
@@ -377,3 +377,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         topology = (f"topology: {self._plan_topology.node_count} nodes, {self._plan_topology.edge_count} edges, "
                     f"{self._placed.placement}")  # fmt: skip
         return [topology], attributes.describe()
+
+    def _find_reads(self) -> ListReads | None:
+        # Those of `labor` read whole lists.
+        is_uniform = self._recipe is not None and self._recipe.sampling == "uniform"
+        return self._placed.list_reads() if is_uniform else super()._find_reads()

@@ -16,6 +16,7 @@ import torch
 from torch.autograd import profiler
 
 from pyg_direct.features.feature import Feature
+from pyg_direct.graph.placed import ListReads
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.stream import current_stream
 
@@ -76,20 +77,27 @@ class Recorder:
         done: Batches that were handed out, oldest first.
         num_batches: All that were handed out so far.
         features: The features of the loader, by name, which count what they serve.
+        reads: What sampling reads of lists in host memory; None where it reads none, or where that is not known.
+        list_bytes: Bytes of lists that sampling read over the link so far, by arithmetic.
     """
 
     def __init__(self, last: int, device: torch.device, nvtx: bool = False) -> None:
         self.done: deque[BatchTimes] = deque(maxlen=last)
         self.num_batches = 0
         self.features: dict[str, Feature] = {}
+        self.reads: ListReads | None = None
+        self.list_bytes = 0
         self.nvtx = nvtx and device.type == "cuda"
         self._index = resolve_device(device).index if device.type == "cuda" else None
         self._spare: list[Any] = []
         # Nothing else runs on it, so that its events pass at once.
         self._idle = None if self._index is None else torch.cuda.Stream(self._index)
 
-    def begin(self, attributes: Mapping[str, Any]) -> EpochRecord:
-        """The record of an epoch that begins; features among the attributes that are new count from now on."""
+    def begin(self, attributes: Mapping[str, Any], reads: ListReads | None = None) -> EpochRecord:
+        """The record of an epoch that begins; features among the attributes that are new count from now on, and lists
+        in host memory what `reads` tells.
+        """
+        self.reads = reads
         before, self.features = self.features, {k: f for k, f in attributes.items() if isinstance(f, Feature)}
         for name, feature in self.features.items():
             if before.get(name) is not feature:
@@ -115,6 +123,18 @@ class Recorder:
                 self._spare.extend(pair)
         self.done.append(times)
         self.num_batches += 1
+
+    def count_lists(self, made: Any) -> None:
+        """Count what sampling read of lists for a batch, or for those of a group, by the numbers of nodes and edges of
+        its hops, which the host knows.
+        """
+        if self.reads is None:
+            return
+        for batch in made if isinstance(made, list) else [made]:
+            nodes, edges = (getattr(batch, f"num_sampled_{what}", None) for what in ("nodes", "edges"))
+            if isinstance(nodes, list) and isinstance(edges, list):
+                # Nodes of the last hop are not expanded.
+                self.list_bytes += self.reads.sum_bytes(sum(nodes[:-1]), sum(edges))
 
     def mark(self) -> Any:
         """An event on the current stream of the GPU."""
@@ -151,7 +171,9 @@ class EpochRecord:
             return self._time(FINISH, number, stages.finish, pending, number)
 
         def fetch(sample: Any, number: int, *item: Any) -> Any:
-            return self._time(FETCH, number, stages.fetch, sample, number, *item)
+            made = self._time(FETCH, number, stages.fetch, sample, number, *item)
+            self._recorder.count_lists(made)
+            return made
 
         return Stages(submit, finish, fetch)
 

@@ -11,6 +11,7 @@ import torch
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.report import LINKS, Report, draw_shares, in_words, list_tiers
+from pyg_direct.graph.placed import ListReads
 from pyg_direct.loader.record import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ class LoaderReport(NamedTuple):
         num_timed: The last of them, whose times are here.
         spans: Their time line.
         features: What each tier of each attribute has served, by name; empty without `record`.
+        list_bytes: Bytes of the topology that sampling read over PCIe since `record`, by arithmetic: for each edge
+            that was drawn its neighbor, and its id where that is not its position; for each node that was expanded its
+            two offsets; of these, what lies in host memory. Counted for uniform batches of `NeighborLoader` and,
+            where one plan makes them, `LinkNeighborLoader`, of graphs without types. Not counted, so 0: other batches
+            and loaders, batches of worker processes, lists that GPUs share over NVLink. What memory hands out around
+            these words (sectors of 32 bytes) is not in it, nor what kernels read twice.
+        list_bytes_are_most: Some lists are cached in GPU memory, draws from which are in `list_bytes` too.
     """
 
     places: Sequence[str]
@@ -58,6 +66,8 @@ class LoaderReport(NamedTuple):
     num_timed: int
     spans: Sequence[Span]
     features: Mapping[str, Report]
+    list_bytes: int = 0
+    list_bytes_are_most: bool = False
 
     def seconds(self, lane: str, where: str = "host") -> list[float]:
         """Seconds that each batch with this lane took in it, in order."""
@@ -68,7 +78,7 @@ class LoaderReport(NamedTuple):
         return [sums[batch] for batch in sorted(sums)]
 
     def link_bytes(self, link: str) -> int:
-        """Bytes of rows that were read over `PCIe` or `NVLink` since `record`; those of the topology are not counted.
+        """Bytes of rows that were read over `PCIe` or `NVLink` since `record`; those of the topology are `list_bytes`.
 
         Raises:
             ArgumentError: another link.
@@ -84,11 +94,15 @@ class LoaderReport(NamedTuple):
         lines += self._list_times()
         if self.features:
             lines += list_tiers(self.features)
-        for link in LINKS:
-            count = self.link_bytes(link)
-            if count > 0:
-                lines.append(f"rows over {link}: {in_words(count)}, {in_words(count / self.num_batches)} a batch")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._list_bytes()])
+
+    def _list_bytes(self) -> list[str]:
+        """What came over each link, a line each."""
+        counts = {f"rows over {link}": self.link_bytes(link) for link in LINKS}
+        most = ", at most" if self.list_bytes_are_most else ""
+        counts[f"neighbor lists over PCIe, by what was sampled{most}"] = self.list_bytes
+        return [f"{what}: {in_words(count)}, {in_words(count / self.num_batches)} a batch"
+                for what, count in counts.items() if count > 0]  # fmt: skip
 
     def _list_times(self) -> list[str]:
         titles = f"last {self.num_timed:,} of {self.num_batches:,} batches", "p20", "p50", "p80", "in all", "share"
@@ -120,6 +134,7 @@ class LoaderReport(NamedTuple):
         self._draw_times(parts[0, 0])
         if served:
             draw_shares(parts[1, 0], served)
+        figure.suptitle("; ".join(self._list_bytes()), fontsize=8)
         figure.savefig(path, dpi=110)
         plt.close(figure)
         return Path(path)
@@ -199,7 +214,7 @@ class ReportedLoader:
 
     def _begin_record(self) -> EpochRecord | None:
         """The record of the next epoch, if there is to be one."""
-        return None if self._recorder is None else self._recorder.begin(self._list_places()[1])
+        return None if self._recorder is None else self._recorder.begin(self._list_places()[1], self._find_reads())
 
     def report(self, picture: str | os.PathLike[str] | None = None) -> LoaderReport:
         """Print what lives where and, where `record` was called, what the last batches took; returns it. Waits for the
@@ -214,7 +229,9 @@ class ReportedLoader:
         if self._recorder is not None:
             batches = list(self._recorder.done)
             served = {name: feature.tell() for name, feature in self._recorder.features.items()}
-            found = LoaderReport(places, self._recorder.num_batches, len(batches), read_spans(batches), served)
+            reads = self._recorder.reads
+            found = LoaderReport(places, self._recorder.num_batches, len(batches), read_spans(batches), served,
+                                 self._recorder.list_bytes, reads is not None and reads.is_most)  # fmt: skip
         print(found)
         if picture is not None:
             found.draw(picture)
@@ -223,6 +240,10 @@ class ReportedLoader:
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         """(lines about the topology, where each attribute lives by name)."""
         raise NotImplementedError
+
+    def _find_reads(self) -> ListReads | None:
+        """What sampling reads of lists in host memory; None where it reads none, or another number than it draws."""
+        return None
 
 
 def _quantile(values: list[float], share: float) -> float:

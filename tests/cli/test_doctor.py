@@ -73,6 +73,29 @@ def test_json_tells_the_machine_and_names_nobody(monkeypatch, tmp_path):
     assert "somebody" not in done.stdout
 
 
+def test_one_look_gives_tables_and_json(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(doctor_module, "collect_facts", lambda: looks.append(1) or collect_facts())
+
+    done = invoke("--no-measure", "--out", str(tmp_path / "machine.json"))
+
+    told = json.loads((tmp_path / "machine.json").read_text())
+    assert len(looks) == 1
+    assert (
+        f"{told['memory']['total_bytes'] / 1e9:.1f} GB, {told['memory']['available_bytes'] / 1e9:.1f} GB free"
+        in done.stdout
+    )
+    assert all(finding["level"] in done.stdout for finding in told["findings"])
+    assert done.exit_code == int(any(finding["level"] == "fix" for finding in told["findings"]))
+
+
+def test_a_file_that_cannot_be_written_is_bad_usage(tmp_path):
+    done = invoke("--no-measure", "--out", str(tmp_path / "nowhere" / "machine.json"))
+
+    assert done.exit_code == 2
+    assert "--out must be a file" in done.output
+
+
 def test_tables_tell_every_part(monkeypatch, gpu_machine):
     rates = {"gpu": 0, "table_bytes": 2 << 30, "row_bytes": 512, "copy": 55e9, "unified_random": 48e9,
              "unified_ascending": 49e9, "pinned_random": 20e9, "pinned_ascending": None, "seconds": 4.2}  # fmt: skip

@@ -6,9 +6,41 @@ from torch_geometric.data import Data
 
 from pyg_direct.dynamic import plan, stream
 from pyg_direct.dynamic.limit import Candidate, choose_among, choose_kept, count_entries
+from pyg_direct.dynamic.operator import Sum
+from pyg_direct.errors import MemoryLimitError
 from tests.frames import NODES, TIMES, make_signal, make_trainer
 
 NO_REPLAY = {"cuda": {"replay": False}, "cpu": {}}
+
+
+def make_pair(weighted):
+    edges = torch.tensor([[0, 2, 0, 0], [1, 1, 2, 2]])
+    weight = torch.ones(4) if weighted else None
+    small = Data(x=torch.rand(2, 10), edge_index=edges[:, :0], y=torch.rand(2))
+    return [small, Data(x=torch.rand(3, 10), edge_index=edges, edge_attr=weight, y=torch.rand(3, dtype=torch.float64))]
+
+
+@pytest.mark.parametrize(("weighted", "weights"), [(True, 12), (False, 0)])
+def test_a_limit_below_one_snapshot_is_told_what_it_takes(device, weighted, weights):
+    # Two edges are parallel: three sources of 4 bytes, two slices with targets of 4, and offsets, one more.
+    structure = 12 + 8 + 12
+    told = (f"the features of one snapshot, 120 bytes \\({120 + structure + weights + 24} with edges of {structure}, "
+            f"weights of {weights}, and targets and others of 24 bytes, that lie beside them\\), got 119$")  # fmt: skip
+
+    with pytest.raises(MemoryLimitError, match=told):
+        stream(make_pair(weighted), device, memory=119)
+
+    assert len(stream(make_pair(weighted), device, memory=120)) == 2
+
+
+def test_what_is_told_of_a_snapshot_is_what_it_takes_on_the_device(device):
+    pair = make_pair(True)
+    given = stream(pair, device, memory=1 << 20, group_size=1)
+
+    matrices = given.plan.get_matrices(Sum(), 1, 2)
+
+    # Structure and weights, as the message of the test before adds them up.
+    assert sum(piece.num_bytes for piece in matrices.pieces) == 12 + 8 + 12 + 12
 
 
 def test_bytes_saved_for_each_byte_held_decide():

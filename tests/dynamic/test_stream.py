@@ -266,8 +266,8 @@ def test_signals_of_pygt_are_taken(kind, hetero, batch):
         ([5], {}, ArgumentTypeError, "got int at 0"),
         (make_list(1), {"keep": "disk"}, ArgumentError, "auto, device, host"),
         (make_list(1), {"group_size": 3}, ArgumentError, "1, 2, 4, 8, got 3"),
-        (make_list(1), {"memory": 100}, MemoryLimitError, "features of one snapshot, 144 bytes, got 100"),
-        (make_list(9), {"memory": "1%"}, MemoryLimitError, r"144 bytes, got \d\d$"),
+        (make_list(1), {"memory": 100}, MemoryLimitError, "features of one snapshot, 144 bytes .*, got 100$"),
+        (make_list(9), {"memory": "1%"}, MemoryLimitError, r"144 bytes .*, got \d\d$"),
     ],
 )
 def test_bad_arguments_are_refused(signal, options, error, message):

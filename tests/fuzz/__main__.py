@@ -12,6 +12,7 @@ import time
 import traceback
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 
@@ -25,23 +26,25 @@ MOST_LATE = 500
 
 
 def run_cases(subjects: list[str], device: str, batches: int, seconds: float, seed: int,
-              say: bool = True, most_failures: int = 50) -> tuple[dict[str, Tally], list[str]]:  # fmt: skip
+              say: bool = True, most_failures: int = 50, at_most: float = float("inf")
+              ) -> tuple[dict[str, Tally], list[str]]:  # fmt: skip
     """(what was met by subject, lines of failed cases); every pair meets once before the time counts.
 
     Args:
         subjects: What to run, in turns: the one that had the fewest seconds is next.
         device: Where.
         batches: Ends when so many were compared.
-        seconds: Ends after so long.
+        seconds: Ends after so long, but for pairs that have not met.
         seed: Of the cases.
         say: Whether failures are printed.
         most_failures: Ends with so many.
+        at_most: Ends after so many seconds, whatever has not met.
     """
     random, failures, start = Random(seed), [], time.monotonic()
     tallies = {name: Tally(SUBJECTS[name].space(device)) for name in subjects}
     late = dict.fromkeys(subjects, 0)
     rows = {name: tally.endless_rows(random) for name, tally in tallies.items()}
-    while len(failures) < most_failures:
+    while len(failures) < most_failures and time.monotonic() - start < at_most:
         is_over = sum(tally.batches for tally in tallies.values()) >= batches or time.monotonic() - start >= seconds
         names = [name for name in subjects if not is_over or (tallies[name].missing and late[name] < MOST_LATE)]
         if not names:
@@ -74,11 +77,23 @@ def show(tallies: dict[str, Tally]) -> str:
     return "\n".join(lines)
 
 
+def show_placements(tallies: dict[str, Tally]) -> str:
+    """A table of the pairs in which each placement met."""
+    lines = ["| subject | placement | pairs | pairs met | least often |", "| --- | --- | --- | --- | --- |"]
+    for name, tally in tallies.items():
+        for placement, (met, pairs, least) in tally.count_by("placement").items():
+            lines.append(f"| {name} | {placement} | {pairs:,} | {met:,} | {least:,} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--batches", type=int, default=10_000, help="batches to compare")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which no case is begun")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="time after which only pairs that have not met are sought"
+    )
+    parser.add_argument("--at-most", type=float, default=float("inf"), help="seconds after which no case is begun")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--seed", type=int, default=0, help="of the cases")
     parser.add_argument("--subject", choices=sorted(SUBJECTS), action="append", help="one of them; all if not given")
@@ -90,15 +105,21 @@ def main() -> int:
         return 0
     torch.set_num_threads(1)
     start = time.monotonic()
-    tallies, failures = run_cases(args.subject or list(SUBJECTS), args.device, args.batches, args.seconds, args.seed)
+    tallies, failures = run_cases(args.subject or list(SUBJECTS), args.device, args.batches, args.seconds, args.seed,
+                                  at_most=args.at_most)  # fmt: skip
     wall = time.monotonic() - start
     batches = sum(tally.batches for tally in tallies.values())
-    print(show(tallies))
+    print(f"{show(tallies)}\n\n{show_placements(tallies)}")
+    for name, tally in tallies.items():
+        for pair in sorted(tally.missing)[:5]:
+            print(f"did not meet in {name}: {' with '.join(map('='.join, pair))}")
     print(f"{batches:,} batches in {wall:.0f} s, {len(failures)} cases failed")
     if args.out:
         figures = {name: tally.summarise() for name, tally in tallies.items()}
-        found = {"device": args.device, "seed": args.seed, "wall_s": round(wall, 1), "batches": batches}
-        args.out.write_text(json.dumps({**found, "subjects": figures, "failures": failures}, indent=1))
+        found: dict[str, Any] = {"device": args.device, "seed": args.seed, "wall_s": round(wall, 1), "batches": batches}
+        places = {name: tally.count_by("placement") for name, tally in tallies.items()}
+        found |= {"subjects": figures, "placements": places, "failures": failures}
+        args.out.write_text(json.dumps(found, indent=1))
     return 1 if failures or any(tally.missing for tally in tallies.values()) else 0
 
 

@@ -109,6 +109,17 @@ class Tally:
         while True:
             yield from self.space.cover(random, self.missing or self.space.pairs)
 
+    def count_by(self, option: str) -> dict[str, tuple[int, int, int]]:
+        """For each value of an option: pairs of it with another value that met, all of them, and how often the rarest
+        did.
+        """
+        found: dict[str, list[int]] = {value: [] for value in self.space.options.get(option, ())}
+        for pair in self.space.pairs:
+            for name, value in pair:
+                if name == option:
+                    found[value].append(self.met[pair])
+        return {value: (sum(count > 0 for count in met), len(met), min(met, default=0)) for value, met in found.items()}
+
     def summarise(self) -> dict[str, float]:
         """Figures for a table."""
         met = [self.met[pair] for pair in self.space.pairs]

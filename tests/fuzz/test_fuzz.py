@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.fuzz import neighbors
-from tests.fuzz.__main__ import run_cases, show
+from tests.fuzz.__main__ import run_cases, show, show_placements
 from tests.fuzz.case import SUBJECTS, Case
 from tests.fuzz.space import Space, Tally
 
@@ -62,6 +62,15 @@ def test_what_is_wrong_is_found_and_can_be_run_again(monkeypatch):
     assert Case.parse(text).run() > 0
 
 
+def test_a_limit_of_time_ends_what_has_not_met_too():
+    tallies, failures = run_cases(["features"], "cpu", 0, 0, seed=1, at_most=0.0)
+
+    assert failures == []
+    assert tallies["features"].cases == 0
+    assert tallies["features"].missing
+    assert "| features | pinned |" in show_placements(tallies)
+
+
 class TestSpace:
     """Pairs of options under rules."""
 
@@ -93,6 +102,15 @@ class TestSpace:
         assert tally.summarise() == {"cases": 1, "batches": 3, "options": 4, "pairs": len(self.SPACE.pairs),
                                      "pairs met": 6, "least often": 0, "seconds": 0.5}  # fmt: skip
         assert "| all | 1 | 3 |" in show({"one": tally})
+
+    def test_a_tally_counts_pairs_by_value(self):
+        tally = Tally(self.SPACE)
+        for _ in range(2):
+            tally.add({"a": "1", "b": "2", "c": "x", "d": "u"}, 3, 0.5)
+
+        # With `a` 1: two values of b, two of c, three of d; with 2 and 3: two, two, and two of d.
+        assert tally.count_by("a") == {"1": (3, 7, 0), "2": (0, 6, 0), "3": (0, 6, 0)}
+        assert tally.count_by("e") == {}
 
     def test_what_contradicts_has_no_row(self):
         assert self.SPACE.draw(Random(0), {"a": "2", "d": "w"}) is None

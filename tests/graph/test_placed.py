@@ -5,6 +5,7 @@ import torch
 
 from pyg_direct.graph import placed, topology
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.runtime.memory import Block
 
 GPU = torch.device("cuda", 0)
 EDGES = torch.arange(1000).remainder(40).view(2, 500)
@@ -72,3 +73,31 @@ def test_a_share_of_gpu_memory_below_the_topology_keeps_edge_ids_out_of_it():
     assert [block.placement for block in got.blocks] == ["unified", "unified"]
     assert torch.cuda.memory_allocated() - before < 1 << 20
     assert torch.equal(got.edge_ids.cpu(), topo.eid)
+
+
+@pytest.mark.parametrize(
+    ("on_host", "expected"),
+    [
+        ((), None),
+        (("indices",), placed.ListReads(0, 4, False)),
+        (("indices", "edge_ids"), placed.ListReads(0, 12, False)),
+        (("indptr", "indices", "edge_ids"), placed.ListReads(16, 12, False)),
+    ],
+)
+@pytest.mark.parametrize("memory", ["unified", "pinned", "cpu"])
+def test_what_is_read_of_lists_is_that_in_host_memory(on_host, expected, memory):
+    arrays = {"indptr": torch.tensor([0, 2, 3]), "indices": torch.tensor([1, 0, 1], dtype=torch.int32),
+              "edge_ids": torch.tensor([2, 0, 1])}  # fmt: skip
+    blocks = []
+    for name in on_host:
+        block = Block(memory, arrays[name].numel() * arrays[name].element_size(), None)
+        block._address = arrays[name].data_ptr()
+        blocks.append(block)
+
+    reads = placed.PlacedTopology(**arrays, placement=memory, blocks=blocks).list_reads()
+
+    assert reads == (None if memory == "cpu" else expected)
+
+
+def test_bytes_of_lists_are_those_of_rows_and_edges():
+    assert placed.ListReads(16, 12, False).sum_bytes(3, 10) == 168

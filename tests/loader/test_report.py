@@ -134,6 +134,24 @@ def test_a_table_is_told():
     assert lines[-1] == "rows over NVLink: 3 KB, 428.6 B a batch"
 
 
+def test_bytes_of_neighbor_lists_are_told():
+    told = make_report()._replace(list_bytes=2100)
+
+    assert str(told).splitlines()[-1] == "neighbor lists over PCIe, by what was sampled: 2.1 KB, 300 B a batch"
+    assert "by what was sampled, at most: 2.1 KB" in str(told._replace(list_bytes_are_most=True))
+    assert "neighbor lists" not in str(make_report())
+
+
+def test_a_picture_tells_bytes_over_links(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda self, text, **_: titles.append(text))
+
+    make_report()._replace(list_bytes=2100).draw(tmp_path / "batches.png")
+
+    assert titles == ["rows over PCIe: 1.2 KB, 171.4 B a batch; rows over NVLink: 3 KB, 428.6 B a batch; "
+                      "neighbor lists over PCIe, by what was sampled: 2.1 KB, 300 B a batch"]  # fmt: skip
+
+
 def test_bytes_over_links():
     report = make_report()
 
