@@ -1,5 +1,5 @@
-"""HeteroConv and models of `to_hetero` over sorted edges: the sums of all relations of a layer in one launch, instead
-of one each.
+"""HeteroConv and models of `to_hetero` over sorted edges: the sums of all relations of a layer that are alike in one
+launch, instead of one each.
 
 Rows of all types stand one behind the other, and so do the targets of all relations; edges of a batch are joined once
 for the layers that share them.
@@ -7,9 +7,7 @@ for the layers that share them.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Hashable, Sequence
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -19,36 +17,19 @@ from torch import Tensor
 from torch_geometric.nn import HeteroConv, conv
 from torch_geometric.nn.conv.hetero_conv import group
 
-from pyg_direct.nn import root
+from pyg_direct.nn import attention, gcn, gin, joined_attention, joined_gcn, joined_gin, root
+from pyg_direct.nn.joined_edges import Relation, Tables, join_edges
 from pyg_direct.nn.propagate import find_reduce, is_plain, wins_on_cpu
-from pyg_direct.nn.sorted import SortedBatch, find_batch
+from pyg_direct.nn.sorted import find_batch
 from pyg_direct.nn.trimmed import has_hooks
 from pyg_direct.nn.typed_layer import Matrices, TypedEdges, convolve_relations
-from pyg_direct.ops.aggregate import DTYPES, Transposed, check_edges
+from pyg_direct.ops.aggregate import DTYPES
 from pyg_direct.ops.launch import runs_on_gpu
-from pyg_direct.ops.offsets import compress
 
+# (convolution, rows as it takes them, edges) of a relation.
+Call = tuple[Any, Any, Any]
 # Matrices of a class, that of the sums and that of a target's own row.
 _MATRICES: dict[type, tuple[str, str]] = {conv.SAGEConv: ("lin_l", "lin_r"), conv.GraphConv: ("lin_rel", "lin_root")}
-
-
-class _Relation(NamedTuple):
-    """A convolution of a layer, and what it is given."""
-
-    conv: Any
-    matrices: tuple[Any, Any]
-    batch: SortedBatch
-    edge_index: Tensor
-    sources: Tensor
-    own: Tensor
-
-
-class _Joined(NamedTuple):
-    """Edges of all relations, sorted by relation, then target."""
-
-    indptr: Tensor
-    row: Tensor
-    target: Tensor
 
 
 def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
@@ -57,137 +38,178 @@ def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
     if len(args_dict) == 2 and not kwargs_dict and not torch.compiler.is_compiling():
         x_dict, edge_index_dict = args_dict
         kinds = [kind for kind in self.convs.keys() if kind in edge_index_dict]  # noqa: SIM118
-        groups: dict[str, list[int]] = {}
-        for number, kind in enumerate(kinds):
-            groups.setdefault(kind[-1], []).append(number)
-        relations = _read(
-            [(self.convs[kind], (x_dict.get(kind[0]), x_dict.get(kind[-1])), edge_index_dict[kind]) for kind in kinds]
-        )
-        if relations is not None:
-            out = _convolve_groups(relations, groups, self.aggr)
+        # What has no rows is refused by PyG.
+        if all(kind[0] in x_dict or kind[-1] in x_dict for kind in kinds):
+            groups: dict[str, list[int]] = {}
+            for number, kind in enumerate(kinds):
+                groups.setdefault(kind[-1], []).append(number)
+            calls = [(self.convs[kind], _rows_of(kind, x_dict), edge_index_dict[kind]) for kind in kinds]
+            out = _convolve_groups(calls, groups, self.aggr)
     return type(self).forward(self, *args_dict, **kwargs_dict) if out is None else out
 
 
-def _convolve_groups(relations: list[_Relation], groups: dict[str, list[int]], aggr: str | None
-                     ) -> dict[str, Tensor] | None:  # fmt: skip
-    """Rows of each target type, of the results of the relations into it."""
-    if aggr in ("sum", "mean") and not any(getattr(relation.conv, "normalize", False) for relation in relations):
-        outs = _convolve(relations, list(groups.values()))
-        if outs is None:
-            return None
+def _rows_of(kind: Any, x_dict: Any) -> Any:
+    """What HeteroConv gives the convolution of a relation."""
+    return x_dict[kind[0]] if kind[0] == kind[-1] else (x_dict.get(kind[0]), x_dict.get(kind[-1]))
+
+
+def _convolve_groups(calls: list[Call], groups: dict[str, list[int]], aggr: str | None) -> dict[str, Tensor] | None:
+    """Rows of each target type, of the results of the relations into it; None where each relation is by itself."""
+    alike = _find_alike(calls)
+    if alike and aggr in ("sum", "mean") and _is_layer(alike, len(calls)):
+        outs = _convolve(alike[0].relations, list(groups.values()))
         return {kind: out / len(groups[kind]) if aggr == "mean" and len(groups[kind]) > 1 else out
                 for kind, out in zip(groups, outs, strict=True)}  # fmt: skip
-    outs = _convolve(relations, [[number] for number in range(len(relations))])
-    return None if outs is None else {kind: group([outs[i] for i in numbers], aggr) for kind, numbers in groups.items()}
+    results = _convolve_alike(calls, alike)
+    if results is None:
+        return None
+    return {kind: group([results[i] for i in numbers], aggr) for kind, numbers in groups.items()}
 
 
-def convolve_together(calls: Sequence[tuple[Any, tuple[Any, Any], Any]]) -> list[Tensor] | None:
-    """What convolutions of a layer return, in one launch.
+def convolve_together(calls: Sequence[Call]) -> list[Tensor] | None:
+    """What convolutions of a layer return, those that are alike in one launch.
 
     Args:
-        calls: (convolution, (rows of its sources, rows of its targets), edges).
+        calls: (convolution, rows as it takes them, edges) of each relation.
 
     Returns:
-        Rows of the targets of each; None unless all of them sum alike, over rows of one width.
+        Rows of the targets of each; None where each is by itself.
     """
-    relations = _read(calls)
-    return None if relations is None else _convolve(relations, [[number] for number in range(len(relations))])
+    return _convolve_alike(calls, _find_alike(calls))
 
 
-def _read(calls: Sequence[tuple[Any, tuple[Any, Any], Any]]) -> list[_Relation] | None:
-    """What each convolution is given; None unless all of them sum alike."""
-    found: list[_Relation] = []
-    first: Any = None
-    for module, (x, own), edge_index in calls:
-        names = _MATRICES.get(type(module))
-        if (
-            names is None
-            or not isinstance(x, Tensor)
-            or not isinstance(own, Tensor)
-            or not is_accelerated(module)
-            or not is_plain(module, edge_index)
-            or x.dim() != 2
-            or own.dim() != 2
-            or x.device != edge_index.device
-        ):
-            return None
-        first = (module, x) if first is None else first
-        matrices = getattr(module, names[0]), getattr(module, names[1])
+class _Kind(NamedTuple):
+    """How convolutions of a class go together.
+
+    Attributes:
+        forward: That of an accelerated one.
+        read: What relations must have in common, of (convolution, rows of its sources, rows of its targets).
+        convolve: Results of relations that have it; None where each is faster by itself.
+        finish: What makes of each of them that which the convolution returns.
+    """
+
+    forward: Callable[..., Any]
+    read: Callable[[Any, Tensor, Tensor], Hashable]
+    convolve: Callable[[Sequence[Relation]], list[Tensor] | None]
+    finish: Callable[[Any, Tensor], Tensor] | None = None
+
+
+class _Alike(NamedTuple):
+    """Relations of one launch, and their places among the calls."""
+
+    kind: _Kind
+    numbers: list[int]
+    relations: list[Relation]
+
+
+def _find_alike(calls: Sequence[Call]) -> list[_Alike]:
+    """Relations that go together, two or more each: the sums of one take one launch anyway."""
+    found: dict[Hashable, _Alike] = {}
+    for number, (module, x, edge_index) in enumerate(calls):
+        kind, rows = _KINDS.get(type(module)), x if isinstance(x, tuple) else (x, x)
+        if kind is None or len(rows) != 2 or not is_accelerated(module) or not is_plain(module, edge_index):
+            continue
+        sources, own = rows
+        if not (isinstance(sources, Tensor) and isinstance(own, Tensor) and sources.dim() == own.dim() == 2
+                and sources.device == own.device == edge_index.device):  # fmt: skip
+            continue
         batch = find_batch(edge_index)
-        if (
-            batch is None
-            or not batch.fits(edge_index, x.shape[0], own.shape[0])
-            or not root._are_matrices(*matrices, (x, own))
-            or (x.shape[1], x.dtype, find_reduce(module)) != (first[1].shape[1], first[1].dtype, find_reduce(first[0]))
-        ):
-            return None
-        found.append(_Relation(module, matrices, batch, edge_index, x, own))
-    # The sums of one relation take one launch anyway.
-    return found if len(found) > 1 else None
+        if batch is None or not batch.fits(edge_index, sources.shape[0], own.shape[0]):
+            continue
+        common = kind.read(module, sources, own)
+        if common is not None:
+            # Classes of one kind sum together.
+            alike = found.setdefault((kind, sources.device, common), _Alike(kind, [], []))
+            alike.numbers.append(number)
+            alike.relations.append(Relation(module, batch, edge_index, sources, own))
+    return [alike for alike in found.values() if len(alike.numbers) > 1]
+
+
+def _convolve_alike(calls: Sequence[Call], alike: Sequence[_Alike]) -> list[Tensor] | None:
+    """Results of all calls, those that are not alike one by one; None if none are alike."""
+    if not alike:
+        return None
+    outs: dict[int, tuple[_Kind, Tensor]] = {}
+    for kind, numbers, relations in alike:
+        made = kind.convolve(relations)
+        if made is not None:
+            outs.update((i, (kind, out)) for i, out in zip(numbers, made, strict=True))
+    results: list[Tensor] = []
+    # In their order, which that of random numbers is.
+    for number, (module, x, edge_index) in enumerate(calls):
+        if number not in outs:
+            results.append(module(x, edge_index))
+            continue
+        kind, out = outs[number]
+        results.append(out if kind.finish is None else kind.finish(module, out))
+    return results
 
 
 def is_accelerated(module: Any) -> bool:
     """Whether a convolution is one of ours that nothing looks at, and does nothing before its sum."""
+    kind = _KINDS.get(type(module))
     return (
-        getattr(module.__dict__.get("forward"), "__func__", None) is root.forward
+        kind is not None
+        and getattr(module.__dict__.get("forward"), "__func__", None) is kind.forward
         and not has_hooks(module)
         and getattr(module, "root_weight", True)
         and not getattr(module, "project", False)
     )
 
 
-def _convolve(relations: list[_Relation], groups: list[list[int]]) -> list[Tensor] | None:
-    """Results of relations, added up by group; None where PyG's own code is to run."""
-    # By identity: relations of one type are given one tensor.
-    tables = list({id(relation.sources): relation.sources for relation in relations}.values())
-    rows, reduce, num_sources = tables[0], find_reduce(relations[0].conv), len(tables)
-    tracked = torch.is_grad_enabled() and any(table.requires_grad for table in tables)
-    if rows.dtype not in DTYPES or reduce not in ("sum", "mean"):
-        return None
-    if not runs_on_gpu(rows) and not wins_on_cpu(rows, reduce, tracked):
-        return None
-    begins = list(accumulate((len(table) for table in tables), initial=0))
-    place_of = {id(table): place for place, table in enumerate(tables)}
-    starts = [begins[place_of[id(relation.sources)]] for relation in relations]
-    sizes = [relation.own.shape[0] for relation in relations]
-    for relation in relations:
-        if place_of.setdefault(id(relation.own), len(tables)) == len(tables):
-            tables.append(relation.own)
-    batch = relations[0].batch
-    # Batches tell their edges from others that came to the same memory, and must not keep each other alive.
-    key = (
-        "joined",
-        begins[-1],
-        *(
-            (weakref.ref(r.batch), r.edge_index.shape[1], start, r.own.shape[0])
-            for r, start in zip(relations, starts, strict=True)
-        ),
-    )
-    joined: _Joined = batch.remember(key, lambda: _join(relations, starts, sizes, begins[-1]))
-    transposed = None
-    if tracked and (torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows)):
-        transposed = batch.remember(("by source", *key),
-                                    lambda: Transposed.of(joined.row, joined.target, begins[-1]))  # fmt: skip
-    degrees = [relation.batch.max_degree for relation in relations]
-    edges = TypedEdges(*joined, sizes, [place_of[id(relation.own)] for relation in relations], num_sources, groups,
-                       None if None in degrees else max(d for d in degrees if d is not None))  # fmt: skip
-    matrices = [Matrices(r.matrices[0].weight, r.matrices[0].bias, r.matrices[1].weight) for r in relations]
-    outs = convolve_relations(tables, matrices, edges, reduce=reduce, transposed=transposed)
-    return [F.normalize(out, p=2.0, dim=-1) if getattr(relations[group[0]].conv, "normalize", False) else out
-            for out, group in zip(outs, groups, strict=True)]  # fmt: skip
+def _is_layer(alike: list[_Alike], count: int) -> bool:
+    """Whether all relations are SAGEConv or GraphConv that go together, whose results are added where they lie."""
+    return len(alike[0].numbers) == count and alike[0].kind is _SUMS and not any(
+        getattr(relation.conv, "normalize", False) for relation in alike[0].relations)  # fmt: skip
 
 
-def _join(relations: Sequence[_Relation], starts: Sequence[int], sizes: Sequence[int], num_sources: int) -> _Joined:
-    """The edges of relations, whose sources begin at `starts` among so many and whose targets take `sizes`."""
-    rows, targets = zip(*(relation.edge_index.unbind(0) for relation in relations), strict=True)
-    ends = list(accumulate(sizes, initial=0))
-    row = torch.cat(torch._foreach_add(rows, list(starts)))
-    target = torch.cat(torch._foreach_add(targets, ends[:-1]))
-    joined = _Joined(compress(target, ends[-1]), row, target)
-    if not runs_on_gpu(row):
-        # A GPU is not waited for.
-        check_edges(joined.indptr, row, num_sources, ends[-1])
-    return joined
+def _read(module: Any, x: Tensor, own: Tensor) -> Hashable:
+    """What SAGEConv and GraphConv must have in common to be summed together; None for those summed by themselves."""
+    reduce, tracked = find_reduce(module), torch.is_grad_enabled() and x.requires_grad
+    if (
+        reduce not in ("sum", "mean")
+        or x.dtype not in DTYPES
+        or not root._are_matrices(*_matrices(module), (x, own))
+        or not (runs_on_gpu(x) or wins_on_cpu(x, reduce, tracked))
+    ):
+        return None
+    return reduce, x.shape[1], x.dtype
+
+
+def _matrices(module: Any) -> tuple[Any, Any]:
+    """That of the sums and that of a target's own row."""
+    first, second = _MATRICES[type(module)]
+    return getattr(module, first), getattr(module, second)
+
+
+def _convolve_each(relations: Sequence[Relation]) -> list[Tensor]:
+    outs = _convolve(relations, [[number] for number in range(len(relations))])
+    return [F.normalize(out, p=2.0, dim=-1) if getattr(relation.conv, "normalize", False) else out
+            for out, relation in zip(outs, relations, strict=True)]  # fmt: skip
+
+
+def _convolve(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor]:
+    """Results of SAGEConv and GraphConv, added up by group."""
+    tables = Tables.of(relations)
+    num_sources = len(tables.tables)
+    tracked = torch.is_grad_enabled() and any(table.requires_grad for table in tables.tables)
+    joined = join_edges(relations, tables.starts, tables.num_rows)
+    edges = TypedEdges(joined.indptr, joined.row, joined.target, joined.sizes, tables.add_own(relations), num_sources,
+                       groups, joined.max_degree)  # fmt: skip
+    pairs = [_matrices(relation.conv) for relation in relations]
+    matrices = [Matrices(first.weight, first.bias, second.weight) for first, second in pairs]
+    return convolve_relations(tables.tables, matrices, edges, reduce=find_reduce(relations[0].conv),
+                              transposed=joined.transpose(tracked))  # fmt: skip
+
+
+_SUMS = _Kind(root.forward, _read, _convolve_each)
+_KINDS: dict[type, _Kind] = {
+    conv.SAGEConv: _SUMS,
+    conv.GraphConv: _SUMS,
+    conv.GINConv: _Kind(gin.forward, joined_gin.read, joined_gin.convolve, joined_gin.finish),
+    conv.GATConv: _Kind(attention.forward, joined_attention.read, joined_attention.convolve),
+    conv.GCNConv: _Kind(gcn.forward, joined_gcn.read, joined_gcn.convolve),
+}
 
 
 def watch_relations(module: torch.nn.Module) -> None:

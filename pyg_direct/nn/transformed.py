@@ -27,8 +27,7 @@ class _Together(torch.nn.Module):
     def forward(self, *given: Any) -> list[Tensor]:
         """What each of them returns."""
         calls = list(zip(self.convs, given[::2], given[1::2], strict=True))
-        pairs = [(module, x if isinstance(x, tuple) else (x, x), edges) for module, x, edges in calls]
-        outs = convolve_together(pairs) if all(len(pair) == 2 for _, pair, _ in pairs) else None
+        outs = convolve_together(calls)
         return [module(x, edges) for module, x, edges in calls] if outs is None else outs
 
 
