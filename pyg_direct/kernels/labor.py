@@ -115,7 +115,8 @@ def pick_labor_cpu(indptr, indices, nodes, offsets, key, hop, fanout, same_keys,
         longest = 0
         for i in range(begin, end):
             longest = max(longest, indptr[nodes[i] + 1] - indptr[nodes[i]])
-        keys, heap = np.empty(longest, np.uint64), np.empty(max(fanout, 1), np.uint64)
+        keys, near = np.empty((2, longest), np.uint64)
+        heap = np.empty(max(fanout, 1), np.uint64)
         for i in range(begin, end):
             start = indptr[nodes[i]]
             degree = indptr[nodes[i] + 1] - start
@@ -128,7 +129,15 @@ def pick_labor_cpu(indptr, indices, nodes, offsets, key, hop, fanout, same_keys,
                 # A loop of its own, so that several keys are computed at once.
                 for e in range(degree):
                     keys[e] = source_key_in_loop(row_key, row[e])
-                largest, equal = find_largest_pick(keys, degree, fanout, heap)
+                # Few keys lie below the bound that a GPU begins with, and mostly enough.
+                bound, num_near = bound_for(expect_candidates(fanout), degree), 0
+                for e in range(degree):
+                    near[num_near] = keys[e]
+                    num_near += np.int64(keys[e] < bound)
+                if num_near >= fanout:
+                    largest, equal = find_largest_pick(near, num_near, fanout, heap)
+                else:
+                    largest, equal = find_largest_pick(keys, degree, fanout, heap)
                 for e in range(degree):
                     if keys[e] < largest or (keys[e] == largest and equal > 0):
                         equal -= np.int64(keys[e] == largest)
