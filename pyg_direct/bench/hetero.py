@@ -147,11 +147,11 @@ def measure_times(scale: float, workers: tuple[int, ...], batches: int = 20, siz
     common: dict[str, Any] = {"num_neighbors": [128, 128], "input_nodes": ("user", seeds), "time_attr": "time",
                               "input_time": times, "batch_size": size, "shuffle": True, "drop_last": True}  # fmt: skip
     case = f"hetero/tables{_scaled(scale)}/{size}"
-    # One by one, as many sampled in one call of which a GPU has more to do, and on a GPU as many as it comes to itself.
+    # One by one, as many sampled in one call as a loader comes to at most, and as many as it comes to.
     own: dict[str, list[float]] = {}
-    for group in (None, 8) if device.type == "cpu" else (1, 16, None):
+    for group in (1, 16, None):
         ours = NeighborLoader(data, seed=0, super_batch=group, **common)
-        most = group or (1 if device.type == "cpu" else MOST_BATCHES)
+        most = group or MOST_BATCHES
         name = OURS if group is None else f"{OURS}, super_batch={group}"
         edges, own[name] = _time_loader(ours, -(-batches // most) * most, 3 * most)
         yield Row.of(case, name, "ms", [1e3 * t for t in own[name]], note=f"{edges:.0f} edges a batch")

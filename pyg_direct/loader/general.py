@@ -22,9 +22,10 @@ from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.pyg import Attributes, without_edge_attributes
 from pyg_direct.loader.stores import StoreAttributes
 from pyg_direct.loader.superbatch import SharedRows, Work
-from pyg_direct.loader.together import GrowingTogether, Together
+from pyg_direct.loader.together import GPU_ROOM, HOST_ROOM, GrowingTogether, Together
 from pyg_direct.ops.check import check_ids
 from pyg_direct.runtime.device import free_bytes
+from pyg_direct.runtime.host import available_bytes
 from pyg_direct.sampling.key import batch_key
 from pyg_direct.sampling.sample import Sample
 
@@ -80,7 +81,7 @@ class GeneralLoader(EpochLoader):
         """Whether groups of batches are made though nobody asked for them, or for more batches ahead: where each takes
         the host far longer alone.
         """
-        is_ahead = self.device.type == "cuda" and self.prefetch == 1 and self._is_own()
+        is_ahead = self.prefetch == 1 and self._is_own()
         return is_ahead and self._samples_together() and isinstance(self._general, HeteroAttributes)
 
     def _open_group(self, epoch: int) -> Together | None:
@@ -98,7 +99,9 @@ class GeneralLoader(EpochLoader):
 
         is_alone = self.device.type == "cuda"
         if self.super_batch is None:
-            return GrowingTogether(partial(free_bytes, self.device.index), ask, read, self._fetch_read, is_alone)
+            room = GPU_ROOM if is_alone else HOST_ROOM
+            count_free = partial(free_bytes, self.device.index) if is_alone else available_bytes
+            return GrowingTogether(room, count_free, ask, read, self._fetch_read, is_alone)
         return Together(self.super_batch, ask, read, self._fetch_read, is_alone)
 
     def _fetch(self, sample: Drawn, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:

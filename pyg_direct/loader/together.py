@@ -15,9 +15,9 @@ from pyg_direct.loader.drawn import Drawn
 from pyg_direct.loader.pipeline import parts_of
 from pyg_direct.loader.superbatch import Work, group_work
 
-# Batches that are sampled in one call where nobody said how many, while a group takes no more memory than this, or than
-# this share of what is free: larger ones take the GPU longer than the host.
-MOST_BATCHES, _MOST_BYTES, _FREE_SHARE = 16, 256 << 20, 1 / 16
+# Batches that are sampled in one call where nobody said how many, while a group takes no more than so many bytes, or
+# than this share of the memory that is free: larger ones take a GPU longer than the host, and leave a CPU's caches.
+MOST_BATCHES, GPU_ROOM, HOST_ROOM, _FREE_SHARE = 16, 256 << 20, 128 << 20, 1 / 16
 
 
 class DrawnGroup(list[Drawn]):
@@ -75,12 +75,13 @@ class GrowingTogether(Together):
     """Groups of 1, 2, 4, 8 and 16 batches, so that the first comes as soon as alone, as long as they are small.
 
     Args:
+        room: The most bytes that a group may take.
         count_free: Bytes of memory that are free.
     """
 
-    def __init__(self, count_free: Callable[[], int], *args: Any) -> None:
+    def __init__(self, room: int, count_free: Callable[[], int], *args: Any) -> None:
         super().__init__(1, *args)
-        self._count_free, self._most, self._measured = count_free, MOST_BATCHES, 0
+        self._room, self._count_free, self._most, self._measured = room, count_free, MOST_BATCHES, 0
 
     def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
         """(number of the first, all) of a group."""
@@ -95,7 +96,7 @@ class GrowingTogether(Together):
             return batches
         self._measured = len(batches)
         taken = max(1, count_bytes(batches) // len(batches))
-        self._most = max(1, min(self._most, min(_MOST_BYTES, int(_FREE_SHARE * self._count_free())) // taken))
+        self._most = max(1, min(self._most, min(self._room, int(_FREE_SHARE * self._count_free())) // taken))
         return batches
 
     def split(self, work: Sequence[Work]) -> Iterator[tuple[int, list[Work]]]:

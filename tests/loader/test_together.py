@@ -8,9 +8,8 @@ from torch_geometric.data import Data
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import IdError, PlacementWarning
-from pyg_direct.loader import general
 from pyg_direct.loader.pipeline import Pipeline, note_memory
-from pyg_direct.loader.together import GrowingTogether, count_bytes, pause_collector
+from pyg_direct.loader.together import GPU_ROOM, GrowingTogether, count_bytes, pause_collector
 from pyg_direct.nn.sorted import find_batch
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data
@@ -97,12 +96,6 @@ class TestGroupsThatGrow:
     """Nobody has to say how many batches are sampled in one call."""
 
     @pytest.fixture
-    def anywhere(self, monkeypatch):
-        # Also on a CPU, whose memory is not asked for.
-        monkeypatch.setattr(general.GeneralLoader, "_grows", lambda loader: True)
-        monkeypatch.setattr(general, "free_bytes", lambda index: 1 << 40)
-
-    @pytest.fixture
     def sizes(self, monkeypatch):
         sizes, ask = [], NeighborSampler.sample_together
         monkeypatch.setattr(
@@ -122,6 +115,7 @@ class TestGroupsThatGrow:
 
         self.asked = []
         return GrowingTogether(
+            GPU_ROOM,
             lambda: room,
             lambda work: self.asked.append(len(work)) or [number for number, _ in work],
             lambda samples: [None] * len(samples),
@@ -190,7 +184,7 @@ class TestGroupsThatGrow:
         assert got[-1] == (19, 1)
         assert self.asked[-10:] == [1] * 10
 
-    def test_batches_are_those_that_come_alone(self, real_device, anywhere, sizes):
+    def test_batches_are_those_that_come_alone(self, real_device, sizes):
         for option in OPTIONS:
             expected = list_epoch(make_loader("cpu", option, super_batch=1))
             loader = make_loader(real_device, option)
@@ -202,7 +196,7 @@ class TestGroupsThatGrow:
             assert second != first
             assert sizes == [1, 2, 3] * 2
 
-    def test_two_epochs_are_those_of_any_size(self, real_device, anywhere):
+    def test_two_epochs_are_those_of_any_size(self, real_device):
         alone, sixteen = (make_loader(real_device, super_batch=size) for size in (1, 16))
         loader = make_loader(real_device)
 
@@ -219,7 +213,7 @@ class TestGroupsThatGrow:
 
         assert loader.prefetch == 3
 
-    def test_an_epoch_is_resumed_inside_one(self, real_device, anywhere):
+    def test_an_epoch_is_resumed_inside_one(self, real_device):
         loader = make_loader(real_device)
         rest = iter(loader)
         for _ in range(2):
@@ -233,22 +227,20 @@ class TestGroupsThatGrow:
         assert len(expected) == 4
         assert list_epoch(again) == expected
 
-    @pytest.mark.gpu
-    def test_they_are_made_on_a_gpu(self, sizes):
-        got = list_epoch(make_loader("cuda"))
+    def test_nobody_has_to_ask_for_them(self, real_device, sizes):
+        got = list_epoch(make_loader(real_device))
 
         assert sizes == [1, 2, 3]
-        assert got == list_epoch(make_loader("cpu"))
+        assert got == list_epoch(make_loader("cpu", super_batch=1))
 
-    @pytest.mark.gpu
     @pytest.mark.parametrize("options", [{"prefetch": 0}, {"transform_sampler_output": lambda out: out}])
-    def test_they_are_not_where_batches_must_come_alone(self, sizes, options):
-        list_epoch(make_loader("cuda", **options))
+    def test_they_are_not_where_batches_must_come_alone(self, real_device, sizes, options):
+        list_epoch(make_loader(real_device, **options))
 
         assert sizes == []
 
-    def test_they_are_not_made_on_a_cpu(self, sizes):
-        list_epoch(make_loader("cpu"))
+    def test_nor_where_a_cpu_is_asked_for_several_at_once(self, sizes):
+        list_epoch(make_loader("cpu", prefetch=2))
 
         assert sizes == []
 
