@@ -18,7 +18,7 @@ from pyg_direct.kernels.span import LONG_ROW, NOWHERE, TO_ROW, find_item, slice_
 extreme_run_16 = device_function("extreme_run_16", "u8 u8 u8 u8 i4 i8 i8 i8 i4 i4 i4 i4 i4 i4 i4")
 spread_equals_16 = device_function("spread_equals_16", "u8 u8 u8 u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 i4 i4")
 
-# Columns whose gradient a CPU finds together: a line of memory.
+# Columns whose gradient a thread of a CPU finds together are a multiple of these: a line of memory.
 COLUMNS = 16
 # What is done with an item of work of the adjoint: a whole row; a slice's equals counted; a slice's gradient spread.
 WHOLE, COUNT, SPREAD = 0, 1, 2
@@ -44,21 +44,22 @@ def share_of(given, best, equals):
 
 @cpu_kernel
 def extreme_rows_cpu(x, indptr, row, num_edges, width, sign, out):
-    num_targets, zero = out.shape[0] // width if width > 0 else 0, out.dtype.type(0)
+    num_targets, zero, side = out.shape[0] // width if width > 0 else 0, out.dtype.type(0), out.dtype.type(sign)
     for t in prange(num_targets):
         first, last = span_of(indptr, t, num_edges)
-        at = t * width
+        top = out[t * width : (t + 1) * width]
         if first == last:
-            out[at : at + width] = 0
-        else:
-            source = source_of(row, first) * width
-            # The sum of two zeros is the positive one.
-            for f in range(width):
-                out[at + f] = x[source + f] + zero
-        for e in range(first + 1, last):
+            top[:] = 0
+        for e in range(first, last):
             source = source_of(row, e) * width
-            for f in range(width):
-                out[at + f] = take_larger(out[at + f], x[source + f] + zero, sign)
+            values = x[source : source + width]
+            # The sum of two zeros is the positive one.
+            if e == first:
+                for f in range(width):
+                    top[f] = values[f] + zero
+            else:
+                for f in range(width):
+                    top[f] = take_larger(top[f], values[f] + zero, side)
 
 
 @gpu_kernel("T[] I[] I[] i8 i8 i4 i4 i4 i4[] i4[] T[] T[]", T=("f4", "f8"), I=("i4", "i8"))
@@ -148,25 +149,29 @@ def merge_slices_gpu(indptr, num_edges, width, sign, hubs, counts, partials, out
 
 
 @cpu_kernel
-def spread_extremes_cpu(grad, x, best, indptr, row, num_edges, width, out):
-    """Adjoint in `x`; `out` starts at zero. Columns are independent, targets are not."""
-    for block in prange((width + COLUMNS - 1) // COLUMNS):
-        begin, end = block * COLUMNS, min((block + 1) * COLUMNS, width)
-        equals, share = np.empty(COLUMNS, np.int32), np.empty(COLUMNS, out.dtype)
+def spread_extremes_cpu(grad, x, best, indptr, row, num_edges, width, columns, out):
+    """Adjoint in `x`; `out` starts at zero. Columns are independent, `columns` a thread at a time; targets are not."""
+    for block in prange((width + columns - 1) // columns):
+        begin, num_columns = block * columns, min(columns, width - block * columns)
+        equals, share, zero = np.empty(columns, np.int32), np.empty(columns, out.dtype), out.dtype.type(0)
         for t in range(grad.shape[0] // width):
             first, last = span_of(indptr, t, num_edges)
+            at = t * width + begin
+            top, given = best[at : at + num_columns], grad[at : at + num_columns]
             equals[:] = 0
             for e in range(first, last):
-                source = source_of(row, e) * width
-                for f in range(begin, end):
-                    equals[f - begin] += is_best(x[source + f], best[t * width + f])
-            for f in range(begin, end):
-                share[f - begin] = share_of(grad[t * width + f], best[t * width + f], equals[f - begin])
+                source = source_of(row, e) * width + begin
+                values = x[source : source + num_columns]
+                for f in range(num_columns):
+                    equals[f] += is_best(values[f], top[f])
+            for f in range(num_columns):
+                share[f] = share_of(given[f], top[f], equals[f])
             for e in range(first, last):
-                source = source_of(row, e) * width
-                for f in range(begin, end):
-                    if is_best(x[source + f], best[t * width + f]):
-                        out[source + f] += share[f - begin]
+                source = source_of(row, e) * width + begin
+                values, sums = x[source : source + num_columns], out[source : source + num_columns]
+                # Without a branch, which most edges would take otherwise than those before.
+                for f in range(num_columns):
+                    sums[f] += share[f] if is_best(values[f], top[f]) else zero
 
 
 @gpu_kernel("T[] T[] T[] I[] I[] i8 i8 i4 i4 i4 i4 i4[] i4[] i4[] T[]", T=("f4", "f8"), I=("i4", "i8"))

@@ -42,7 +42,7 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
         batch = find_whole(edge_index, num_targets, min(x.shape[1], self.out_channels))
     if batch is None or x.dtype not in DTYPES or not batch.fits(edge_index, num_sources, num_targets):
         return None
-    if not runs_on_gpu(x) and not wins_on_cpu(x.new_empty(0, self.out_channels), "sum", True):
+    if not runs_on_gpu(x) and not wins_on_cpu(x.new_empty(0, self.out_channels)):
         return None
     edges, weight = _normalise(batch, edge_index, num_sources, num_targets, edge_weight, self, x.dtype)
     # The matrix may come before the sum or after it: where rows are narrower, or fewer.

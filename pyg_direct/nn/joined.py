@@ -165,12 +165,12 @@ def _is_layer(alike: list[_Alike], count: int) -> bool:
 
 def _read(module: Any, x: Tensor, own: Tensor) -> Hashable:
     """What SAGEConv and GraphConv must have in common to be summed together; None for those summed by themselves."""
-    reduce, tracked = find_reduce(module), torch.is_grad_enabled() and x.requires_grad
+    reduce = find_reduce(module)
     if (
         reduce not in ("sum", "mean")
         or x.dtype not in DTYPES
         or not root._are_matrices(*_matrices(module), (x, own))
-        or not (runs_on_gpu(x) or wins_on_cpu(x, reduce, tracked))
+        or not (runs_on_gpu(x) or wins_on_cpu(x))
     ):
         return None
     return reduce, x.shape[1], x.dtype

@@ -24,7 +24,7 @@ _MOST_BYTES = 32 << 20
 
 def read(module: Any, x: Tensor, own: Tensor) -> Hashable:
     """What relations must have in common to be summed with this one; None where it is summed by itself."""
-    reduce, tracked = find_reduce(module), torch.is_grad_enabled() and x.requires_grad
+    reduce = find_reduce(module)
     if (
         not is_accelerated(module)
         or reduce not in ("sum", "mean")
@@ -33,7 +33,7 @@ def read(module: Any, x: Tensor, own: Tensor) -> Hashable:
         or not x.dtype == own.dtype == module.eps.dtype
         or x.shape[1] != own.shape[1]
         or module.eps.device != x.device
-        or not (runs_on_gpu(x) or wins_on_cpu(x, reduce, tracked))
+        or not (runs_on_gpu(x) or wins_on_cpu(x))
     ):
         return None
     return reduce, x.shape[1], x.dtype

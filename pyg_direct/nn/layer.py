@@ -52,7 +52,7 @@ def fit_edges(self: Any, batch: SortedBatch, rows: Tensor, own: Tensor, edge_ind
         or not rows.device == own.device == edge_index.device
         or (size is not None and tuple(size) != (num_sources, num_targets))
         or not batch.fits(edge_index, num_sources, num_targets)
-        or not (on_gpu or wins_on_cpu(rows, reduce, tracked))
+        or not (on_gpu or wins_on_cpu(rows))
     ):
         return None
     edges = batch.view(edge_index)

@@ -96,7 +96,7 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
     tracked = torch.is_grad_enabled() and rows.requires_grad
     if rows.dtype not in DTYPES or (weight is not None and reduce in ("max", "min")):
         return None
-    if not runs_on_gpu(rows) and not wins_on_cpu(rows, reduce, tracked):
+    if not runs_on_gpu(rows) and not wins_on_cpu(rows):
         return None
     if of_edges:
         return aggregate(rows, edges.indptr, reduce=reduce, weight=weight, target=edges.target,
@@ -109,9 +109,9 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
                      num_targets=num_targets, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip
 
 
-def wins_on_cpu(rows: Tensor, reduce: str, tracked: bool) -> bool:
-    """Whether the loops of a CPU are faster than torch's: not at narrow rows, nor at extremes without a gradient."""
-    return rows.shape[1:].numel() >= _NARROW and (tracked or reduce in ("sum", "mean"))
+def wins_on_cpu(rows: Tensor) -> bool:
+    """Whether the loops of a CPU are faster than torch's: not at narrow rows."""
+    return rows.shape[1:].numel() >= _NARROW
 
 
 # What each class sends along an edge: (rows, weights of edges, whether rows belong to edges instead of nodes).

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyg_direct.kernels import aggregate as kernels, by_source, extreme
 from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.span import LONG_ROW, SLICE, find_slices_gpu
-from pyg_direct.ops.launch import full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
 
 # As `cuda_src/aggregate.cu` numbers them.
 _WIDE_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -321,8 +321,9 @@ def spread_extremes(grad: Tensor, x: Tensor, best: Tensor, indptr: Tensor, row: 
     row = _plain(row, indptr, indptr.dtype)
     if not runs_on_gpu(x):
         with threads_for(num_edges * width // _LIGHT):
+            columns = extreme.COLUMNS * -(-width // (extreme.COLUMNS * cpu_chunks()))
             run_cpu(extreme.spread_extremes_cpu, *(_plain(t, x, work) for t in (grad, x, best)), indptr, row,
-                    num_edges, width, out.view(-1))  # fmt: skip
+                    num_edges, width, columns, out.view(-1))  # fmt: skip
         return out.to(x.dtype)
     indptr, grad, x, best = indptr.contiguous(), *(t.detach().contiguous() for t in (grad, x, best))
     slices = LongRows.of(indptr, num_edges, num_targets, max_degree)

@@ -219,7 +219,18 @@ def test_edges_that_do_not_fit_are_refused_by_pyg(calls):
     assert calls == []
 
 
-@pytest.mark.parametrize(("width", "aggr"), [(3, "sum"), (8, "max")])
+def test_maxima_are_ours_without_a_gradient_too(calls):
+    batch, conv = Batch(), SAGEConv(8, OUT, aggr="max")
+    x = torch.randn(batch.num_nodes, 8)
+    expected = conv(x, batch.edge_index)
+
+    accelerate(conv)
+
+    torch.testing.assert_close(conv(x, batch.edge_index), expected, rtol=1e-4, atol=1e-5)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(("width", "aggr"), [(3, "sum"), (3, "max")])
 def test_torch_is_left_what_it_does_faster_on_a_cpu(width, aggr, calls):
     batch, conv = Batch(), SAGEConv(width, OUT, aggr=aggr)
     x = torch.randn(batch.num_nodes, width)
