@@ -230,7 +230,7 @@ def test_a_peer_whose_workers_fail_is_left_out(monkeypatch):
 
     assert "PyG's loader, pyg-lib, 0 workers" in rows
     assert "PyG's loader, pyg-lib, 2 workers" not in rows
-    assert rows["pyg_direct, super_batch=8 over PyG's loader at its best"].note == "0 workers, of 0, 2"
+    assert rows["pyg_direct, super_batch=16 over PyG's loader at its best"].note == "0 workers, of 0, 2"
 
 
 @pytest.mark.slow
@@ -250,4 +250,4 @@ def test_the_count_of_workers_that_is_the_best_is_told(monkeypatch):
 
     rows = {row.metric: row for row in hetero.measure_times(SCALE, (0, 1, 4), batches=2, size=8)}
 
-    assert rows["pyg_direct, super_batch=8 over PyG's loader at its best"].note == "1 workers, of 0, 1, 4"
+    assert rows["pyg_direct, super_batch=16 over PyG's loader at its best"].note == "1 workers, of 0, 1, 4"
