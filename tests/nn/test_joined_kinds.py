@@ -195,14 +195,18 @@ def test_large_sums_of_gin_are_by_themselves_on_a_cpu(calls, monkeypatch):
     assert calls == [*EXPECTED["gin"], *["gin.add_own"] * len(edges)]
 
 
+def make_double(kind, gcn_width):
+    """A layer in double precision, its rows and its edges; of GCN over relations from a type to itself."""
+    x, edges = make_batch(dtype=torch.float64)
+    if kind != "gcn":
+        return make_layer(kind, x, edges).double(), x, edges
+    edges = {name: pair for name, pair in edges.items() if name[0] == name[-1]}
+    return HeteroConv({name: GCNConv(WIDTH, gcn_width) for name in edges}).double(), x, edges
+
+
 @pytest.mark.parametrize("kind", ["gin of trained eps", "gin of means", "gat and residuals", "gcn"])
 def test_gradients_are_differentiated_again(kind):
-    x, edges = make_batch(dtype=torch.float64)
-    if kind == "gcn":
-        edges = {name: pair for name, pair in edges.items() if name[0] == name[-1]}
-        model = HeteroConv({name: GCNConv(WIDTH, 24) for name in edges}).double()
-    else:
-        model = make_layer(kind, x, edges).double()
+    model, x, edges = make_double(kind, 24)
 
     def differentiate():
         rows = {name: part.clone().requires_grad_() for name, part in x.items()}
@@ -222,12 +226,7 @@ def test_gradients_are_differentiated_again(kind):
 
 @pytest.mark.parametrize("kind", ["gin of trained eps", "gat", "gcn"])
 def test_only_what_asks_for_a_gradient_gets_one(kind):
-    x, edges = make_batch(dtype=torch.float64)
-    if kind == "gcn":
-        edges = {name: pair for name, pair in edges.items() if name[0] == name[-1]}
-        model = HeteroConv({name: GCNConv(WIDTH, 8) for name in edges}).double()
-    else:
-        model = make_layer(kind, x, edges).double()
+    model, x, edges = make_double(kind, 8)
     fast, source = copy.deepcopy(model), "paper" if kind == "gcn" else "author"
     accelerate(fast)
 
