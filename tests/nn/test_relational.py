@@ -167,7 +167,7 @@ def make_transformed(types):
 @pytest.mark.parametrize(("make", "layers", "launches"), [(make_hetero_conv, 1, 1), (make_transformed, 2, 6)])
 def test_relations_of_a_batch_with_types(real_device, make, layers, launches, monkeypatch):
     calls = []
-    for module, name in ((propagate, "aggregate"), (attention, "aggregate"), (typed_layer, "sum_known")):
+    for module, name in ((propagate, "aggregate"), (attention, "attend"), (typed_layer, "sum_known")):
         plain = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, plain=plain, **k: calls.append(1) or plain(*a, **k))
     batch, types = make_batch_with_types(real_device)
