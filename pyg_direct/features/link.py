@@ -23,9 +23,10 @@ _ENOUGH = 0.98
 # Of the rows read, the share that is taken to come from host memory at least; of the blocks that as many waits take
 # beside hot rows, how many times those without are all taken, and the share of those beyond.
 _LEAST_MISSES, _ENOUGH_BESIDE_HOT, _MORE_BESIDE_HOT = 1 / 16, 1.15, 0.05
-_PROBE_BYTES = 8 << 20
+# So many that all blocks take many turns, as some take one more than others.
+_PROBE_BYTES, _PROBE_ROWS = 32 << 20, 1 << 16
 _LEAST_TABLE = 256 << 20
-_MOST_SECONDS = 0.02
+_MOST_SECONDS = 0.03
 _REPEATS = 3
 
 _KNOWN: dict[tuple[int, str], int] = {}
@@ -35,7 +36,7 @@ def find_link_blocks(table: Tensor, placement: str) -> int:
     """Blocks that read rows of `table` as fast as many would, where rows keep all threads busy (`blocks_for_rows`
     serves the others); measured once for a GPU model, a driver and a placement.
 
-    The measurement takes some 10 ms, and is kept in `link_blocks.json` in the package's cache folder. A table too small
+    The measurement takes some 20 ms, and is kept in `link_blocks.json` in the package's cache folder. A table too small
     to measure with gets a number that is right on the GPUs known.
 
     Args:
@@ -86,7 +87,7 @@ def _measure(table: Tensor) -> int:
     """The fewest blocks that come near the best rate, reading rows all over the table in ascending order."""
     rows = table.view(len(table), -1).view(torch.uint8)
     stored_bytes = rows.shape[1]
-    count = min(len(rows), -(-_PROBE_BYTES // stored_bytes))
+    count = min(len(rows), -(-_PROBE_BYTES // stored_bytes), _PROBE_ROWS)
     step = len(rows) // count
     first_ids = torch.arange(count, device=table.device) * step
     out = torch.empty(count, stored_bytes, dtype=torch.uint8, device=table.device)

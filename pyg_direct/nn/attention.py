@@ -1,4 +1,4 @@
-"""GATConv and GATv2Conv over sorted edges: scores, their softmax over targets, and the weighted sum."""
+"""GATConv and GATv2Conv over sorted edges: scores, then their softmax over targets and the weighted sum at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pyg_direct.nn.propagate import is_plain
 from pyg_direct.nn.sorted import SortedEdges, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
 from pyg_direct.nn.whole import find_whole
-from pyg_direct.ops.aggregate import DTYPES, aggregate
-from pyg_direct.ops.softmax import softmax
+from pyg_direct.ops.aggregate import DTYPES, Transposed, aggregate
+from pyg_direct.ops.attend import attend
+from pyg_direct.ops.softmax import pick_scores, softmax
 
 _HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
 
@@ -55,11 +56,11 @@ def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
     weigh = _weigh_v2 if isinstance(self, conv.GATv2Conv) else _weigh
     heads, channels, num_targets = self.heads, self.out_channels, targets.shape[0]
     late = weigh is _weigh and _sums_first(self, rows, num_targets)
-    made, alpha = weigh(self, rows, targets, edges, is_part, late)
-    alpha = F.dropout(alpha, self.dropout, self.training)
-    dtype = torch.promote_types(made.dtype, alpha.dtype)
-    out = aggregate(made.to(dtype), edges.indptr, edges.row, weight=alpha.to(dtype), target=edges.target,
-                    num_targets=num_targets, max_degree=edges.max_degree)  # fmt: skip
+    made, scores = weigh(self, rows, targets, edges, is_part, late)
+    # GATv2Conv bends what its scores are sums of.
+    slope = self.negative_slope if weigh is _weigh else 1.0
+    out = sum_weighted(made, scores, edges, num_targets=num_targets, negative_slope=slope,
+                       dropout=self.dropout if self.training else 0.0, loops=self.add_self_loops)  # fmt: skip
     if late:
         bias = self.bias if self.res is None else None
         out = multiply(out, self.lin.weight, bias)
@@ -114,18 +115,22 @@ def _join(to_source: Tensor, to_target: Tensor) -> Tensor:
     return torch.cat([to_source.view(1, -1), to_target.view(1, -1)])
 
 
+# Scores of sources, targets and edges.
+_Given = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
 def _weigh(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_part: bool, late: bool
-           ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(rows to add up, their weights) of GATConv; with `late` the rows come before their matrix."""
+           ) -> tuple[Tensor, _Given]:  # fmt: skip
+    """(rows to add up, scores that weigh them) of GATConv; with `late` the rows come before their matrix."""
     heads, channels = self.heads, self.out_channels
     if late and is_part:
         scores = _Scores.apply(rows, self.lin.weight, self.att_src, self.att_dst, targets.shape[0])
-        return rows, _softmax(self, edges, targets, *scores)
+        return rows, (*scores, None)
     if late:
         # (x W) a = x (W a)
         to_source = self.lin.weight.t() @ self.att_src.view(channels, 1)
         to_target = self.lin.weight.t() @ self.att_dst.view(channels, 1)
-        return rows, _softmax(self, edges, targets, rows @ to_source, targets @ to_target)
+        return rows, (rows @ to_source, targets @ to_target, None)
     made = self.lin(rows) if self.lin is not None else self.lin_src(rows)
     if self.lin is not None and is_part:
         others = made[: targets.shape[0]]
@@ -133,12 +138,12 @@ def _weigh(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_part
         others = self.lin(targets) if self.lin is not None else self.lin_dst(targets)
     source = (made.view(-1, heads, channels) * self.att_src).sum(dim=-1)
     target = (others.view(-1, heads, channels) * self.att_dst).sum(dim=-1)
-    return made.view(-1, heads, channels), _softmax(self, edges, targets, source, target)
+    return made.view(-1, heads, channels), (source, target, None)
 
 
 def _weigh_v2(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_part: bool, late: bool
-              ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(rows to add up, their weights) of GATv2Conv."""
+              ) -> tuple[Tensor, _Given]:  # fmt: skip
+    """(rows to add up, scores that weigh them) of GATv2Conv."""
     heads, channels = self.heads, self.out_channels
     made = self.lin_l(rows).view(-1, heads, channels)
     if self.share_weights and is_part:
@@ -147,17 +152,26 @@ def _weigh_v2(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_p
         others = self.lin_r(targets).view(-1, heads, channels)
     both = made.index_select(0, edges.row) + others.index_select(0, edges.target)
     scores = (F.leaky_relu(both, self.negative_slope) * self.att).sum(dim=-1)
-    return made, _softmax(self, edges, targets, edge=scores)
+    return made, (None, None, scores)
 
 
-def _softmax(self: Any, edges: SortedEdges, targets: Tensor, source: Tensor | None = None,
-             target: Tensor | None = None, edge: Tensor | None = None) -> Tensor:  # fmt: skip
-    """Weights of edges, in the dtype of the scores."""
-    given = next(part for part in (source, edge) if part is not None)
+def sum_weighted(made: Tensor, scores: _Given, edges: SortedEdges, *, num_targets: int, negative_slope: float,
+                 dropout: float, loops: bool = False, transposed: Transposed | None = None) -> Tensor:  # fmt: skip
+    """Sums of rows `[N, H, C]` over the edges of each target, times the softmax of scores, of which `dropout` fall out.
+
+    The dtype of both is that of the scores, but they are summed up in fp32 at least.
+    """
+    given = pick_scores(*scores)
     work = torch.promote_types(given.dtype, torch.float32)
-    source, target, edge = (None if part is None else part.to(work) for part in (source, target, edge))
-    # GATv2Conv bends what its scores are sums of.
-    slope = self.negative_slope if edge is None else 1.0
-    alpha = softmax(source, target, edge, edges.indptr, edges.row, num_targets=targets.shape[0], negative_slope=slope,
-                    loops=self.add_self_loops, max_degree=edges.max_degree)  # fmt: skip
-    return alpha.to(given.dtype)
+    source, target, edge = (None if part is None else part.to(work) for part in scores)
+    indptr, row, degree = edges.indptr, edges.row, edges.max_degree
+    if not dropout and made.dtype == given.dtype and not torch.is_autocast_enabled(made.device.type):
+        return attend(made, source, target, edge, indptr, row, target_of=edges.target, num_targets=num_targets,
+                      negative_slope=negative_slope, loops=loops, max_degree=degree,
+                      transposed=transposed)  # fmt: skip
+    alpha = softmax(source, target, edge, indptr, row, num_targets=num_targets, negative_slope=negative_slope,
+                    loops=loops, max_degree=degree).to(given.dtype)  # fmt: skip
+    alpha = F.dropout(alpha, dropout, True)
+    dtype = torch.promote_types(made.dtype, alpha.dtype)
+    return aggregate(made.to(dtype), indptr, row, weight=alpha.to(dtype), target=edges.target,
+                     num_targets=num_targets, max_degree=degree, transposed=transposed)  # fmt: skip

@@ -1,4 +1,4 @@
-"""GATConv over several relations: one softmax and one weighted sum for all of them.
+"""GATConv over several relations: their softmax and their weighted sum at once.
 
 Each relation multiplies rows with a matrix of its own, so that these products, written where the others end, take the
 place of rows by type.
@@ -10,16 +10,15 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import aggr
 
 from pyg_direct.nn import attention
 from pyg_direct.nn.apart import multiply_apart, split_apart
 from pyg_direct.nn.joined_edges import Relation, begin_apart, join_edges
+from pyg_direct.nn.sorted import SortedEdges
 from pyg_direct.nn.trimmed import is_linear
-from pyg_direct.ops.aggregate import DTYPES, aggregate
-from pyg_direct.ops.softmax import softmax
+from pyg_direct.ops.aggregate import DTYPES
 
 
 def read(module: Any, x: Tensor, own: Tensor) -> Hashable:
@@ -65,14 +64,12 @@ def convolve(relations: Sequence[Relation]) -> list[Tensor]:
                                strict=True)  # fmt: skip
     by_source = multiply_apart(sources, to_source, used)
     by_target = multiply_apart([relation.own for relation in relations], to_target, used)
-    work = torch.promote_types(made.dtype, torch.float32)
     num_targets = sum(edges.sizes)
-    alpha = softmax(by_source.to(work), by_target.to(work), None, edges.indptr, edges.row, num_targets=num_targets,
-                    negative_slope=first.negative_slope, max_degree=edges.max_degree)  # fmt: skip
-    alpha = F.dropout(alpha.to(made.dtype), first.dropout, first.training)
-    out = aggregate(made.view(-1, heads, channels), edges.indptr, edges.row, weight=alpha, target=edges.target,
-                    num_targets=num_targets, max_degree=edges.max_degree,
-                    transposed=edges.transpose(torch.is_grad_enabled() and made.requires_grad))  # fmt: skip
+    known = SortedEdges(edges.indptr, edges.row, edges.target, edges.num_sources, num_targets, edges.max_degree)
+    out = attention.sum_weighted(
+        made.view(-1, heads, channels), (by_source, by_target, None), known, num_targets=num_targets,
+        negative_slope=first.negative_slope, dropout=first.dropout if first.training else 0.0,
+        transposed=edges.transpose(torch.is_grad_enabled() and made.requires_grad))  # fmt: skip
     pieces = split_apart(out, edges.sizes, used)
     return [_finish(relation, piece) for relation, piece in zip(relations, pieces, strict=True)]
 

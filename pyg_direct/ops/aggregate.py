@@ -78,7 +78,7 @@ def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: s
     """
     num_targets = indptr.numel() - 1 if num_targets is None else num_targets
     num_edges = x.shape[0] if row is None else row.numel()
-    row = _check(x, indptr, row, reduce, weight, num_targets, num_edges)
+    row = check_rows(x, indptr, row, reduce, weight, num_targets, num_edges)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     # Widths are told, as torch cannot infer that of no rows.
@@ -102,8 +102,9 @@ def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: s
     return out.reshape(num_targets, *x.shape[1:])
 
 
-def _check(x: Tensor, indptr: Tensor, row: Tensor | None, reduce: str, weight: Tensor | None, num_targets: int,
-           num_edges: int) -> Tensor | None:  # fmt: skip
+def check_rows(x: Tensor, indptr: Tensor, row: Tensor | None, reduce: str, weight: Tensor | None, num_targets: int,
+               num_edges: int) -> Tensor | None:  # fmt: skip
+    """`row` on the device, once the arguments of `aggregate` are known to fit."""
     if reduce not in REDUCES:
         raise ArgumentError(f"reduce must be one of {', '.join(REDUCES)}, got {reduce!r}")
     if x.dtype not in DTYPES or x.dim() == 0:

@@ -14,7 +14,7 @@ from pyg_direct.kernels.span import LONG_ROW, SLICE, find_slices_gpu
 from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
 
 # As `cuda_src/aggregate.cu` numbers them.
-_WIDE_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+WIDE_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _PIECE = 16
 # Counters of 32 bits run a few rows ahead.
 _MOST = 2**31 - 8
@@ -109,20 +109,20 @@ class LongRows(NamedTuple):
         return min(full_grid(self.hubs), max(1, self.hubs.numel() // 2 * 32 // THREADS))
 
 
-def _lane_bits(items: int) -> int:
+def lane_bits_of(items: int) -> int:
     """Logarithm of the threads that share a row: one for each item, at most a warp."""
     return min(min(32, THREADS).bit_length() - 1, max(0, (items - 1).bit_length()))
 
 
-def _grid(groups: int, lane_bits: int) -> int:
+def grid_of(groups: int, lane_bits: int) -> int:
     """Blocks with a thread for each lane of each group."""
     return min(3 if SIMULATED else 2**31 - 1, max(1, -(-(groups << lane_bits) // THREADS)))
 
 
 def _share_pieces(num_items: int, pieces: int) -> tuple[int, int]:
     """(blocks, logarithm of the threads that share a row) of a grid with a thread for each piece of each item."""
-    lane_bits = _lane_bits(pieces)
-    return _grid(num_items * -(-pieces // (1 << lane_bits)), lane_bits), lane_bits
+    lane_bits = lane_bits_of(pieces)
+    return grid_of(num_items * -(-pieces // (1 << lane_bits)), lane_bits), lane_bits
 
 
 def length_of_run(num_pieces: int, like: Tensor) -> int:
@@ -145,10 +145,10 @@ def _plain(tensor: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(dtype).reshape(-1)
 
 
-def _is_wide(rows: Tensor, channels: int, most: int) -> bool:
+def is_wide(rows: Tensor, channels: int, most: int) -> bool:
     """Whether rows are read in pieces of 16 bytes, none of which belongs to two heads."""
     is_aligned = channels * rows.element_size() % _PIECE == 0 and rows.data_ptr() % _PIECE == 0
-    return rows.dtype in _WIDE_KINDS and is_aligned and most < _MOST and not SIMULATED
+    return rows.dtype in WIDE_KINDS and is_aligned and most < _MOST and not SIMULATED
 
 
 def _work_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -176,27 +176,27 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
     slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
     shares = _plain(weight, x, work)
     partials = slices.make_partials(width, work)
-    if _is_wide(x, width // heads, max(x.shape[0], num_edges)):
+    if is_wide(x, width // heads, max(x.shape[0], num_edges)):
         out = torch.empty(num_targets, width, dtype=x.dtype, device=x.device)
         pieces = width * x.element_size() // _PIECE
         run = length_of_run(num_targets * pieces, x)
         num_runs = -(-num_targets // run)
-        run_gpu(kernels.sum_wide_rows_gpu, _grid((num_runs + slices.capacity) * pieces, 0), x.data_ptr(), indptr,
+        run_gpu(kernels.sum_wide_rows_gpu, grid_of((num_runs + slices.capacity) * pieces, 0), x.data_ptr(), indptr,
                 indptr.data_ptr(), row.data_ptr(), row.element_size(), shares.data_ptr(), num_edges, num_targets,
-                num_runs, run, pieces, heads, int(mean), _WIDE_KINDS[x.dtype], _WIDE_KINDS[out.dtype], slices.slices,
+                num_runs, run, pieces, heads, int(mean), WIDE_KINDS[x.dtype], WIDE_KINDS[out.dtype], slices.slices,
                 slices.counts, partials.data_ptr(), out.data_ptr())  # fmt: skip
     else:
         out = torch.empty(num_targets, width, dtype=work, device=x.device)
-        lane_bits = _lane_bits(width)
-        run_gpu(kernels.sum_rows_gpu, _grid(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr, row,
-                shares, num_edges, num_targets, width, width // heads, lane_bits, int(mean), slices.slices,
+        lane_bits = lane_bits_of(width)
+        run_gpu(kernels.sum_rows_gpu, grid_of(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr,
+                row, shares, num_edges, num_targets, width, width // heads, lane_bits, int(mean), slices.slices,
                 slices.counts, partials, out.view(-1))  # fmt: skip
     if slices.capacity and out.dtype == work:
         run_gpu(kernels.add_slices_gpu, slices.grid_of_hubs(), indptr, num_edges, width, slices.hubs, slices.counts,
                 partials, out.view(-1))  # fmt: skip
     elif slices.capacity:
         run_gpu(kernels.add_narrowed_slices_gpu, slices.grid_of_hubs(), indptr, num_edges, width,
-                _WIDE_KINDS[out.dtype], slices.hubs, slices.counts, partials, out.data_ptr())  # fmt: skip
+                WIDE_KINDS[out.dtype], slices.hubs, slices.counts, partials, out.data_ptr())  # fmt: skip
     return out.to(x.dtype)
 
 
@@ -207,7 +207,7 @@ def _gather_gradient(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, 
     heads = 1 if weight is None else weight.shape[1]
     counts = torch.zeros(num_rows + 1, dtype=torch.int32, device=grad.device)
     rank, targets = (torch.empty(num_edges, dtype=torch.int32, device=grad.device) for _ in range(2))
-    grid = _grid(num_edges, 0)
+    grid = grid_of(num_edges, 0)
     run_gpu(by_source.rank_edges_gpu, grid, row, counts, rank)
     offsets = counts.cumsum(0, dtype=torch.int32)
     shares = None
@@ -230,16 +230,16 @@ def spread_rows(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weigh
     if num_edges * width * work.itemsize >= _GATHERED_BYTES and max(num_rows, num_edges, num_targets) < _MOST:
         return _gather_gradient(grad, indptr, row, _plain(target, row, indptr.dtype), weight, num_rows, mean)
     out = torch.zeros(num_rows, width, dtype=work, device=grad.device)
-    if _is_wide(grad, width // heads, max(num_rows, num_edges)):
+    if is_wide(grad, width // heads, max(num_rows, num_edges)):
         slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
         pieces = width * grad.element_size() // _PIECE
         grid, lane_bits = _share_pieces(num_targets + slices.capacity, pieces)
         run_gpu(kernels.spread_wide_rows_gpu, grid, grad.data_ptr(), indptr, row.data_ptr(), row.element_size(),
-                shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean), _WIDE_KINDS[grad.dtype],
+                shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean), WIDE_KINDS[grad.dtype],
                 slices.slices, slices.counts, out.data_ptr())  # fmt: skip
     else:
-        lane_bits = _lane_bits(width)
-        run_gpu(kernels.spread_rows_gpu, _grid(num_edges, lane_bits), _plain(grad, grad, work), indptr, row,
+        lane_bits = lane_bits_of(width)
+        run_gpu(kernels.spread_rows_gpu, grid_of(num_edges, lane_bits), _plain(grad, grad, work), indptr, row,
                 _plain(target, row, indptr.dtype), shares, num_edges, width, width // heads, lane_bits, int(mean),
                 out.view(-1))  # fmt: skip
     return out.to(grad.dtype)
@@ -260,15 +260,16 @@ def dot_rows(grad: Tensor, x: Tensor, indptr: Tensor, row: Tensor | None, target
             run_cpu(kernels.dot_rows_cpu, *by_head, indptr, row, target, num_edges, int(mean), out)
         return out
     indptr, grad, x = indptr.contiguous(), grad.detach().contiguous(), x.detach().contiguous()
-    if grad.dtype == x.dtype and all(_is_wide(t, width // heads, max(t.shape[0], num_edges)) for t in (grad, x)):
+    if grad.dtype == x.dtype and all(is_wide(t, width // heads, max(t.shape[0], num_edges)) for t in (grad, x)):
         pieces = width * x.element_size() // _PIECE
-        lane_bits = _lane_bits(pieces // heads)
-        run_gpu(kernels.dot_wide_rows_gpu, _grid(-(-num_edges // 4) * heads, lane_bits), grad.data_ptr(), x.data_ptr(),
-                indptr.data_ptr(), row.data_ptr(), target.data_ptr(), row.element_size(), num_edges, pieces, heads,
-                lane_bits, int(mean), _WIDE_KINDS[x.dtype], _none(x, torch.float32), out.data_ptr())  # fmt: skip
+        lane_bits = lane_bits_of(pieces // heads)
+        run_gpu(kernels.dot_wide_rows_gpu, grid_of(-(-num_edges // 4) * heads, lane_bits), grad.data_ptr(),
+                x.data_ptr(), indptr.data_ptr(), row.data_ptr(), target.data_ptr(), row.element_size(), num_edges,
+                pieces, heads, lane_bits, int(mean), WIDE_KINDS[x.dtype], _none(x, torch.float32), out.data_ptr()
+                )  # fmt: skip
     else:
-        lane_bits = 0 if SIMULATED else _lane_bits(-(-width // heads // 4))
-        run_gpu(kernels.dot_rows_gpu, _grid(num_edges * heads, lane_bits), *(_plain(t, x, work) for t in (grad, x)),
+        lane_bits = 0 if SIMULATED else lane_bits_of(-(-width // heads // 4))
+        run_gpu(kernels.dot_rows_gpu, grid_of(num_edges * heads, lane_bits), *(_plain(t, x, work) for t in (grad, x)),
                 indptr, row, target, num_edges, width, width // heads, lane_bits, int(mean), out.view(-1))  # fmt: skip
     return out
 
@@ -289,19 +290,19 @@ def extreme_rows(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int
     indptr, x = indptr.contiguous(), x.detach().contiguous()
     slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
     partials = slices.make_partials(width, work)
-    if _is_wide(x, width, max(x.shape[0], num_edges)):
+    if is_wide(x, width, max(x.shape[0], num_edges)):
         out = torch.empty(num_targets, width, dtype=work if slices.capacity else x.dtype, device=x.device)
         pieces = width * x.element_size() // _PIECE
         run = length_of_run(num_targets * pieces, x)
         num_runs = -(-num_targets // run)
-        run_gpu(extreme.extreme_wide_rows_gpu, _grid((num_runs + slices.capacity) * pieces, 0), x.data_ptr(), indptr,
+        run_gpu(extreme.extreme_wide_rows_gpu, grid_of((num_runs + slices.capacity) * pieces, 0), x.data_ptr(), indptr,
                 indptr.data_ptr(), row.data_ptr(), row.element_size(), num_edges, num_targets, num_runs, run, pieces,
-                sign, _WIDE_KINDS[x.dtype], _WIDE_KINDS[out.dtype], slices.slices, slices.counts, partials.data_ptr(),
+                sign, WIDE_KINDS[x.dtype], WIDE_KINDS[out.dtype], slices.slices, slices.counts, partials.data_ptr(),
                 out.data_ptr())  # fmt: skip
     else:
         out = torch.empty(num_targets, width, dtype=work, device=x.device)
-        lane_bits = _lane_bits(width)
-        run_gpu(extreme.extreme_rows_gpu, _grid(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr,
+        lane_bits = lane_bits_of(width)
+        run_gpu(extreme.extreme_rows_gpu, grid_of(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr,
                 row, num_edges, num_targets, width, lane_bits, sign, slices.slices, slices.counts, partials,
                 out.view(-1))  # fmt: skip
     if slices.capacity:
@@ -328,20 +329,20 @@ def spread_extremes(grad: Tensor, x: Tensor, best: Tensor, indptr: Tensor, row: 
     indptr, grad, x, best = indptr.contiguous(), *(t.detach().contiguous() for t in (grad, x, best))
     slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
     equals = slices.make_partials(width, torch.int32)
-    if all(_is_wide(t, width, max(x.shape[0], num_edges)) for t in (grad, x, best)):
+    if all(is_wide(t, width, max(x.shape[0], num_edges)) for t in (grad, x, best)):
         pieces = width * x.element_size() // _PIECE
         addresses = grad.data_ptr(), x.data_ptr(), best.data_ptr()
 
         def spread(num_items: int, of_slices: bool) -> None:
             grid, lane_bits = _share_pieces(num_items, pieces)
             run_gpu(extreme.spread_wide_extremes_gpu, grid, *addresses, indptr, row.data_ptr(), row.element_size(),
-                    num_edges, num_targets, pieces, lane_bits, _WIDE_KINDS[x.dtype], int(of_slices), int(to_edges),
+                    num_edges, num_targets, pieces, lane_bits, WIDE_KINDS[x.dtype], int(of_slices), int(to_edges),
                     slices.slices, slices.counts, equals.data_ptr(), out.data_ptr())  # fmt: skip
     else:
-        rows, lane_bits = [_plain(t, x, work) for t in (grad, x, best)], _lane_bits(width)
+        rows, lane_bits = [_plain(t, x, work) for t in (grad, x, best)], lane_bits_of(width)
 
         def spread(num_items: int, of_slices: bool) -> None:
-            run_gpu(extreme.spread_extremes_gpu, _grid(num_items, lane_bits), *rows, indptr, row, num_edges,
+            run_gpu(extreme.spread_extremes_gpu, grid_of(num_items, lane_bits), *rows, indptr, row, num_edges,
                     num_targets, width, lane_bits, int(of_slices), int(to_edges), slices.slices, slices.counts, equals,
                     out.view(-1))  # fmt: skip
 

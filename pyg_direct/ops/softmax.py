@@ -56,6 +56,17 @@ def softmax(source: Tensor | None, target: Tensor | None, edge: Tensor | None, i
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     num_targets = indptr.numel() - 1 if num_targets is None else num_targets
+    row = check_scores(source, target, edge, indptr, row, num_targets)
+    deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+    degree = -1 if max_degree is None else max_degree
+    made: Tensor = _Softmax.apply(source, target, edge, indptr, row, num_targets, loops, negative_slope, degree,
+                                  deterministic)  # fmt: skip
+    return made
+
+
+def check_scores(source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor, row: Tensor,
+                 num_targets: int) -> Tensor:  # fmt: skip
+    """`row` on the device, once the arguments of `softmax` are known to fit."""
     given = {"source": source, "target": target, "edge": edge}
     first = next((scores for scores in given.values() if scores is not None), None)
     if first is None:
@@ -76,12 +87,7 @@ def softmax(source: Tensor | None, target: Tensor | None, edge: Tensor | None, i
     on_host = not (runs_on_gpu(first) or torch.compiler.is_compiling())
     if on_host and row.numel() > int(indptr[num_targets]):
         raise ArgumentError(f"indptr must give every one of the {row.numel()} edges a target below {num_targets=}")
-    row = check_ids("row", row, source.shape[0] if on_host and source is not None else None)
-    deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
-    degree = -1 if max_degree is None else max_degree
-    made: Tensor = _Softmax.apply(source, target, edge, indptr, row, num_targets, loops, negative_slope, degree,
-                                  deterministic)  # fmt: skip
-    return made
+    return check_ids("row", row, source.shape[0] if on_host and source is not None else None)
 
 
 class _Softmax(torch.autograd.Function):
@@ -143,7 +149,7 @@ def _flat(scores: Tensor | None, like: Tensor) -> Tensor:
     return like.new_empty(0) if scores is None else scores.detach().reshape(-1)
 
 
-def _shape(source: Tensor | None, target: Tensor | None, edge: Tensor | None) -> Tensor:
+def pick_scores(source: Tensor | None, target: Tensor | None, edge: Tensor | None) -> Tensor:
     """One of the scores that are given."""
     first = next(scores for scores in (source, target, edge) if scores is not None)
     return first
@@ -163,7 +169,7 @@ def _grid(num_pairs: int, lane_bits: int) -> int:
 def softmax_edges(source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor, row: Tensor,
                   num_targets: int, loops: bool, slope: float, max_degree: int) -> Tensor:  # fmt: skip
     """See `softmax`."""
-    like = _shape(source, target, edge)
+    like = pick_scores(source, target, edge)
     num_edges, heads = row.numel(), like.shape[1]
     alpha = like.new_empty(num_edges, heads)
     if alpha.numel() == 0:
@@ -215,9 +221,9 @@ def _scalar(value: float, like: Tensor) -> Any:
 
 def _register() -> None:
     shapes: tuple[Callable[..., Any], ...] = (
-        lambda source, target, edge, indptr, row, num_targets, loops, slope, max_degree: _shape(
+        lambda source, target, edge, indptr, row, num_targets, loops, slope, max_degree: pick_scores(
             source, target, edge
-        ).new_empty(row.numel(), _shape(source, target, edge).shape[1]),
+        ).new_empty(row.numel(), pick_scores(source, target, edge).shape[1]),
         lambda grad, alpha, source, target, edge, indptr, row, num_targets, slope, max_degree, spread: (
             alpha.new_empty(0 if spread and edge is None else alpha.shape[0], alpha.shape[1]),
             alpha.new_empty(num_targets, alpha.shape[1]),

@@ -1,4 +1,4 @@
-"""Reductions and softmax over the edges of targets, with gradients, beside sums in float64."""
+"""Reductions, softmax and attention over the edges of targets, with gradients, beside sums in float64."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from pyg_direct.ops.aggregate import Transposed, aggregate
+from pyg_direct.ops.attend import attend
 from pyg_direct.ops.offsets import compress
 from pyg_direct.ops.softmax import softmax
 from tests.fuzz.space import Row, Space
 from tests.poison import poisoned_memory
 from tests.reference import aggregate as reference
+from tests.reference.attend import attend as attend_reference
 from tests.reference.softmax import softmax as softmax_reference
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-2, "bfloat16": 2e-2}
@@ -118,7 +120,7 @@ def run_reduction(row: Row, random: Random, device: str) -> None:
 
 
 def run_softmax(row: Row, random: Random, device: str) -> None:
-    """Weights of the edges of each target."""
+    """Weights of the edges of each target, and sums of rows times these."""
     num_rows, num_targets, sources, targets = draw_edges(row, random)
     dtype, index, heads = getattr(torch, row["dtype"]), getattr(torch, row["index"]), WIDTHS[row["width"]]
     indptr = compress(torch.tensor(targets, dtype=index), num_targets)
@@ -131,3 +133,11 @@ def run_softmax(row: Row, random: Random, device: str) -> None:
                       negative_slope=float(row["slope"]))  # fmt: skip
     lists = [None if score is None else score.double().numpy() for score in scores]
     near("weights", got, softmax_reference(*lists, indptr.tolist(), sources, float(row["slope"])), row["dtype"])
+    channels, degree = random.choice((1, 3, 4, 16)), max(map(targets.count, targets), default=0)
+    x = torch.randn(num_rows, heads * channels, dtype=dtype)
+    with poisoned_memory():
+        sums = attend(x.to(device), *there, indptr.to(device), torch.tensor(sources, dtype=index, device=device),
+                      negative_slope=float(row["slope"]), max_degree=degree if row["degree"] == "yes" else None,
+                      deterministic=False)  # fmt: skip
+    expected, _ = attend_reference(x.double().numpy(), *lists, indptr.tolist(), sources, float(row["slope"]))
+    near("sums times weights", sums, expected, row["dtype"])

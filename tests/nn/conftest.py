@@ -18,6 +18,13 @@ def calls(monkeypatch):
     for module in (propagate, gcn, attention):
         monkeypatch.setattr(module, "aggregate", count)
 
+    def count_attention(*args, **kwargs):
+        made.append("sum")
+        return attend(*args, **kwargs)
+
+    attend = attention.attend
+    monkeypatch.setattr(attention, "attend", count_attention)
+
     for module, name in ((root, "convolve"), (gin, "add_own")):
         monkeypatch.setattr(module, name, _count_layers(made, getattr(module, name)))
     return made

@@ -8,7 +8,7 @@ import torch
 from torch_geometric.nn import FastRGCNConv, GATConv, HeteroConv, HeteroLinear, HGTConv, RGCNConv, SAGEConv, to_hetero
 
 from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.nn import joined_attention, propagate, relational, transformer, typed_layer
+from pyg_direct.nn import attention, propagate, relational, transformer, typed_layer
 from tests.hetero_data import make_hetero
 from tests.nn.convolutions import assert_near
 from tests.nn.test_trimmed import Batch
@@ -167,7 +167,7 @@ def make_transformed(types):
 @pytest.mark.parametrize(("make", "layers", "launches"), [(make_hetero_conv, 1, 1), (make_transformed, 2, 2)])
 def test_relations_of_a_batch_with_types(real_device, make, layers, launches, monkeypatch):
     calls = []
-    for module, name in ((propagate, "aggregate"), (joined_attention, "aggregate"), (typed_layer, "sum_known")):
+    for module, name in ((propagate, "aggregate"), (attention, "attend"), (typed_layer, "sum_known")):
         plain = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, plain=plain, **k: calls.append(1) or plain(*a, **k))
     batch, types = make_batch_with_types(real_device)
