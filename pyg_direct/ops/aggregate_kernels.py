@@ -109,7 +109,7 @@ class LongRows(NamedTuple):
         return min(full_grid(self.hubs), max(1, self.hubs.numel() // 2 * 32 // THREADS))
 
 
-def lane_bits_of(items: int) -> int:
+def _lane_bits(items: int) -> int:
     """Logarithm of the threads that share a row: one for each item, at most a warp."""
     return min(min(32, THREADS).bit_length() - 1, max(0, (items - 1).bit_length()))
 
@@ -121,7 +121,7 @@ def grid_of(groups: int, lane_bits: int) -> int:
 
 def _share_pieces(num_items: int, pieces: int) -> tuple[int, int]:
     """(blocks, logarithm of the threads that share a row) of a grid with a thread for each piece of each item."""
-    lane_bits = lane_bits_of(pieces)
+    lane_bits = _lane_bits(pieces)
     return grid_of(num_items * -(-pieces // (1 << lane_bits)), lane_bits), lane_bits
 
 
@@ -187,7 +187,7 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
                 slices.counts, partials.data_ptr(), out.data_ptr())  # fmt: skip
     else:
         out = torch.empty(num_targets, width, dtype=work, device=x.device)
-        lane_bits = lane_bits_of(width)
+        lane_bits = _lane_bits(width)
         run_gpu(kernels.sum_rows_gpu, grid_of(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr,
                 row, shares, num_edges, num_targets, width, width // heads, lane_bits, int(mean), slices.slices,
                 slices.counts, partials, out.view(-1))  # fmt: skip
@@ -238,7 +238,7 @@ def spread_rows(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weigh
                 shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean), WIDE_KINDS[grad.dtype],
                 slices.slices, slices.counts, out.data_ptr())  # fmt: skip
     else:
-        lane_bits = lane_bits_of(width)
+        lane_bits = _lane_bits(width)
         run_gpu(kernels.spread_rows_gpu, grid_of(num_edges, lane_bits), _plain(grad, grad, work), indptr, row,
                 _plain(target, row, indptr.dtype), shares, num_edges, width, width // heads, lane_bits, int(mean),
                 out.view(-1))  # fmt: skip
@@ -262,13 +262,13 @@ def dot_rows(grad: Tensor, x: Tensor, indptr: Tensor, row: Tensor | None, target
     indptr, grad, x = indptr.contiguous(), grad.detach().contiguous(), x.detach().contiguous()
     if grad.dtype == x.dtype and all(is_wide(t, width // heads, max(t.shape[0], num_edges)) for t in (grad, x)):
         pieces = width * x.element_size() // _PIECE
-        lane_bits = lane_bits_of(pieces // heads)
+        lane_bits = _lane_bits(pieces // heads)
         run_gpu(kernels.dot_wide_rows_gpu, grid_of(-(-num_edges // 4) * heads, lane_bits), grad.data_ptr(),
                 x.data_ptr(), indptr.data_ptr(), row.data_ptr(), target.data_ptr(), row.element_size(), num_edges,
                 pieces, heads, lane_bits, int(mean), WIDE_KINDS[x.dtype], _none(x, torch.float32), out.data_ptr()
                 )  # fmt: skip
     else:
-        lane_bits = 0 if SIMULATED else lane_bits_of(-(-width // heads // 4))
+        lane_bits = 0 if SIMULATED else _lane_bits(-(-width // heads // 4))
         run_gpu(kernels.dot_rows_gpu, grid_of(num_edges * heads, lane_bits), *(_plain(t, x, work) for t in (grad, x)),
                 indptr, row, target, num_edges, width, width // heads, lane_bits, int(mean), out.view(-1))  # fmt: skip
     return out
@@ -301,7 +301,7 @@ def extreme_rows(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int
                 out.data_ptr())  # fmt: skip
     else:
         out = torch.empty(num_targets, width, dtype=work, device=x.device)
-        lane_bits = lane_bits_of(width)
+        lane_bits = _lane_bits(width)
         run_gpu(extreme.extreme_rows_gpu, grid_of(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr,
                 row, num_edges, num_targets, width, lane_bits, sign, slices.slices, slices.counts, partials,
                 out.view(-1))  # fmt: skip
@@ -339,7 +339,7 @@ def spread_extremes(grad: Tensor, x: Tensor, best: Tensor, indptr: Tensor, row: 
                     num_edges, num_targets, pieces, lane_bits, WIDE_KINDS[x.dtype], int(of_slices), int(to_edges),
                     slices.slices, slices.counts, equals.data_ptr(), out.data_ptr())  # fmt: skip
     else:
-        rows, lane_bits = [_plain(t, x, work) for t in (grad, x, best)], lane_bits_of(width)
+        rows, lane_bits = [_plain(t, x, work) for t in (grad, x, best)], _lane_bits(width)
 
         def spread(num_items: int, of_slices: bool) -> None:
             run_gpu(extreme.spread_extremes_gpu, grid_of(num_items, lane_bits), *rows, indptr, row, num_edges,

@@ -21,7 +21,6 @@ from pyg_direct.ops.aggregate_kernels import (
     WIDE_KINDS,
     grid_of,
     is_wide,
-    lane_bits_of,
     length_of_run,
     operators,
     sum_rows,
@@ -30,9 +29,6 @@ from pyg_direct.ops.launch import run_gpu, runs_on_gpu
 from pyg_direct.ops.offsets import expand
 from pyg_direct.ops.softmax import check_scores, pick_scores, softmax, softmax_edges
 
-# Bytes of the widest rows that one launch sums. Each thread of 16 bytes finds the weights of its edges anew, which
-# doubles its instructions, while what is saved, a launch and weights that are not read back, does not grow with rows.
-MOST_ROW_BYTES = 2048
 _SCHEMA = (
     "attend_rows(Tensor x, Tensor? source, Tensor? target, Tensor? edge, Tensor indptr, Tensor row, SymInt num_targets,"
     " bool loops, float slope, int max_degree, bool keeps_weights) -> (Tensor, Tensor)"
@@ -94,18 +90,21 @@ def attend(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor
 
 def is_fused(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None, num_edges: int,
              num_targets: int, max_degree: int) -> bool:  # fmt: skip
-    """Whether weights and sums of rows `[N, F]` take one launch: on a GPU, in fp32, of rows that are not too wide,
-    without long rows of edges, which are cut into slices, and of scores of both ends or of edges.
+    """Whether weights and sums of rows `[N, F]` take one launch: on a GPU, in fp32, of heads that are read in pieces of
+    16 bytes, without long rows of edges, which are cut into slices, and of scores of both ends or of edges.
+
+    A thread finds the weights of its edges anew. Of pieces of 16 bytes that costs less than the launch and the weights
+    that are saved, at any width that was measured; item by item it costs up to twice as much.
     """
     scores = pick_scores(source, target, edge)
+    heads = scores.shape[1]
     return (
         runs_on_gpu(x)
-        and x.dtype != torch.float64
         and scores.dtype == torch.float32
         and ((source is None) == (target is None) != (edge is None))
         and (num_edges <= LONG_ROW or 0 <= max_degree <= LONG_ROW)
-        and min(num_edges, num_targets) > 0
-        and 0 < x.shape[1] * x.element_size() <= MOST_ROW_BYTES
+        and min(num_edges, num_targets, x.shape[1]) > 0
+        and is_wide(x, x.shape[1] // heads, max(x.shape[0], num_edges, num_targets) * heads)
     )
 
 
@@ -166,7 +165,7 @@ def attend_rows(x: Tensor, source: Tensor | None, target: Tensor | None, edge: T
                 row: Tensor, num_targets: int, loops: bool, slope: float, max_degree: int, keeps_weights: bool
                 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(sums `[T, F]` of rows `[N, F]`, weights of edges `[E, H]`, of none without `keeps_weights`)."""
-    like, num_edges, (num_rows, width) = pick_scores(source, target, edge), row.numel(), x.shape
+    like, num_edges, width = pick_scores(source, target, edge), row.numel(), x.shape[1]
     heads = like.shape[1]
     if not is_fused(x, source, target, edge, num_edges, num_targets, max_degree):
         alpha = softmax_edges(source, target, edge, indptr, row, num_targets, loops, slope, max_degree)
@@ -174,26 +173,18 @@ def attend_rows(x: Tensor, source: Tensor | None, target: Tensor | None, edge: T
         return out, alpha if keeps_weights else alpha.new_empty(0, heads)
     alpha = like.new_empty(num_edges if keeps_weights else 0, heads)
     indptr, x, row = indptr.contiguous(), x.detach().contiguous(), row.to(indptr.dtype).contiguous()
-    if is_wide(x, width // heads, max(num_rows, num_edges, num_targets) * heads):
-        out = torch.empty(num_targets, width, dtype=x.dtype, device=x.device)
-        # Of sources, or of edges.
-        scores, own = like.detach().contiguous(), None if target is None else target.detach().contiguous()
-        lanes = width // heads * x.element_size() // 16
-        pieces = lanes * heads
-        run = length_of_run(num_targets * pieces, x)
-        num_runs = -(-num_targets // run)
-        run_gpu(kernels.attend_wide_rows_gpu, grid_of(num_runs * pieces, 0), x.data_ptr(), indptr, indptr.data_ptr(),
-                row.data_ptr(), row.element_size(), scores.data_ptr(), 0 if own is None else own.data_ptr(), num_edges,
-                num_targets, num_runs, run, lanes, heads, int(loops), slope, WIDE_KINDS[x.dtype],
-                alpha.data_ptr() if keeps_weights else 0, out.data_ptr())  # fmt: skip
-        return out, alpha
-    out = torch.empty(num_targets, width, dtype=torch.float32, device=x.device)
-    given = [like.new_empty(0) if part is None else part.detach().reshape(-1) for part in (source, target, edge)]
-    lane_bits = lane_bits_of(width)
-    run_gpu(kernels.attend_rows_gpu, grid_of(num_targets, lane_bits), x.float().view(-1), *given, indptr, row,
-            num_edges, num_targets, width, width // heads, lane_bits, int(loops), slope, alpha.view(-1), out.view(-1)
-            )  # fmt: skip
-    return out.to(x.dtype), alpha
+    # Of sources, or of edges.
+    scores, own = like.detach().contiguous(), None if target is None else target.detach().contiguous()
+    out = torch.empty(num_targets, width, dtype=x.dtype, device=x.device)
+    lanes = width // heads * x.element_size() // 16
+    pieces = lanes * heads
+    run = length_of_run(num_targets * pieces, x)
+    num_runs = -(-num_targets // run)
+    run_gpu(kernels.attend_rows_gpu, grid_of(num_runs * pieces, 0), x.data_ptr(), indptr, indptr.data_ptr(),
+            row.data_ptr(), row.element_size(), scores.data_ptr(), 0 if own is None else own.data_ptr(), num_edges,
+            num_targets, num_runs, run, lanes, heads, int(loops), slope, WIDE_KINDS[x.dtype],
+            alpha.data_ptr() if keeps_weights else 0, out.data_ptr())  # fmt: skip
+    return out, alpha
 
 
 def _shape(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor, row: Tensor,
