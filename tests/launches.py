@@ -7,6 +7,11 @@ from pyg_direct.ops import aggregate_kernels, attend, softmax
 _MODULES = (aggregate_kernels, attend, softmax)
 
 
+def of_attention(names):
+    """Those of `names` that weigh or add up rows, however wide; a few more cut long rows of edges."""
+    return [name.replace("_wide", "") for name in names if "slices" not in name]
+
+
 @contextmanager
 def counted_launches():
     """Names of the grids and loops of attention that are run inside, in their order."""

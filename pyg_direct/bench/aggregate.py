@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median_high
@@ -107,8 +108,16 @@ def capture(work: Callable[[], object]) -> Callable[[], object] | None:
         return None
     finally:
         torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        work()
+    # Whatever the collector, or a thread of a compiler, does on the GPU meanwhile would end the capture.
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            work()
+    finally:
+        if collects:
+            gc.enable()
     return graph.replay
 
 

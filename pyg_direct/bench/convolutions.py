@@ -18,7 +18,9 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 from pyg_direct.bench.aggregate import capture
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
+from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.accelerate import accelerate
+from pyg_direct.nn.sorted import find_batch, register_sorted
 
 OURS = "accelerated"
 # Of as many numbers as rows have, so that weights take the same share of the time.
@@ -41,12 +43,17 @@ def measure_convolutions(batch: Data, name: str, widths: Sequence[int] = (64, 25
     """Forward and backward of each convolution, as PyG has it and accelerated.
 
     On a GPU it is its own time, of calls replayed as a CUDA graph where nothing in them waits, else that of the clock.
+    Edges are new to each call, as those of a batch are to its first layer: what a way finds of them is in its time.
 
     Args:
         batch: A batch of our loader.
         compiles: Also what `torch.compile` makes of PyG's code, for the first width and dtype.
     """
     edge_index, num_nodes = batch.edge_index, int(batch.num_nodes)
+    known = find_batch(edge_index)
+    if known is None:
+        raise ArgumentError("batch must be one of our loader's, got one whose edges are not known to be sorted")
+    renew = partial(register_sorted, edge_index, batch.num_sampled_nodes, batch.num_sampled_edges, known.max_degree)
     for dtype in dtypes:
         for width in widths:
             x = torch.randn(num_nodes, width, dtype=dtype, device=edge_index.device, requires_grad=True)
@@ -54,30 +61,40 @@ def measure_convolutions(batch: Data, name: str, widths: Sequence[int] = (64, 25
                 conv = KINDS[kind](width).to(edge_index.device, dtype)
                 case = f"convolutions/{name}/{kind}/{width} {str(dtype).removeprefix('torch.')}"
                 has_compiled = compiles and (width, dtype) == (widths[0], dtypes[0])
-                yield from _compare(case, _ways(conv, edge_index, num_nodes, has_compiled), x)
+                yield from _compare(case, _ways(conv, edge_index, num_nodes, renew, has_compiled), x)
 
 
-def _ways(conv: Any, edge_index: Tensor, num_nodes: int, compiles: bool) -> dict[str, Callable[[Tensor], Tensor]]:
+def _ways(conv: Any, edge_index: Tensor, num_nodes: int, renew: Callable[[], None], compiles: bool
+          ) -> dict[str, Callable[[Tensor], Tensor]]:  # fmt: skip
     """The ways to compute a convolution, by name; the first is what the others are compared with."""
-    plain = edge_index.clone()
-    size = num_nodes, num_nodes
-    ways: dict[str, Callable[[Tensor], Tensor]] = {
-        "PyG's edge_index": partial(_call, conv, plain),
-        "PyG's EdgeIndex": partial(_call, conv, EdgeIndex(plain, sparse_size=size, sort_order="col")),
-    }
-    if WITH_TORCH_SPARSE and (torch.ops.torch_sparse.cuda_version() > 0 or not plain.is_cuda):
-        adj_t = SparseTensor(row=plain[1], col=plain[0], sparse_sizes=size)
-        ways["PyG's SparseTensor"] = partial(_call, conv, adj_t)
-    if compiles:
-        ways[_COMPILED] = partial(_call, torch.compile(copy.deepcopy(conv), dynamic=True), plain)
+    plain, size = edge_index.clone(), (num_nodes, num_nodes)
+
+    def make_edge_index() -> EdgeIndex:
+        return EdgeIndex(plain, sparse_size=size, sort_order="col")
+
+    def make_sparse() -> SparseTensor:
+        return SparseTensor(row=plain[1], col=plain[0], sparse_sizes=size, is_sorted=True)
+
+    def make_batch() -> Tensor:
+        renew()
+        return edge_index
+
     fast = copy.deepcopy(conv)
     accelerate(fast)
-    return {**ways, OURS: partial(_call, fast, edge_index)}
+    ways = {"PyG's edge_index": _call(conv, lambda: plain), "PyG's EdgeIndex": _call(conv, make_edge_index)}
+    if WITH_TORCH_SPARSE and (torch.ops.torch_sparse.cuda_version() > 0 or not plain.is_cuda):
+        ways["PyG's SparseTensor"] = _call(conv, make_sparse)
+    if compiles:
+        ways[_COMPILED] = _call(torch.compile(copy.deepcopy(conv), dynamic=True), lambda: plain)
+    return {**ways, OURS: _call(fast, make_batch)}
 
 
-def _call(conv: Any, edges: Any, x: Tensor) -> Tensor:
-    out: Tensor = conv(x, edges)
-    return out
+def _call(conv: Any, make_edges: Callable[[], Any]) -> Callable[[Tensor], Tensor]:
+    def compute(x: Tensor) -> Tensor:
+        out: Tensor = conv(x, make_edges())
+        return out
+
+    return compute
 
 
 def _compare(case: str, ways: dict[str, Callable[[Tensor], Tensor]], x: Tensor) -> Iterator[Row]:

@@ -12,14 +12,14 @@ from pyg_direct.nn.layer import Fitting, fit_edges
 from pyg_direct.nn.propagate import find_reduce, is_plain
 from pyg_direct.nn.sorted import find_batch
 from pyg_direct.nn.trimmed import Kept
-from pyg_direct.nn.whole import find_whole
+from pyg_direct.nn.whole import find_whole, may_find
 from pyg_direct.ops.aggregate import aggregate, spread_known, sum_known
 
 
 def forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What replaces `forward` of an accelerated GINConv."""
     out = None
-    if not torch.compiler.is_compiling() and is_plain(self, edge_index):
+    if not torch.compiler.is_compiling() and may_find(edge_index, x) and is_plain(self, edge_index):
         out = _sum(self, x, edge_index, size)
     return type(self).forward(self, x, edge_index, size) if out is None else self.nn(out)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch_geometric.nn import aggr, conv
 
-from pyg_direct.nn.sorted import SortedEdges, find_batch
-from pyg_direct.nn.whole import WholeGraph, find_whole
+from pyg_direct.nn.sorted import SortedEdges, find_batch, is_plain_tensor, is_registered
+from pyg_direct.nn.whole import WholeGraph, find_whole, may_find
 from pyg_direct.ops.aggregate import DTYPES, aggregate
 from pyg_direct.ops.launch import runs_on_gpu
 
@@ -28,9 +28,16 @@ _NARROW = 8
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
     """What replaces `propagate` of an accelerated convolution."""
     out = None
-    if is_plain(self, edge_index):
+    if not torch.compiler.is_compiling() and _may_find(edge_index, kwargs) and is_plain(self, edge_index):
         out = _aggregate(self, _find_message(self.__class__), edge_index, size, kwargs)
     return type(self).propagate(self, edge_index, size=size, **kwargs) if out is None else out
+
+
+def _may_find(edge_index: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the edges may be known; those with weights only as a batch's."""
+    if kwargs.get("edge_weight") is None and kwargs.get("alpha") is None:
+        return may_find(edge_index, kwargs["x"])
+    return is_plain_tensor(edge_index) and is_registered(edge_index)
 
 
 def find_reduce(self: Any) -> str:

@@ -14,13 +14,13 @@ from pyg_direct.nn.product import multiply
 from pyg_direct.nn.propagate import find_reduce, is_plain
 from pyg_direct.nn.sorted import SortedBatch, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
-from pyg_direct.nn.whole import find_whole
+from pyg_direct.nn.whole import find_whole, may_find
 
 
 def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
     """What replaces `forward` of an accelerated SAGEConv or GraphConv."""
     out = None
-    if not torch.compiler.is_compiling() and is_plain(self, edge_index):
+    if not torch.compiler.is_compiling() and may_find(edge_index, x) and is_plain(self, edge_index):
         pair = x if isinstance(x, (tuple, list)) else (x, x)
         combine = _combine_sage if isinstance(self, conv.SAGEConv) else _combine_graph
         if all(isinstance(part, Tensor) and part.dim() == 2 for part in pair):

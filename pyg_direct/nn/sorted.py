@@ -255,9 +255,29 @@ def _find(place: tuple[int, int]) -> SortedBatch | None:
     return batch
 
 
+def is_plain_tensor(edge_index: Any) -> bool:
+    """Whether this has a memory to be known by, as sparse tensors and those of `torch.func` have not."""
+    return (
+        type(edge_index) is Tensor
+        and edge_index.layout is torch.strided
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def is_registered(edge_index: Tensor) -> bool:
+    """Whether edges of a batch lie, or lay, where those of `edge_index` begin."""
+    storage = edge_index.untyped_storage()._cdata
+    return storage in _RELATIONS or (storage, edge_index.storage_offset()) in _BATCHES
+
+
 def find_batch(edge_index: Tensor) -> SortedBatch | None:
     """The batch whose edges, or whose first edges, these are; None unless they are known to be sorted."""
-    if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.is_inference():
+    if (
+        type(edge_index) is not Tensor
+        or edge_index.layout is not torch.strided
+        or edge_index.dim() != 2
+        or edge_index.is_inference()
+    ):
         return None
     batch = _find((edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())))
     if (

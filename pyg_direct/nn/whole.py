@@ -6,11 +6,13 @@ that is trained on whole, or evaluated after each epoch, comes back, and is wort
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pyg_direct.nn.sorted import Form, SortedBatch, SortedEdges, forget_dead
+from pyg_direct.nn.sorted import Form, SortedBatch, SortedEdges, forget_dead, is_plain_tensor, is_registered
 from pyg_direct.ops.check import INDEX_DTYPES
 from pyg_direct.ops.launch import runs_on_gpu
 from pyg_direct.ops.offsets import compress
@@ -67,6 +69,27 @@ class _Met:
 
 
 _MET: dict[tuple[int, int], _Met] = {}
+
+
+def may_find(edge_index: Any, x: Any, width: int = 0) -> bool:
+    """Whether `find_batch` or `find_whole` may know these edges.
+
+    A layer of a small graph takes as long as its launches do, and is looked at no further where its edges cannot be
+    known.
+
+    Args:
+        edge_index: What a layer was given.
+        x: Its rows, or a pair of them.
+        width: Numbers of a row for `find_whole`, if not those of `x`.
+    """
+    if not is_plain_tensor(edge_index):
+        return False
+    if is_registered(edge_index):
+        return True
+    if width == 0:
+        rows = x[0] if isinstance(x, (tuple, list)) else x
+        width = rows.shape[-1] if isinstance(rows, Tensor) and rows.dim() else 0
+    return edge_index.numel() * width >= 2 * _WORTH["gpu" if runs_on_gpu(edge_index) else "cpu"]
 
 
 def find_whole(edge_index: Tensor, num_targets: int, width: int) -> WholeGraph | None:

@@ -10,7 +10,7 @@ from pyg_direct import accelerate
 from pyg_direct.kernels.jit import SIMULATED
 from pyg_direct.nn.attention import _Scores
 from pyg_direct.ops.launch import runs_on_gpu
-from tests.launches import counted_launches
+from tests.launches import counted_launches, of_attention
 from tests.nn.convolutions import WIDTH, Batch, assert_near
 
 LAYERS = {
@@ -30,10 +30,6 @@ def expected_launches(x, name):
         return ["attend_rows_gpu"]
     place = "gpu" if runs_on_gpu(x) else "cpu"
     return [f"softmax_edges_{place}", f"sum_rows_{place}"]
-
-
-def of_attention(names):
-    return [name for name in names if "slices" not in name]
 
 
 def give(conv, x):

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphConv, HeteroConv, SAGEConv
 
 from pyg_direct import accelerate
 from pyg_direct.nn.padded import read_sizes
 from tests.batches import make_data
-from tests.nn.convolutions import EDGES, NODES, OUT, WIDTH, Batch, assert_near, mlp
+from tests.nn.convolutions import CONVOLUTIONS, EDGES, NODES, OUT, WIDTH, Batch, assert_near, mlp
 
 TARGETS = sum(NODES[:2])
 
@@ -116,3 +116,35 @@ def test_sizes_are_read_of_known_batches_only():
         assert read_sizes(other) is None
     assert read_sizes(plain) is None
     assert read_sizes(HeteroData()) is None
+
+
+@pytest.mark.filterwarnings("ignore:Converting sparse tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc], ids=str)
+@pytest.mark.parametrize("name", [*CONVOLUTIONS, "relations"])
+def test_sparse_matrices_take_the_code_of_pyg(name, layout, calls):
+    matrix = torch.rand(12, 12).masked_fill(torch.rand(12, 12) < 0.7, 0).fill_diagonal_(1).to_sparse(layout=layout)
+    if name == "relations":
+        kinds = [("a", "to", "a"), ("a", "by", "a")]
+        conv = HeteroConv({kind: SAGEConv(WIDTH, OUT) for kind in kinds})
+        given = {"a": torch.rand(12, WIDTH)}, dict.fromkeys(kinds, matrix)
+    else:
+        conv = CONVOLUTIONS[name]()
+        width = conv.in_channels if hasattr(conv, "in_channels") else WIDTH
+        given = torch.rand(12, width), matrix
+
+    found = []
+    for used in (conv, copy.deepcopy(conv)):
+        if found:
+            accelerate(used)
+        try:
+            out = used(*given)
+            found.append(out["a"] if name == "relations" else out)
+        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            found.append(str(error))
+
+    own, got = found
+    assert own == got if isinstance(own, str) else torch.equal(own, got)
+    # PyG itself knows not all of them.
+    assert isinstance(own, torch.Tensor) or name == "gine" or layout != torch.sparse_csr
+    assert calls == []

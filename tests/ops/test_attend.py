@@ -13,7 +13,7 @@ from pyg_direct.ops.attend import attend
 from pyg_direct.ops.launch import runs_on_gpu
 from pyg_direct.ops.softmax import softmax
 from tests.aggregates import TOLERANCE, assert_near, hub_edges
-from tests.launches import counted_launches
+from tests.launches import counted_launches, of_attention
 from tests.ops.test_softmax import NUM_NODES, NUM_TARGETS, Graph
 from tests.poison import poisoned_memory
 from tests.reference.attend import attend as reference
@@ -72,8 +72,7 @@ def test_matches_reference_in_one_launch(device, given, shape, loops):
     assert_near(got.flatten(1), expected)
     assert_near(alpha, weights)
     assert (got.shape, torch.equal(out, got.flatten(1))) == ((NUM_TARGETS, *shape), True)
-    kinds = [name for name in names if name in (*TWO_LAUNCHES[kind_of(x)], "attend_rows_gpu")]
-    assert kinds == (["attend_rows_gpu"] if is_one_launch(x) else TWO_LAUNCHES[kind_of(x)]) * 2
+    assert of_attention(names) == (["attend_rows_gpu"] if is_one_launch(x) else TWO_LAUNCHES[kind_of(x)]) * 2
 
 
 @pytest.mark.parametrize("given", GIVEN)
@@ -261,9 +260,7 @@ def test_anything_else_takes_two_launches(device, case):
         got = attend(indptr=graph.indptr, row=graph.row, **options)
 
     assert_near(got.flatten(1), expect(graph, options["x"], scores)[0])
-    kinds = [name for name in names if name in TWO_LAUNCHES[kind_of(x)]]
-    assert kinds == TWO_LAUNCHES[kind_of(x)]
-    assert not any(name.startswith("attend") for name in names)
+    assert of_attention(names) == TWO_LAUNCHES[kind_of(x)]
 
 
 # NumPy, in which the simulator computes, warns of what is no number.
