@@ -280,43 +280,34 @@ template <int KIND> __device__ void copy_four_by_lines(
     }
 }
 
-// `count` (at most four) rows to `target` and every `step` bytes from there. WITH_BYTES: rows of kind BYTES may come, which
-// take more registers.
-template <bool WITH_BYTES> __device__ __forceinline__ void copy_four_of_kind(
-    int kind, u64 target, long long step, int count, int row_bytes, int lane, int lanes, const u64 *row,
-    const int *exponent)
-{
-    // One access asks for each line of a shorter row.
-    const bool by_lines = row_bytes > 16 * lanes;
-    if (kind == ALIGNED && by_lines) copy_four_by_lines<ALIGNED>(target, step, count, row_bytes, lane, lanes, row);
-    else if (kind == WORDS && by_lines) copy_four_by_lines<WORDS>(target, step, count, row_bytes, lane, lanes, row);
-    else if (kind == ALIGNED) copy_four<ALIGNED, true>(target, step, count, row_bytes, lane, lanes, row, exponent);
-    else if (kind == WORDS) copy_four<WORDS, false>(target, step, count, row_bytes, lane, lanes, row, exponent);
-    else if (WITH_BYTES && kind == BYTES)
-        copy_four<BYTES, false>(target, step, count, row_bytes, lane, lanes, row, exponent);
-    else if (kind == HALF) widen_four<HALF>(target, step, count, row_bytes, lane, lanes, row, exponent);
-    else if (kind == BFLOAT) widen_four<BFLOAT>(target, step, count, row_bytes, lane, lanes, row, exponent);
-    else widen_four<FLOAT8>(target, step, count, row_bytes, lane, lanes, row, exponent);
-}
-
-// As above, shared by the lanes of a group. A row is asked for at once, which is what the link serves best, and four are
-// under way.
+// `count` (at most four) rows to `target` and every `step` bytes from there, shared by the lanes of a group. A row is
+// asked for at once, which is what the link serves best, and four are under way.
 extern "C" __device__ int copy_four_rows(
     int *, int kind, u64 target, long long step, int count, int row_bytes, int lane, int lanes, u64 row_a, u64 row_b,
     u64 row_c, u64 row_d, int exponent_a, int exponent_b, int exponent_c, int exponent_d)
 {
     const u64 row[4] = {row_a, row_b, row_c, row_d};
     const int exponent[4] = {exponent_a, exponent_b, exponent_c, exponent_d};
-    copy_four_of_kind<true>(kind, target, step, count, row_bytes, lane, lanes, row, exponent);
+    // One access asks for each line of a shorter row.
+    const bool by_lines = row_bytes > 16 * lanes;
+    if (kind == ALIGNED && by_lines) copy_four_by_lines<ALIGNED>(target, step, count, row_bytes, lane, lanes, row);
+    else if (kind == WORDS && by_lines) copy_four_by_lines<WORDS>(target, step, count, row_bytes, lane, lanes, row);
+    else if (kind == ALIGNED) copy_four<ALIGNED, true>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else if (kind == WORDS) copy_four<WORDS, false>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else if (kind == BYTES) copy_four<BYTES, false>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else if (kind == HALF) widen_four<HALF>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else if (kind == BFLOAT) widen_four<BFLOAT>(target, step, count, row_bytes, lane, lanes, row, exponent);
+    else widen_four<FLOAT8>(target, step, count, row_bytes, lane, lanes, row, exponent);
     return 0;
 }
 
-// The rows that the lanes of a group have found, one each, to `target` on, where `left` are at most; not of kind BYTES.
-// All groups of a warp come here together.
+// The rows that the lanes of a group have found, one each, to `target` on, where `left` are at most. All groups of a warp
+// come here together.
 extern "C" __device__ int copy_found_rows(int *, int kind, u64 target, long long left, int row_bytes, int lane_bits,
                                           u64 found, int exponent_of_found)
 {
     const int lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
+    const bool by_lines = row_bytes > 16 * lanes;
 #pragma unroll 1
     for (int k = 0; k < lanes; k += 4) {
         u64 row[4];
@@ -328,7 +319,13 @@ extern "C" __device__ int copy_found_rows(int *, int kind, u64 target, long long
         }
         const int count = static_cast<int>(max(0ll, min(4ll, left - k)));
         const u64 to = target + static_cast<long long>(k) * row_bytes;
-        copy_four_of_kind<false>(kind, to, row_bytes, count, row_bytes, lane, lanes, row, exponent);
+        if (kind == ALIGNED && by_lines) copy_four_by_lines<ALIGNED>(to, row_bytes, count, row_bytes, lane, lanes, row);
+        else if (kind == WORDS && by_lines) copy_four_by_lines<WORDS>(to, row_bytes, count, row_bytes, lane, lanes, row);
+        else if (kind == ALIGNED) copy_four<ALIGNED, true>(to, row_bytes, count, row_bytes, lane, lanes, row, exponent);
+        else if (kind == WORDS) copy_four<WORDS, false>(to, row_bytes, count, row_bytes, lane, lanes, row, exponent);
+        else if (kind == HALF) widen_four<HALF>(to, row_bytes, count, row_bytes, lane, lanes, row, exponent);
+        else if (kind == BFLOAT) widen_four<BFLOAT>(to, row_bytes, count, row_bytes, lane, lanes, row, exponent);
+        else widen_four<FLOAT8>(to, row_bytes, count, row_bytes, lane, lanes, row, exponent);
     }
     return 0;
 }

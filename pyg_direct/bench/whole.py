@@ -16,7 +16,7 @@ from pyg_direct.nn.accelerate import accelerate
 
 _LAYERS = 2
 # Calls until edges are sorted, and a few more.
-_WARM_UP = 12
+_WARM_UP = 40
 _TURNS = 5
 
 

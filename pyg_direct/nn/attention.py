@@ -23,7 +23,8 @@ _HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
 
 def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: Any, **kwargs: Any) -> Any:
     """What replaces `forward` of an accelerated GATConv or GATv2Conv."""
-    if torch.compiler.is_compiling() or not may_find(edge_index, x, self.heads * self.out_channels // 4):
+    width = self.heads * self.out_channels // 4
+    if torch.compiler.is_compiling() or not may_find(edge_index, x, width, saves_launches=True):
         return type(self).forward(self, x, edge_index, edge_attr, *args, **kwargs)
     out = None
     if (edge_attr is None and not any(value is not None for value in (*args, *kwargs.values()))
@@ -40,7 +41,7 @@ def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
     batch = find_batch(edge_index)
     if batch is None:
         # Scores and their gradients take the larger part of the time, with both ways.
-        batch = find_whole(edge_index, targets.shape[0], self.heads * self.out_channels // 4)
+        batch = find_whole(edge_index, targets.shape[0], self.heads * self.out_channels // 4, saves_launches=True)
     if (
         batch is None
         or not batch.fits(edge_index, rows.shape[0], targets.shape[0])

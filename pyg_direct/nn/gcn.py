@@ -20,7 +20,7 @@ from pyg_direct.ops.launch import runs_on_gpu
 
 def forward(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Tensor:
     """What replaces `forward` of an accelerated GCNConv."""
-    if torch.compiler.is_compiling() or not (isinstance(x, Kept) or may_find(edge_index, x)):
+    if torch.compiler.is_compiling() or not (isinstance(x, Kept) or may_find(edge_index, x, saves_launches=True)):
         return type(self).forward(self, x, edge_index, edge_weight)
     rows, num_targets = (x.rows, x.kept.shape[0]) if isinstance(x, Kept) else (x, None)
     out = None
@@ -39,7 +39,7 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
     batch, num_sources = find_batch(edge_index), x.shape[0]
     num_targets = num_sources if num_targets is None else num_targets
     if batch is None and edge_weight is None:
-        batch = find_whole(edge_index, num_targets, min(x.shape[1], self.out_channels))
+        batch = find_whole(edge_index, num_targets, min(x.shape[1], self.out_channels), saves_launches=True)
     if batch is None or x.dtype not in DTYPES or not batch.fits(edge_index, num_sources, num_targets):
         return None
     if not runs_on_gpu(x) and not wins_on_cpu(x.new_empty(0, self.out_channels)):

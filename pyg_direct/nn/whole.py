@@ -18,12 +18,14 @@ from pyg_direct.ops.launch import runs_on_gpu
 from pyg_direct.ops.offsets import compress
 from pyg_direct.runtime.mode import ordinary_tensors
 
-# Layers that met the same edges before they are sorted: more than a model has for a batch of some other loader.
-_OFTEN = 8
+# How often layers ask for the same edges, once or twice each, before they are sorted: more than those of a model do for
+# a batch of some other loader. Where little is gained they come back in hundreds of epochs.
+_OFTEN, _OFTEN_IF_SMALL = 8, 64
 # Numbers in the rows of edges that PyG's code would make, from which on sums are faster without them. On two cores
 # 2,700 nodes and 10,600 edges gain nothing with rows of 16 numbers, and a fifth and more with those of 64. On an H200
-# the host is what takes the time up to some 26 million (there GraphSAGE's step 0.98 and GIN's 1.11 times as fast, with
-# 15 million 0.83 and 0.69); from 32 million on all of them gain (1.03 to 2.3).
+# the host is what takes the time of less: there a layer must bring fewer launches, which those of GCN and GAT do (of
+# 34 to 20,000 nodes their steps take 1.12 to 1.42 times as long without, their inference 2.3 to 4.1), and all do
+# without a gradient (SAGE 1.5 to 2.1, GIN 0.99 to 1.5; their steps 0.82 to 1.03).
 _WORTH = {"cpu": 1 << 19, "gpu": 30_000_000}
 
 
@@ -71,7 +73,7 @@ class _Met:
 _MET: dict[tuple[int, int], _Met] = {}
 
 
-def may_find(edge_index: Any, x: Any, width: int = 0) -> bool:
+def may_find(edge_index: Any, x: Any, width: int = 0, *, saves_launches: bool = False) -> bool:
     """Whether `find_batch` or `find_whole` may know these edges.
 
     A layer of a small graph takes as long as its launches do, and is looked at no further where its edges cannot be
@@ -81,18 +83,28 @@ def may_find(edge_index: Any, x: Any, width: int = 0) -> bool:
         edge_index: What a layer was given.
         x: Its rows, or a pair of them.
         width: Numbers of a row for `find_whole`, if not those of `x`.
+        saves_launches: See `find_whole`.
     """
     if not is_plain_tensor(edge_index):
         return False
-    if is_registered(edge_index):
+    if is_registered(edge_index) or _gains_at_any_size(edge_index, saves_launches):
         return True
     if width == 0:
         rows = x[0] if isinstance(x, (tuple, list)) else x
         width = rows.shape[-1] if isinstance(rows, Tensor) and rows.dim() else 0
+    return _is_large(edge_index, width)
+
+
+def _gains_at_any_size(edge_index: Tensor, saves_launches: bool) -> bool:
+    """Whether the host of a GPU has less to launch, as in any layer without a gradient."""
+    return runs_on_gpu(edge_index) and (saves_launches or not torch.is_grad_enabled())
+
+
+def _is_large(edge_index: Tensor, width: int) -> bool:
     return edge_index.numel() * width >= 2 * _WORTH["gpu" if runs_on_gpu(edge_index) else "cpu"]
 
 
-def find_whole(edge_index: Tensor, num_targets: int, width: int) -> WholeGraph | None:
+def find_whole(edge_index: Tensor, num_targets: int, width: int, *, saves_launches: bool = False) -> WholeGraph | None:
     """The sorted edges of a graph that layers met often; None for any other.
 
     Only for what brings nothing that belongs to edges, such as their weights. On a GPU the host waits once, when they
@@ -103,6 +115,7 @@ def find_whole(edge_index: Tensor, num_targets: int, width: int) -> WholeGraph |
         edge_index: (source, target), `[2, E]` in any order.
         num_targets: Nodes that edges may lead to.
         width: Numbers of a row.
+        saves_launches: Whether a step of the layer takes fewer launches than PyG's.
     """
     if (
         type(edge_index) is not Tensor
@@ -111,9 +124,11 @@ def find_whole(edge_index: Tensor, num_targets: int, width: int) -> WholeGraph |
         or edge_index.shape[0] != 2
         or edge_index.dtype not in INDEX_DTYPES
         or edge_index.is_inference()
-        or edge_index.shape[1] * width < _WORTH["gpu" if runs_on_gpu(edge_index) else "cpu"]
         or (edge_index.is_cuda and torch.cuda.is_current_stream_capturing())
     ):
+        return None
+    is_large = _is_large(edge_index, width)
+    if not is_large and not _gains_at_any_size(edge_index, saves_launches):
         return None
     storage = edge_index.untyped_storage()
     place, version = (storage._cdata, int(edge_index.storage_offset())), edge_index._version
@@ -123,7 +138,7 @@ def find_whole(edge_index: Tensor, num_targets: int, width: int) -> WholeGraph |
         forget_dead(_MET)
         met = _MET[place] = _Met(form)
     met.times += 1
-    if met.times <= _OFTEN:
+    if met.times <= (_OFTEN if is_large else _OFTEN_IF_SMALL):
         return None
     # NumPy writes to the same memory leave no trace, so the edges are compared: a fraction of what rows take.
     if met.graph is not None and met.graph.given is not None and not torch.equal(met.graph.given, edge_index):

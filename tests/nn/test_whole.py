@@ -214,3 +214,27 @@ def test_graphs_are_forgotten_with_their_edges():
     alive = sum(not met.storage.expired() for met in whole._MET.values())
     assert len(whole._MET) <= 2 * alive + 2
     assert not any(met.graph is not None and met.storage.expired() for met in whole._MET.values())
+
+
+# Those of SAGE and GIN take as many launches as PyG's where there are gradients.
+@pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("has_gradient", [False, True])
+def test_a_small_graph_is_sorted_where_that_saves_a_gpu_launches(device, name, has_gradient, calls, monkeypatch):
+    monkeypatch.setattr(whole, "_WORTH", {"cpu": 1 << 40, "gpu": 1 << 40})
+    edge_index, conv = make_edges(device), CONVOLUTIONS[name]().to(device)
+    x = torch.randn(NUM_NODES, WIDTH, device=device)
+    expected = conv(x, edge_index)
+    accelerate(conv)
+
+    with torch.set_grad_enabled(has_gradient):
+        for _ in range(whole._OFTEN_IF_SMALL // 2):
+            conv(x, edge_index)
+        before = len(calls)
+        # Most layers ask once, some twice.
+        for _ in range(whole._OFTEN_IF_SMALL // 2 + 1):
+            got = conv(x, edge_index)
+
+    saves = not has_gradient or name.startswith("gat") or name == "gcn"
+    assert (before, len(calls) > 0) == (0, saves and runs_on_gpu(x))
+    assert_near([got], [expected])
