@@ -73,7 +73,7 @@ def _ways(conv: Any, edge_index: Tensor, num_nodes: int, renew: Callable[[], Non
         return EdgeIndex(plain, sparse_size=size, sort_order="col")
 
     def make_sparse() -> SparseTensor:
-        return SparseTensor(row=plain[1], col=plain[0], sparse_sizes=size, is_sorted=True)
+        return SparseTensor(row=plain[1], col=plain[0], sparse_sizes=size)
 
     def make_batch() -> Tensor:
         renew()

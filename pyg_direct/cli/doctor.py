@@ -37,6 +37,8 @@ def doctor(
     Exit codes: 0 fine, 1 something to fix, 2 bad usage.
     """
     graph, free = _read_graph(nodes, edges, features, gpu_memory)
+    if out is not None and not out.absolute().parent.is_dir():
+        raise typer.BadParameter(f"--out must be a file in a folder that is there, got {out}")
     with show_wait("looking at this machine"):
         facts = collect_facts()
     facts |= {"measured": [], "host_memory": None, "plan": None}

@@ -57,6 +57,11 @@ class Report(NamedTuple):
         """Bytes of the rows that were read over `PCIe` or `NVLink`."""
         return self.row_bytes * sum(tier.num_read or 0 for tier in self.tiers if tier.link == link)
 
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in what `json.dumps` takes."""
+        return {"row_bytes": self.row_bytes, "num_read": self.num_read,
+                "tiers": [tier._asdict() for tier in self.tiers]}  # fmt: skip
+
     def __str__(self) -> str:
         return "\n".join(list_tiers({"": self}))
 

@@ -87,6 +87,17 @@ class LoaderReport(NamedTuple):
             raise ArgumentError(f"link must be one of {', '.join(LINKS)}, got {link!r}")
         return sum(report.link_bytes(link) for report in self.features.values())
 
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in what `json.dumps` takes: attributes by name, `seconds` (quantiles and the sum of each lane and
+        place) and `link_bytes` of each link.
+        """
+        seconds = [{"where": where, "lane": lane, **times} for where, lane, times in self._sum_up_times()]
+        return {"places": list(self.places), "num_batches": self.num_batches, "num_timed": self.num_timed,
+                "seconds": seconds, "spans": [span._asdict() for span in self.spans],
+                "features": {name: report.to_dict() for name, report in self.features.items()},
+                "link_bytes": {link: self.link_bytes(link) for link in LINKS}, "list_bytes": self.list_bytes,
+                "list_bytes_are_most": self.list_bytes_are_most}  # fmt: skip
+
     def __str__(self) -> str:
         lines = list(self.places)
         if self.num_timed == 0:
@@ -107,15 +118,22 @@ class LoaderReport(NamedTuple):
     def _list_times(self) -> list[str]:
         titles = f"last {self.num_timed:,} of {self.num_batches:,} batches", "p20", "p50", "p80", "in all", "share"
         lines = [_LINE.format(*titles)]
-        for where in ("host", "GPU"):
+        for where, lane, times in self._sum_up_times():
             whole = sum(self.seconds("wait", where)) + sum(self.seconds("train", where))
+            share = times["sum"] / max(whole, 1e-9)
+            lines.append(_LINE.format(f"{where}: {lane}", *map(_in_time, times.values()), f"{share:.1%}"))
+        return lines
+
+    def _sum_up_times(self) -> list[tuple[str, str, dict[str, float]]]:
+        """(where, lane, seconds) of the lanes that were met: quantiles over batches, and the sum."""
+        found = []
+        for where in ("host", "GPU"):
             for lane in LANES:
                 seconds = self.seconds(lane, where)
                 if seconds:
-                    times = [_quantile(seconds, share) for share in (0.2, 0.5, 0.8)] + [sum(seconds)]
-                    share = sum(seconds) / max(whole, 1e-9)
-                    lines.append(_LINE.format(f"{where}: {lane}", *map(_in_time, times), f"{share:.1%}"))
-        return lines
+                    times = {f"p{share}": _quantile(seconds, share / 100) for share in (20, 50, 80)}
+                    found.append((where, lane, {**times, "sum": sum(seconds)}))
+        return found
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw the time line of the latest batches and the tiers into a picture (needs the extra `bench`); returns its

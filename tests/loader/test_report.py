@@ -1,5 +1,7 @@
 """The report of a loader, in words and as a picture."""
 
+import json
+
 import pytest
 import torch
 
@@ -132,6 +134,25 @@ def test_a_table_is_told():
     assert lines[6].split()[:4] == ["GPU:", "wait", "500", "us"]
     assert lines[-2] == "rows over PCIe: 1.2 KB, 171.4 B a batch"
     assert lines[-1] == "rows over NVLink: 3 KB, 428.6 B a batch"
+
+
+def test_all_of_it_is_told_as_json():
+    report = make_report()._replace(list_bytes=2100)
+
+    told = json.loads(json.dumps(report.to_dict()))
+
+    assert set(told) == {*LoaderReport._fields, "seconds", "link_bytes"}
+    assert [Span(**span) for span in told["spans"]] == report.spans
+    assert [TierReport(**tier) for tier in told["features"]["x"]["tiers"]] == TIERS
+    assert (told["features"]["x"]["row_bytes"], told["features"]["x"]["num_read"]) == (100, 102)
+    assert told["link_bytes"] == {"PCIe": 1200, "NVLink": 3000}
+    assert (told["places"], told["num_batches"], told["num_timed"], told["list_bytes"]) == (
+        ["topology: somewhere"], 7, 2, 2100)  # fmt: skip
+    lanes = [("host", "sample"), ("host", "fetch"), ("host", "wait"), ("host", "train"), ("GPU", "wait")]
+    assert [(part["where"], part["lane"]) for part in told["seconds"]] == lanes
+    assert told["seconds"][0]["sum"] == pytest.approx(0.004)
+    assert told["seconds"][-1] == pytest.approx(
+        {"where": "GPU", "lane": "wait", **dict.fromkeys(("p20", "p50", "p80", "sum"), 0.0005)})  # fmt: skip
 
 
 def test_bytes_of_neighbor_lists_are_told():

@@ -119,7 +119,7 @@ def test_sizes_are_read_of_known_batches_only():
 
 
 @pytest.mark.filterwarnings("ignore:Converting sparse tensor:UserWarning")
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CS[RC] tensor support:UserWarning")
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc], ids=str)
 @pytest.mark.parametrize("name", [*CONVOLUTIONS, "relations"])
 def test_sparse_matrices_take_the_code_of_pyg(name, layout, calls):

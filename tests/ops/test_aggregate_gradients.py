@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from pyg_direct.errors import IdError
 from pyg_direct.ops import aggregate_kernels
-from pyg_direct.ops.aggregate import REDUCES, aggregate
+from pyg_direct.ops.aggregate import REDUCES, Transposed, aggregate
 from tests.aggregates import NUM_ROWS, NUM_TARGETS, Graph, assert_near, hub_edges, make_rows
 from tests.poison import poisoned_memory
 from tests.reference import aggregate as reference
@@ -134,3 +135,24 @@ def test_nothing_is_computed_for_inputs_without_gradient(device):
     assert x.grad is None
     assert weight.grad is not None
     assert not aggregate(x, graph.indptr, graph.row).requires_grad
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("num_edges", [0, 1, 40])
+def test_edges_are_ordered_by_source_as_a_sort_does(num_edges, index):
+    # Not in one piece, as a row of `edge_index.t()` is.
+    row, target = torch.randint(7, (num_edges, 2), dtype=index).t()
+
+    got = Transposed.of(row, target, 9)
+
+    order = torch.sort(row, stable=True).indices
+    counts = torch.bincount(row, minlength=9)
+    assert torch.equal(got.indptr, torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(index))
+    assert torch.equal(got.edge, order)
+    assert torch.equal(got.target, target[order])
+    assert (got.indptr.dtype, got.target.dtype, got.edge.dtype) == (index, index, torch.int64)
+
+
+def test_a_source_that_is_not_there_is_refused_before_edges_are_ordered():
+    with pytest.raises(IdError, match=r"row must lie in \[0, 3\), got 3"):
+        Transposed.of(torch.tensor([0, 3]), torch.tensor([0, 0]), 3)
