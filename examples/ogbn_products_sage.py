@@ -15,13 +15,14 @@ from model import describe, load_dataset, parse, print_scores
 from torch_geometric.nn import GraphSAGE
 from tqdm import tqdm
 
-from pyg_direct import NeighborLoader  # was: from torch_geometric.loader import NeighborLoader
+from pyg_direct import NeighborLoader, accelerate  # was: from torch_geometric.loader import NeighborLoader
 
 
 def main() -> None:
     parser = parse(__doc__, epochs=8, batch_size=256)
     parser.add_argument("--placement", default="auto", help="auto, cuda, unified, pinned or cpu")
     parser.add_argument("--feature-cache", help="GPU memory for hot rows when features are on the host, e.g. 20%%")
+    parser.add_argument("--accelerate", action="store_true", help="the layers through pyg_direct's kernels too")
     parser.add_argument("--hidden", type=int, help="256 on a GPU, 128 on a CPU")
     parser.add_argument("--lr", type=float, default=0.005)
     args = parser.parse_args()
@@ -41,7 +42,9 @@ def main() -> None:
     hidden = args.hidden or (256 if device.type == "cuda" else 128)
     model = GraphSAGE(dataset.num_features, hidden, num_layers=3, out_channels=dataset.num_classes, dropout=0.3)
     model = model.to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+    if args.accelerate:
+        accelerate(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, fused=device.type == "cuda")
 
     for epoch in range(1, args.epochs + 1):
         model.train()

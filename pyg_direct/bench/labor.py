@@ -98,7 +98,7 @@ def measure_hubs(degrees: tuple[int, ...] = (10**2, 10**4, 10**6)) -> Iterator[R
         yield Row.of(f"hub/labor/degree {degree}", "one node, waits included", "ms", times)
 
 
-def measure_steps(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 64) -> Iterator[Row]:
+def measure_steps(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 96) -> Iterator[Row]:
     """Time of a step with all features in unified host memory, the loader alone and under a training GraphSAGE."""
     wide, narrow = data.x, data.x.bfloat16()
     cases = [("uniform", "fp32", 1, "cuda"), ("uniform", "fp32", 4, "cuda"), ("uniform", "fp32", 8, "cuda"),

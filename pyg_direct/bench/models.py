@@ -32,8 +32,12 @@ MODELS = {"SAGE": GraphSAGE, "GCN": GCN, "GIN": GIN, "GAT": GAT}
 _FANOUTS = [15, 10, 5]
 _RELATIONS = 8
 _WARM_UP = 8
+_WINDOWS = 6
 # (placement, topology placement, feature cache) of an epoch, and what that is.
-_PLACES = {"GPU": ("cuda", None, None), "20 % cached": ("unified", "cuda", "20%"), "host": ("unified", None, None)}
+_PLACES = {"GPU": ("cuda", None, None), "20 % cached": ("unified", "cuda", "20%"),
+           "features on the host": ("unified", "cuda", None), "host": ("unified", None, None)}  # fmt: skip
+# Batches whose rows on the host are read together.
+_GROUP = 8
 
 
 def measure_accelerated_steps(batch: Data, num_classes: int, name: str, hidden: int = 256) -> Iterator[Row]:
@@ -130,34 +134,37 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
     for place, (placement, topology, cache) in places.items():
         # Those that move their rows are told of once.
         kinds = MODELS if place == next(iter(places)) else {"SAGE": GraphSAGE}
-        size = min(1024, len(train_idx))
-        loader = NeighborLoader(copy.copy(data), _FANOUTS, train_idx, batch_size=size, shuffle=True, drop_last=True,
-                                seed=0, placement=placement, topology_placement=topology,
-                                feature_cache=cache)  # fmt: skip
+        make = partial(NeighborLoader, num_neighbors=_FANOUTS, input_nodes=train_idx,
+                       batch_size=min(1024, len(train_idx)), shuffle=True, drop_last=True, seed=0, placement=placement,
+                       topology_placement=topology, feature_cache=cache)  # fmt: skip
+        loader = make(copy.copy(data))
         first = next(iter(loader))
-        alone = median_high(run_steps(without_end(loader), lambda batch: None, batches))
+        alone = _time_alone(loader, batches)
         link = 1e3 * count_host_bytes(loader, first, batches) / pinned_copy_rate() if on_gpu else 0.0
         for kind, model_class in kinds.items():
             model = model_class(first.x.shape[1], 256, len(_FANOUTS), num_classes).to(first.x.device)
             case, times = f"models/{name}/{kind} epoch, {place}", {}
-            for way in ("PyG's kernels", "accelerated", "accelerated, replayed")[: 3 if on_gpu else 2]:
+            ways = ["PyG's kernels", "accelerated", *(["accelerated, replayed"] if on_gpu else [])]
+            # Where nothing is cached, most rows are read for several batches.
+            shared = f"accelerated, replayed, super-batch {_GROUP}"
+            for way in [*ways, *([shared] if placement == "unified" and cache is None else [])]:
                 if way == "accelerated":
                     accelerate(model)
-                step = _make_epoch_step(model, is_replayed=way.endswith("replayed"))
-                if way.endswith("replayed"):
+                used, loading, count = loader, alone, batches
+                if way == shared:
+                    # Windows of whole groups.
+                    used, count = make(copy.copy(data), super_batch=_GROUP), _WINDOWS * 2 * _GROUP
+                    loading = _time_alone(used, count)
+                step = _make_epoch_step(model, is_replayed="replayed" in way)
+                if "replayed" in way:
                     # Learns how large batches are.
-                    run_steps(without_end(loader), step, 2 * _WARM_UP, 2)
+                    run_steps(without_end(used), step, 2 * _WARM_UP, 2)
                 compute = median_high(run_steps(list(islice(without_end(loader), batches)), step, batches))
-                times[way] = run_steps(without_end(loader), step, batches)
-                yield Row.of(
-                    case,
-                    f"step with loader, {way}",
-                    "ms",
-                    times[way],
-                    max(compute, alone, link),
-                    "slowest part alone",
-                    f"of compute {compute:.2f}, loading {alone:.2f}, link {link:.2f} ms",
-                )
+                times[way] = run_steps(without_end(used), step, count)
+                note = f"of compute {compute:.2f}, loading {loading:.2f}, link {link:.2f} ms"
+                yield Row.of(case, f"step with loader, {way}", "ms", times[way], max(compute, loading, link),
+                             "slowest part alone",
+                             f"{note} for the rows of one batch" if way == shared else note)  # fmt: skip
             for way in list(times)[1:]:
                 ratio = median_high(times["PyG's kernels"]) / median_high(times[way])
                 yield Row.of(case, f"PyG's kernels over {way}", "x", [ratio])
@@ -165,6 +172,11 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
                     best = min(peers, key=lambda title: median_high(peers[title]))
                     ratio = median_high(peers[best]) / median_high(times[way])
                     yield Row.of(case, f"PyG's loader and kernels over {way}", "x", [ratio], note=best)
+
+
+def _time_alone(loader: NeighborLoader, batches: int) -> float:
+    """Milliseconds of a batch that nobody trains on."""
+    return median_high(run_steps(without_end(loader), lambda batch: None, batches))
 
 
 def measure_pyg_epochs(data: Data, train_idx: Tensor, num_classes: int, turns: int = 9) -> dict[str, list[float]]:
@@ -194,7 +206,8 @@ def count_host_bytes(loader: NeighborLoader, batch: Data, batches: int) -> float
 
 
 def _make_epoch_step(model: torch.nn.Module, is_replayed: bool = False) -> Callable[[Any], Any]:
-    optimizer = torch.optim.Adam(model.parameters())
+    # Of one launch, where torch has that.
+    optimizer = torch.optim.Adam(model.parameters(), fused=next(model.parameters()).is_cuda)
     if is_replayed:
         return GraphedStep(model, partial(find_loss, model), optimizer, warm_up=_WARM_UP)
 

@@ -11,9 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.launch import is_heard, runs_on_gpu
+from pyg_direct.runtime.mode import ordinary_tensors
 
 _DTYPES = (torch.float32, torch.float64)
+# Ones of a GPU, by device, stream and dtype: to make them anew takes the host longer than the product with them.
+_ONES: dict[tuple[int, int, torch.dtype], Tensor] = {}
+_MOST_ONES = 1 << 20
 
 
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None = None,
@@ -43,7 +47,21 @@ def multiply_plainly(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Ten
 
 def add_up(grad: Tensor) -> Tensor:
     """The sum of the rows of a gradient, which is that of a bias."""
-    return torch.mv(grad.t(), grad.new_ones(grad.shape[0])) if runs_on_gpu(grad) else grad.sum(0)
+    return torch.mv(grad.t(), _find_ones(grad)) if runs_on_gpu(grad) else grad.sum(0)
+
+
+def _find_ones(grad: Tensor) -> Tensor:
+    """A one for each row. A graph that is captured has its own, as it may outlive these."""
+    count = grad.shape[0]
+    if count > _MOST_ONES or not grad.is_cuda or is_heard(grad) or torch.cuda.is_current_stream_capturing():
+        return grad.new_ones(count)
+    index = grad.get_device()
+    key = index, torch._C._cuda_getCurrentRawStream(index), grad.dtype
+    ones = _ONES.get(key)
+    if ones is None or ones.shape[0] < count:
+        with ordinary_tensors():
+            _ONES[key] = ones = grad.new_ones(1 << max(0, count - 1).bit_length())
+    return ones.narrow(0, 0, count)
 
 
 class _Products(torch.autograd.Function):

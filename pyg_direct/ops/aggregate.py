@@ -16,7 +16,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels import compress as place
 from pyg_direct.ops import aggregate_kernels
 from pyg_direct.ops.check import INDEX_DTYPES, check_ids, check_same_device
-from pyg_direct.ops.launch import run_cpu, runs_on_gpu
+from pyg_direct.ops.launch import is_heard, run_cpu, runs_on_gpu
 from pyg_direct.ops.offsets import compress, expand
 
 REDUCES = ("sum", "mean", "max", "min")
@@ -44,7 +44,7 @@ class Transposed(NamedTuple):
         Raises:
             IdError: on a CPU, a source does not lie in [0, num_rows).
         """
-        if torch.compiler.is_compiling() or runs_on_gpu(row) or _is_heard(row):
+        if torch.compiler.is_compiling() or runs_on_gpu(row) or is_heard(row):
             ordered, edge = torch.sort(row, stable=True)
             return cls(compress(ordered, num_rows), target.index_select(0, edge), edge)
         row, target = check_ids("row", row, num_rows).contiguous(), target.contiguous()
@@ -151,16 +151,9 @@ def check_edges(indptr: Tensor, row: Tensor, num_sources: int, num_targets: int)
     check_ids("row", row, num_sources)
 
 
-def _is_heard(x: Tensor) -> bool:
-    """Whether a mode, or a batch of gradients, needs torch's dispatcher, past which calls go else, as it takes longer
-    than the launch.
-    """
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.is_legacy_batchedtensor(x)
-
-
 def sum_known(x: Tensor, indptr: Tensor, row: Tensor, num_targets: int, mean: bool, max_degree: int | None) -> Tensor:
     """`aggregate` of rows `[N, F]` over edges that are known to fit; without a gradient."""
-    work = _kernels if _is_heard(x) else aggregate_kernels
+    work = _kernels if is_heard(x) else aggregate_kernels
     made: Tensor = work.sum_rows(x, indptr, row, None, num_targets, mean, -1 if max_degree is None else max_degree)
     return made
 
@@ -174,7 +167,7 @@ def spread_known(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_
         transposed: The edges by source; None for any order of additions, on a GPU.
     """
     if transposed is None:
-        work = _kernels if _is_heard(grad) else aggregate_kernels
+        work = _kernels if is_heard(grad) else aggregate_kernels
         degree = -1 if max_degree is None else max_degree
         made: Tensor = work.spread_rows(grad, indptr, row, target, None, num_rows, mean, degree)
         return made

@@ -27,6 +27,13 @@ def runs_on_gpu(tensor: Tensor) -> bool:
     return SIMULATED or tensor.is_cuda
 
 
+def is_heard(tensor: Tensor) -> bool:
+    """Whether a mode, or a batch of gradients, needs torch's dispatcher, past which calls go else, as it takes longer
+    than the launch.
+    """
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.is_legacy_batchedtensor(tensor)
+
+
 def full_grid(tensor: Tensor, resident_blocks: int = _BLOCKS_PER_MULTIPROCESSOR) -> int:
     """Blocks that fill the GPU of `tensor` when each multiprocessor holds `resident_blocks` at once."""
     if SIMULATED:

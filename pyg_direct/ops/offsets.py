@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from pyg_direct.kernels.offsets import find_offsets_gpu
-from pyg_direct.ops.launch import grid_for, run_gpu, runs_on_gpu
+from pyg_direct.ops.launch import grid_for, is_heard, run_gpu, runs_on_gpu
 
 _library = torch.library.Library("pyg_direct", "FRAGMENT")
 
 
 def compress(ordered: Tensor, num_rows: int) -> Tensor:
     """Offsets `[num_rows + 1]` of the runs of ascending ids, int32 or int64 in [0, num_rows), in their dtype."""
+    if ordered.is_cuda and not (torch.compiler.is_compiling() or is_heard(ordered)):
+        return find_offsets(ordered, num_rows)
     made: Tensor = torch.ops.pyg_direct.find_offsets.default(ordered, num_rows)
     return made
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pyg_direct.nn.product import multiply
+from pyg_direct.nn import product
+from pyg_direct.nn.product import add_up, multiply
 from pyg_direct.ops.launch import runs_on_gpu
 from tests.nn.convolutions import assert_near
 
@@ -52,3 +53,36 @@ def test_other_dtypes_and_no_bias_are_left_to_torch(device):
 
     for got in (multiply(rows, weight, None), multiply(rows.bfloat16(), weight.bfloat16(), bias.bfloat16())):
         assert "Products" not in type(got.grad_fn).__name__
+
+
+@pytest.mark.gpu
+def test_sums_of_growing_gradients_on_two_streams_and_in_a_graph():
+    side = torch.cuda.Stream()
+    for count in (3, 700, 64, 0, 5000):
+        grad = torch.randn(count, 7, device="cuda")
+        expected = grad.sum(0)
+        assert_near([add_up(grad)], [expected])
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            got = add_up(grad)
+        torch.cuda.current_stream().wait_stream(side)
+        assert_near([got], [expected])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = add_up(grad)
+    # Larger ones take the place of those before.
+    add_up(torch.ones(9000, 7, device="cuda"))
+    graph.replay()
+
+    assert_near([captured], [expected])
+
+
+@pytest.mark.gpu
+def test_sums_in_inference_mode_serve_training():
+    product._ONES.clear()
+    with torch.inference_mode():
+        add_up(torch.ones(10, 3, device="cuda"))
+    parts = make_parts("cuda", torch.float64, True)
+
+    assert torch.autograd.gradgradcheck(multiply, parts)
+    assert not any(ones.is_inference() for ones in product._ONES.values())
