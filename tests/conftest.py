@@ -92,6 +92,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+_HIDING = pytest.MonkeyPatch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests of the CPU find no GPU where there is one, nor do processes that they start."""
+    if torch.cuda.is_available() and not any(item.get_closest_marker(name) for name in ("gpu", "gpus")):
+        # Only processes to come read the variable then.
+        torch.cuda.init()
+        _HIDING.setenv("CUDA_VISIBLE_DEVICES", "")
+        _HIDING.setattr(torch.cuda, "is_available", lambda: False)
+        _HIDING.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    _HIDING.undo()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     reports = run_apart(item)

@@ -154,3 +154,8 @@ def test_memory_cached_by_torch_counts_as_free():
         torch.cuda.empty_cache()
     else:
         pytest.fail(f"{before} bytes were free, {used} beside 64 MiB, {after} when these were cached")
+
+
+def test_tests_of_the_cpu_find_no_gpu():
+    assert resolve_device(None).type == "cpu"
+    assert torch.cuda.device_count() == 0
