@@ -99,8 +99,9 @@ _HIDING = pytest.MonkeyPatch()
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests of the CPU find no GPU where there is one, nor do processes that they start."""
     if torch.cuda.is_available() and not any(item.get_closest_marker(name) for name in ("gpu", "gpus")):
-        # Only processes to come read the variable then.
+        # Only processes to come read the variable then, and torch knows how many there are.
         torch.cuda.init()
+        torch.cuda.device_count()
         _HIDING.setenv("CUDA_VISIBLE_DEVICES", "")
         _HIDING.setattr(torch.cuda, "is_available", lambda: False)
         _HIDING.setattr(torch.cuda, "device_count", lambda: 0)

@@ -30,15 +30,17 @@ def split_apart(out: Tensor, sizes: Sequence[int], used: Used) -> list[Tensor]:
     return list(torch.unsafe_split_with_sizes(out, list(sizes)))
 
 
-def multiply_apart(tables: Sequence[Tensor], weights: Sequence[Tensor], used: Used) -> Tensor:
-    """table @ weight.T of each relation, written one behind the other, `[sum of N, O]`.
+def multiply_apart(tables: Sequence[Tensor], weights: Sequence[Tensor], used: Used,
+                   biases: Sequence[Tensor | None] | None = None) -> Tensor:  # fmt: skip
+    """table @ weight.T + bias of each relation, written one behind the other, `[sum of N, O]`.
 
     Args:
         tables: Rows, `[N, C]` of any width each.
         weights: A matrix for each, `[O, C]`, of the same dtype.
         used: Is read in a backward pass.
+        biases: `[O]` for each that has one; None for none at all.
     """
-    out: Tensor = _Products.apply(used, *tables, *weights)
+    out: Tensor = _Products.apply(used, *tables, *weights, *(biases or [None] * len(tables)))
     return out
 
 
@@ -62,14 +64,18 @@ class _Split(Function):
 
 class _Products(Function):
     @staticmethod
-    def forward(ctx: Any, used: Used, *given: Tensor) -> Tensor:
-        ctx.save_for_backward(*given)
-        ctx.used, count = used, len(given) // 2
-        tables, weights = given[:count], given[count:]
+    def forward(ctx: Any, used: Used, *given: Any) -> Tensor:
+        count = len(given) // 3
+        tables, weights, biases = given[:count], given[count : 2 * count], given[2 * count :]
+        ctx.save_for_backward(*tables, *weights)
+        ctx.used = used
         sizes = [len(table) for table in tables]
-        out = tables[0].new_empty(sum(sizes), len(weights[0]))
-        for part, table, weight in zip(out.split(sizes), tables, weights, strict=True):
-            torch.mm(table, weight.t(), out=part)
+        out: Tensor = tables[0].new_empty(sum(sizes), len(weights[0]))
+        for part, table, weight, bias in zip(out.split(sizes), tables, weights, biases, strict=True):
+            if bias is None:
+                torch.mm(table, weight.t(), out=part)
+            else:
+                torch.addmm(bias, table, weight.t(), out=part)
         return out
 
     @staticmethod
@@ -78,9 +84,10 @@ class _Products(Function):
         given, wants = ctx.saved_tensors, ctx.needs_input_grad[1:]
         count = len(given) // 2
         tables, weights = given[:count], given[count:]
-        found: list[Tensor | None] = [None] * len(given)
+        found: list[Tensor | None] = [None] * (3 * count)
         for i, part in enumerate(grad.split([len(table) for table in tables])):
             if ctx.used[i]:
                 found[i] = part @ weights[i] if wants[i] else None
                 found[count + i] = part.t() @ tables[i] if wants[count + i] else None
+                found[2 * count + i] = part.sum(0) if wants[2 * count + i] else None
         return None, *found

@@ -208,6 +208,7 @@ _KINDS: dict[type, _Kind] = {
     conv.GraphConv: _SUMS,
     conv.GINConv: _Kind(gin.forward, joined_gin.read, joined_gin.convolve, joined_gin.finish),
     conv.GATConv: _Kind(attention.forward, joined_attention.read, joined_attention.convolve),
+    conv.GATv2Conv: _Kind(attention.forward, joined_attention.read, joined_attention.convolve_v2),
     conv.GCNConv: _Kind(gcn.forward, joined_gcn.read, joined_gcn.convolve),
 }
 

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import json
 import platform
+from importlib import metadata
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
@@ -65,7 +66,7 @@ def test_json_tells_the_machine_and_names_nobody(monkeypatch, tmp_path):
     told = json.loads(done.stdout)
     assert told["cpu"]["cores"] >= 1
     assert 0 < told["memory"]["available_bytes"] <= told["memory"]["total_bytes"]
-    assert told["packages"]["torch"] == torch.__version__
+    assert told["packages"]["torch"] == metadata.version("torch")
     assert len(told["gpus"]) == torch.cuda.device_count()
     assert told["plan"]["line"].startswith("topology 48.0 KB")
     assert done.exit_code == any(finding["level"] == "fix" for finding in told["findings"])

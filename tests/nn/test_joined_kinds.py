@@ -1,4 +1,4 @@
-"""Relations of GINConv, GATConv and GCNConv in a HeteroConv: PyG's results and gradients, in one sum."""
+"""Relations of GINConv, GATConv, GATv2Conv and GCNConv in a HeteroConv: PyG's results and gradients, in one sum."""
 
 import copy
 
@@ -62,6 +62,10 @@ MAKES = {
     "gat of means": lambda one, other: GATConv((one, other), OUT, heads=3, concat=False, add_self_loops=False),
     "gat of one head": lambda one, other: GATConv((one, other), OUT, add_self_loops=False, negative_slope=0.3),
     "gat of one matrix": lambda one, other: GATConv(one, 4, heads=2, add_self_loops=False, bias=False),
+    "gatv2": lambda one, other: GATv2Conv((one, other), 4, heads=2, add_self_loops=False),
+    "gatv2 of means": lambda one, other: GATv2Conv((one, other), OUT, heads=3, concat=False, add_self_loops=False),
+    "gatv2 of one matrix": lambda one, other: GATv2Conv(one, OUT, add_self_loops=False, bias=False, share_weights=True),
+    "gatv2 and residuals": lambda one, other: GATv2Conv((one, other), 4, heads=2, add_self_loops=False, residual=True),
     "gat and residuals": lambda one, other: GATConv((one, other), 4, heads=2, add_self_loops=False, residual=True),
 }
 EXPECTED = {"gin": ["joined_gin.sum_known"], "gat": ["attention.attend"], "gcn": ["joined_gcn.aggregate"]}  # fmt: skip
@@ -94,7 +98,7 @@ def test_equals_pyg_with_one_launch_for_all_relations(real_device, kind, seeds, 
         assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["gin of trained eps", "gat"])
+@pytest.mark.parametrize("kind", ["gin of trained eps", "gat", "gatv2"])
 def test_results_in_fp32_are_those_of_pyg(real_device, kind, calls):
     x, edges = make_batch(real_device)
     model = make_layer(kind, x, edges, "mean")
@@ -205,7 +209,8 @@ def make_double(kind, gcn_width):
     return HeteroConv({name: GCNConv(WIDTH, gcn_width) for name in edges}).double(), x, edges
 
 
-@pytest.mark.parametrize("kind", ["gin of trained eps", "gin of means", "gat and residuals", "gcn"])
+@pytest.mark.parametrize("kind", ["gin of trained eps", "gin of means", "gat and residuals", "gatv2 and residuals",
+                                  "gcn"])  # fmt: skip
 def test_gradients_are_differentiated_again(kind):
     model, x, edges = make_double(kind, 24)
 
@@ -225,7 +230,7 @@ def test_gradients_are_differentiated_again(kind):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["gin of trained eps", "gat", "gcn"])
+@pytest.mark.parametrize("kind", ["gin of trained eps", "gat", "gatv2", "gcn"])
 def test_only_what_asks_for_a_gradient_gets_one(kind):
     model, x, edges = make_double(kind, 8)
     fast, source = copy.deepcopy(model), "paper" if kind == "gcn" else "author"
@@ -246,7 +251,7 @@ def test_only_what_asks_for_a_gradient_gets_one(kind):
                 torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gin", "gat"])
+@pytest.mark.parametrize("name", ["gin", "gat", "gatv2"])
 def test_edges_are_joined_once_for_the_layers_that_share_them(name, calls, monkeypatch):
     x, edges = make_batch()
     made, plain = [], joined_edges._join
@@ -257,12 +262,13 @@ def test_edges_are_joined_once_for_the_layers_that_share_them(name, calls, monke
         accelerate(layer)
         layer(x, edges)
 
-    assert (len(calls), len(made)) == (2 * len(EXPECTED[name]), 1)
+    assert (len(calls), len(made)) == (2 * len(EXPECTED[name[:3]]), 1)
 
 
-def test_dropout_of_attention_takes_its_share_and_keeps_the_mean():
+@pytest.mark.parametrize("kind", ["gat", "gatv2"])
+def test_dropout_of_attention_takes_its_share_and_keeps_the_mean(kind):
     x, edges = make_batch(dtype=torch.float64)
-    model = make_layer("gat", x, edges).double()
+    model = make_layer(kind, x, edges).double()
     expected = model(x, edges)["paper"]
     for module in model.convs.values():
         module.dropout = 0.5
