@@ -50,26 +50,68 @@ def pull_back(alpha, grad, total, score, slope):
     return share if score > 0 else share * slope
 
 
+# On a CPU heads lie innermost, as they do in memory, and torch computes the exponentials in between: by vector
+# instructions, which the loops have none for.
 @cpu_kernel
-def softmax_edges_cpu(source, target, edge, indptr, row, num_edges, num_targets, heads, loops, slope, alpha):
-    zero = alpha.dtype.type(0)
+def add_scores_cpu(source, target, edge, indptr, row, num_edges, num_targets, heads, scores):
+    """Scores of edges before `leaky`, [E, H]. Not by `add_scores`: a call takes longer than what it adds up."""
+    zero = scores.dtype.type(0)
     for t in prange(num_targets):
         first, last = span_of(indptr, t, num_edges)
+        for e in range(first, last):
+            for h in range(heads):
+                score = zero
+                if source.shape[0] > 0:
+                    score += source[np.int64(row[e]) * heads + h]
+                if target.shape[0] > 0:
+                    score += target[t * heads + h]
+                if edge.shape[0] > 0:
+                    score += edge[e * heads + h]
+                scores[e * heads + h] = score
+
+
+@cpu_kernel
+def shift_scores_cpu(indptr, row, num_edges, num_targets, heads, loops, slope, best, scores):
+    """Scores after `leaky` less the largest of their target and head, `best` [T, H], in their place; minus infinity for
+    those that do not count.
+    """
+    lowest = -scores.dtype.type(np.inf)
+    for t in prange(num_targets):
+        first, last = span_of(indptr, t, num_edges)
+        own = t * heads
         for h in range(heads):
-            best = -alpha.dtype.type(np.inf)
-            for e in range(first, last):
-                if is_counted(row, e, t, last, loops):
-                    best = max(best, leaky(add_scores(source, target, edge, row, e, t, h, heads, zero), slope))
-            total = zero
-            for e in range(first, last):
-                share = zero
-                if is_counted(row, e, t, last, loops):
-                    score = leaky(add_scores(source, target, edge, row, e, t, h, heads, zero), slope)
-                    share = math.exp(score - best)
-                alpha[e * heads + h] = share
-                total += share
-            for e in range(first, last):
-                alpha[e * heads + h] /= total + TINY
+            best[own + h] = lowest
+        for e in range(first, last):
+            # As `is_counted`, without a call.
+            if loops == 0 or e + 1 == last or np.int64(row[e]) != t:
+                for h in range(heads):
+                    score = leaky(scores[e * heads + h], slope)
+                    scores[e * heads + h] = score
+                    best[own + h] = max(best[own + h], score)
+        for e in range(first, last):
+            if loops == 0 or e + 1 == last or np.int64(row[e]) != t:
+                for h in range(heads):
+                    scores[e * heads + h] -= best[own + h]
+            else:
+                for h in range(heads):
+                    scores[e * heads + h] = lowest
+
+
+@cpu_kernel
+def divide_shares_cpu(indptr, num_edges, num_targets, heads, total, shares):
+    """Shares of edges [E, H] by the sums of those of their target, `total` [T, H], in their place."""
+    zero, tiny = shares.dtype.type(0), shares.dtype.type(TINY)
+    for t in prange(num_targets):
+        first, last = span_of(indptr, t, num_edges)
+        own = t * heads
+        for h in range(heads):
+            total[own + h] = zero
+        for e in range(first, last):
+            for h in range(heads):
+                total[own + h] += shares[e * heads + h]
+        for e in range(first, last):
+            for h in range(heads):
+                shares[e * heads + h] /= total[own + h] + tiny
 
 
 @gpu_kernel("T[] T[] T[] I[] I[] i8 i8 i4 i4 i4 f8 T[]", T=("f4", "f8"), I=("i4", "i8"))
@@ -119,23 +161,25 @@ def softmax_edges_gpu(source, target, edge, indptr, row, num_edges, num_targets,
 
 
 @cpu_kernel
-def pull_softmax_cpu(grad, alpha, source, target, edge, indptr, row, num_edges, num_targets, heads, slope, to_edges,
-                     to_targets):  # fmt: skip
-    """Gradients `to_edges` [E, H] of scores before `leaky`, and their sums `to_targets` [T, H]."""
+def pull_softmax_cpu(grad, alpha, indptr, num_edges, num_targets, heads, slope, total, to_edges, to_targets):
+    """Gradients of scores before `leaky` [E, H] in the place of these scores, and their sums `to_targets` [T, H];
+    `total` is room for as many.
+    """
     zero = alpha.dtype.type(0)
     for t in prange(num_targets):
         first, last = span_of(indptr, t, num_edges)
+        own = t * heads
         for h in range(heads):
-            total = zero
-            for e in range(first, last):
-                total += alpha[e * heads + h] * grad[e * heads + h]
-            own = zero
-            for e in range(first, last):
-                score = add_scores(source, target, edge, row, e, t, h, heads, zero)
-                share = pull_back(alpha[e * heads + h], grad[e * heads + h], total, score, slope)
-                to_edges[e * heads + h] = share
-                own += share
-            to_targets[t * heads + h] = own
+            total[own + h] = to_targets[own + h] = zero
+        for e in range(first, last):
+            for h in range(heads):
+                total[own + h] += alpha[e * heads + h] * grad[e * heads + h]
+        for e in range(first, last):
+            for h in range(heads):
+                at = e * heads + h
+                share = pull_back(alpha[at], grad[at], total[own + h], to_edges[at], slope)
+                to_edges[at] = share
+                to_targets[own + h] += share
 
 
 @gpu_kernel("T[] T[] T[] T[] T[] I[] I[] i8 i8 i4 i4 f8 T[] T[] T[]", T=("f4", "f8"), I=("i4", "i8"))

@@ -181,9 +181,13 @@ def softmax_edges(source: Tensor | None, target: Tensor | None, edge: Tensor | N
         run_gpu(kernels.softmax_edges_gpu, _grid(num_targets * heads, lane_bits), *scores, indptr.contiguous(), row,
                 num_edges, num_targets, heads, lane_bits, int(loops), slope, alpha.view(-1))  # fmt: skip
     else:
+        of_targets = alpha.new_empty(num_targets * heads)
         with threads_for(alpha.numel()):
-            run_cpu(kernels.softmax_edges_cpu, *scores, indptr, row, num_edges, num_targets, heads, int(loops),
-                    _scalar(slope, alpha), alpha.view(-1))  # fmt: skip
+            run_cpu(kernels.add_scores_cpu, *scores, indptr, row, num_edges, num_targets, heads, alpha.view(-1))
+            run_cpu(kernels.shift_scores_cpu, indptr, row, num_edges, num_targets, heads, int(loops),
+                    _scalar(slope, alpha), of_targets, alpha.view(-1))  # fmt: skip
+            alpha.exp_()
+            run_cpu(kernels.divide_shares_cpu, indptr, num_edges, num_targets, heads, of_targets, alpha.view(-1))
     return alpha
 
 
@@ -209,8 +213,23 @@ def pull_softmax(grad: Tensor, alpha: Tensor, source: Tensor | None, target: Ten
                 to_sources.view(-1))  # fmt: skip
     else:
         with threads_for(alpha.numel()):
+            run_cpu(kernels.add_scores_cpu, *given[2:], indptr, row, num_edges, num_targets, heads, to_edges.view(-1))
+            run_cpu(kernels.pull_softmax_cpu, *given[:2], indptr, num_edges, num_targets, heads, _scalar(slope, alpha),
+                    torch.empty_like(to_targets).view(-1), to_edges.view(-1), to_targets.view(-1))  # fmt: skip
+    return to_edges, to_targets, to_sources
+    given = [grad.detach().to(alpha.dtype).reshape(-1), alpha.view(-1),
+             *(_flat(part, alpha) for part in (source, target, edge))]  # fmt: skip
+    row = row.to(indptr.dtype).contiguous()
+    if runs_on_gpu(alpha):
+        lane_bits = _lane_bits(max_degree)
+        run_gpu(kernels.pull_softmax_gpu, _grid(num_targets * heads, lane_bits), *given, indptr.contiguous(), row,
+                num_edges, num_targets, heads, lane_bits, slope, to_edges.view(-1), to_targets.view(-1),
+                to_sources.view(-1))  # fmt: skip
+    else:
+        with threads_for(alpha.numel()):
             run_cpu(kernels.pull_softmax_cpu, *given, indptr, row, num_edges, num_targets, heads,
-                    _scalar(slope, alpha), to_edges.view(-1), to_targets.view(-1))  # fmt: skip
+                    _scalar(slope, alpha), torch.empty_like(to_targets).view(-1), to_edges.view(-1),
+                    to_targets.view(-1))  # fmt: skip
     return to_edges, to_targets, to_sources
 
 
