@@ -5,6 +5,11 @@ from contextlib import contextmanager
 from pyg_direct.ops import aggregate_kernels, attend, softmax
 
 _MODULES = (aggregate_kernels, attend, softmax)
+# Of attention that is not one launch: the softmax, and the sum. On a CPU the softmax is three loops.
+TWO_LAUNCHES = {
+    "gpu": ["softmax_edges_gpu", "sum_rows_gpu"],
+    "cpu": ["add_scores_cpu", "shift_scores_cpu", "divide_shares_cpu", "sum_rows_cpu"],
+}
 
 
 def of_attention(names):

@@ -166,9 +166,9 @@ def inlined(fn: Callable[..., Any], **steps: Callable[..., Any]) -> Callable[...
 class CpuKernel:
     """A loop over arrays, compiled by Numba for this machine when first called and cached on disk."""
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], any_order: bool = False) -> None:
         functools.update_wrapper(self, fn)
-        self._fn = fn
+        self._fn, self._any_order = fn, any_order
         self._compiled: dict[bool, Any] = {}
         self._known: set[tuple[Any, ...]] = set()
         _FUNCTIONS.append(fn)
@@ -210,7 +210,8 @@ class CpuKernel:
         previous, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
         try:
             fn = place_source(self._fn, folder)
-            return numba.njit(fn, parallel=parallel, nogil=True, cache=True, error_model="numpy")
+            return numba.njit(fn, parallel=parallel, nogil=True, cache=True, error_model="numpy",
+                              fastmath={"reassoc", "nsz", "contract"} if self._any_order else False)  # fmt: skip
         finally:
             numba.config.CACHE_DIR = previous
 
@@ -218,6 +219,11 @@ class CpuKernel:
 def cpu_kernel(fn: Callable[..., Any]) -> CpuKernel:
     """Declare a CPU loop over arrays (`prange` runs it on all of Numba's threads)."""
     return CpuKernel(fn)
+
+
+def cpu_reduction(fn: Callable[..., Any]) -> CpuKernel:
+    """The same, whose sums are added up in an order that suits vector instructions: in another on other processors."""
+    return CpuKernel(fn, any_order=True)
 
 
 @contextlib.contextmanager

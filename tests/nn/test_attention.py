@@ -10,7 +10,7 @@ from pyg_direct import accelerate
 from pyg_direct.kernels.jit import SIMULATED
 from pyg_direct.nn.attention import _Scores
 from pyg_direct.ops.launch import runs_on_gpu
-from tests.launches import counted_launches, of_attention
+from tests.launches import TWO_LAUNCHES, counted_launches, of_attention
 from tests.nn.convolutions import WIDTH, Batch, assert_near
 
 LAYERS = {
@@ -29,7 +29,7 @@ def expected_launches(x, name):
     if runs_on_gpu(x) and not SIMULATED and "channel" not in name:
         return ["attend_rows_gpu"]
     place = "gpu" if runs_on_gpu(x) else "cpu"
-    return [f"softmax_edges_{place}", f"sum_rows_{place}"]
+    return TWO_LAUNCHES[place]
 
 
 def give(conv, x):

@@ -13,7 +13,7 @@ from pyg_direct.ops.attend import attend
 from pyg_direct.ops.launch import runs_on_gpu
 from pyg_direct.ops.softmax import softmax
 from tests.aggregates import TOLERANCE, assert_near, hub_edges
-from tests.launches import counted_launches, of_attention
+from tests.launches import TWO_LAUNCHES, counted_launches, of_attention
 from tests.ops.test_softmax import NUM_NODES, NUM_TARGETS, Graph
 from tests.poison import poisoned_memory
 from tests.reference.attend import attend as reference
@@ -23,10 +23,6 @@ GIVEN = {"source and target": (True, True, False), "edge": (False, False, True)}
 SHAPES = (
     [(1, 1), (2, 3), (2, 4)] if SIMULATED else [(1, 1), (1, 3), (2, 3), (2, 4), (1, 47), (3, 16), (1, 160), (8, 32)]
 )
-TWO_LAUNCHES = {
-    "gpu": ["softmax_edges_gpu", "sum_rows_gpu"],
-    "cpu": ["add_scores_cpu", "shift_scores_cpu", "divide_shares_cpu", "sum_rows_cpu"],
-}
 
 
 def make(graph, given, heads, channels, dtype=torch.float32):
