@@ -21,6 +21,11 @@ from pyg_direct.nn.joined_edges import JoinedEdges, Relation, begin_apart, join_
 from pyg_direct.nn.sorted import SortedEdges
 from pyg_direct.nn.trimmed import is_linear
 from pyg_direct.ops.aggregate import DTYPES
+from pyg_direct.ops.launch import runs_on_gpu
+
+# Bytes of what the edges of all relations of GATv2Conv are scored by, above which a CPU takes each by itself: these
+# stay in its caches.
+_MOST_BYTES = 1 << 20
 
 
 def read(module: Any, x: Tensor, own: Tensor) -> Hashable:
@@ -75,9 +80,13 @@ def convolve(relations: Sequence[Relation]) -> list[Tensor]:
     return _sum(relations, made, (by_source, by_target, None), edges, relations[0].conv.negative_slope, used)
 
 
-def convolve_v2(relations: Sequence[Relation]) -> list[Tensor]:
-    """What each GATv2Conv returns."""
+def convolve_v2(relations: Sequence[Relation]) -> list[Tensor] | None:
+    """What each GATv2Conv returns; None where each is faster by itself."""
     first, used = relations[0].conv, [True] * len(relations)
+    counts = [relation.edge_index.shape[1] for relation in relations]
+    rows = relations[0].sources
+    if not runs_on_gpu(rows) and sum(counts) * first.heads * first.out_channels * rows.element_size() > _MOST_BYTES:
+        return None
     matrices = [_matrices(relation.conv) for relation in relations]
     made, others = (
         multiply_apart(rows, [matrix.weight for matrix in side], used, [matrix.bias for matrix in side])
@@ -86,7 +95,6 @@ def convolve_v2(relations: Sequence[Relation]) -> list[Tensor]:
     )  # fmt: skip
     edges = join_edges(relations, *begin_apart(relations))
     both = made.index_select(0, edges.row) + others.index_select(0, edges.target)
-    counts = [relation.edge_index.shape[1] for relation in relations]
     scores = _Scores.apply(both.view(-1, first.heads, first.out_channels), used, counts, first.negative_slope,
                            *(relation.conv.att for relation in relations))  # fmt: skip
     # What scores are sums of is bent already.

@@ -8,7 +8,7 @@ from torch.nn import Linear, ReLU, Sequential
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv, SAGEConv, to_hetero
 
 from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.nn import attention, gcn, gin, joined_edges, joined_gcn, joined_gin, typed_layer
+from pyg_direct.nn import attention, gcn, gin, joined_attention, joined_edges, joined_gcn, joined_gin, typed_layer
 from tests.hetero_data import make_hetero
 from tests.nn.convolutions import assert_near
 from tests.nn.test_joined import run
@@ -198,6 +198,20 @@ def test_large_sums_of_gin_are_by_themselves_on_a_cpu(calls, monkeypatch):
         assert_near(run(model, x, edges), expected)
 
     assert calls == [*EXPECTED["gin"], *["gin.add_own"] * len(edges)]
+
+
+def test_many_edges_of_gatv2_are_by_themselves_on_a_cpu(calls, monkeypatch):
+    x, edges = make_batch(dtype=torch.float64)
+    model = make_layer("gatv2", x, edges).double()
+    expected = run(model, x, edges)
+    accelerate(model)
+    size = 8 * 8 * sum(pair.shape[1] for pair in edges.values())
+
+    for most in (size, size - 1):
+        monkeypatch.setattr(joined_attention, "_MOST_BYTES", most)
+        assert_near(run(model, x, edges), expected)
+
+    assert calls == EXPECTED["gat"] * (1 + len(edges))
 
 
 def make_double(kind, gcn_width):
