@@ -141,13 +141,18 @@ class _Scores(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # In what torch can differentiate once more.
         both, *vectors = ctx.saved_tensors
         counts, wants, grad = list(ctx.counts), ctx.needs_input_grad[4:], grad.unsqueeze(-1)
         to_both = None
-        if ctx.needs_input_grad[0]:
+        if ctx.needs_input_grad[0] and torch.is_grad_enabled():
+            # In what torch can differentiate once more.
             spread = torch.cat([part * vector for part, vector in zip(grad.split(counts), vectors, strict=True)])
             to_both = torch.where(both > 0, spread, spread * ctx.slope)
+        elif ctx.needs_input_grad[0]:
+            spread = torch.empty_like(both)
+            for part, vector, rows in zip(grad.split(counts), vectors, spread.split(counts), strict=True):
+                torch.mul(part, vector, out=rows)
+            to_both = torch.ops.aten.leaky_relu_backward(spread, both, ctx.slope, False)
         found: list[Tensor | None] = [None] * len(vectors)
         bent = F.leaky_relu(both, ctx.slope).split(counts)
         for i, (part, rows) in enumerate(zip(grad.split(counts), bent, strict=True)):
