@@ -34,6 +34,18 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep what was renamed in a folder, where the system opens folders: Windows does not."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def recall(kind: str, key: str, measure: Callable[[], Any], is_valid: Callable[[Any], bool]) -> Any:
     """A measured fact: as it was kept, or measured now and kept.
 

@@ -67,6 +67,14 @@ for module, names in ((os, ["sched_getaffinity", "memfd_create", "MFD_CLOEXEC", 
     for name in names:
         delattr(module, name)
 sys.platform = "elsewhere"
+plain_open = os.open
+
+def open_no_folder(path, *args, **kwargs):
+    if os.path.isdir(path):
+        raise PermissionError(13, "a folder", str(path))
+    return plain_open(path, *args, **kwargs)
+
+os.open = open_no_folder
 
 import pyg_direct
 for module in pkgutil.walk_packages(pyg_direct.__path__, "pyg_direct."):
@@ -86,6 +94,9 @@ for batch in loader:
 np.save(sys.argv[2], data.x.numpy())
 feature = pyg_direct.Feature(host_cache_size=64).from_file(sys.argv[2])
 assert torch.equal(feature[ids % 100], data.x[ids % 100])
+pyg_direct.save_rows(sys.argv[2], data.x)
+from pyg_direct.distributed import partition_graph
+partition_graph(sys.argv[2] + ".parts", data.edge_index, 2, num_nodes=100, progress=False)
 shared = data.x.clone()
 assert torch.equal(share(shared).view(torch.float32, (100, 4)), data.x)
 done = CliRunner().invoke(pyg_direct.cli.app.app, ["doctor", "--json"])

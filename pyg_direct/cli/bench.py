@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -90,6 +91,13 @@ def bench(
 
     Exit codes: 0 measured, 1 a part could not be measured, 2 bad usage.
     """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        # What is measured is to be kept.
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(f"--out must be a folder that can be written: {error}") from error
     on_gpu = torch.cuda.is_available()
     size = choose_size(count_cores(), available_bytes(), free_bytes(torch.cuda.current_device()) if on_gpu else None,
                        quick=quick)  # fmt: skip
@@ -100,7 +108,6 @@ def bench(
     entries = [to_json(row, machine) for row in rows]
     path = out / f"pyg_direct_bench_{machine.gpu.split()[-1].lower() if on_gpu else 'cpu'}.json"
     if entries:
-        out.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(entries, indent=1) + "\n")
     picture = _draw(entries, path.with_suffix(".png"))
     if as_json:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pyg_direct.disk import cache_root
@@ -100,17 +101,22 @@ def cache(
     """
     entries = [entry for entry in list_kept() if only in (None, entry.kind)]
     failed: list[str] = []
+    removed: list[Entry] = []
     if action is Action.clear:
         for entry in entries:
             try:
                 remove(entry)
+                removed.append(entry)
             except OSError as error:
                 failed.append(f"{entry.path}: {error}")
     if as_json:
         typer.echo(json.dumps({"folder": str(cache_root()), "action": action.value, "failed": failed,
                                "entries": [_to_json(entry) for entry in entries]}, indent=1))  # fmt: skip
     else:
-        _print(entries, action, failed)
+        if action is Action.clear:
+            _tell(len(entries), removed, failed)
+        else:
+            _print(entries)
     raise typer.Exit(int(bool(failed)))
 
 
@@ -123,18 +129,23 @@ def _to_json(entry: Entry) -> dict[str, Any]:
             "facts": facts}  # fmt: skip
 
 
-def _print(entries: list[Entry], action: Action, failed: list[str]) -> None:
+def _tell(count: int, removed: list[Entry], failed: list[str]) -> None:
+    """What of so many entries is gone, and why others are not."""
+    console = Console(highlight=False, markup=False)
+    total = in_words(sum(entry.num_bytes for entry in removed))
+    console.print(f"cleared {len(removed)} of {count} in {cache_root()}, {total}")
+    for sentence in failed:
+        console.print(sentence)
+
+
+def _print(entries: list[Entry]) -> None:
     console = Console(highlight=False)
     total = in_words(sum(entry.num_bytes for entry in entries))
-    if action is Action.clear:
-        console.print(f"cleared {len(entries) - len(failed)} of {len(entries)} in {cache_root()}, {total}")
-        for sentence in failed:
-            console.print(sentence, markup=False)
-        return
-    table = Table(title=str(cache_root()), title_justify="left")
+    table = Table(title=escape(str(cache_root())), title_justify="left")
     for name in ("kind", "name", "files", "size"):
         table.add_column(name, justify="right" if name in ("files", "size") else "left")
     for entry in entries:
-        table.add_row(entry.kind.value, entry.path.name, str(entry.num_files), in_words(entry.num_bytes))
+        table.add_row(entry.kind.value, escape(entry.path.name), str(entry.num_files), in_words(entry.num_bytes))
     console.print(table)
-    console.print(f"{total} in all; `pyg-direct cache clear --only old` deletes what no longer serves")
+    hint = "; `pyg-direct cache clear --only old` deletes what no longer serves"
+    console.print(f"{total} in all{hint if any(entry.kind is Kind.old for entry in entries) else ''}")

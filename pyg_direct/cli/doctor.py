@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pyg_direct.cli.advice import Finding, find_faults, judge_plan, judge_rates
@@ -100,28 +101,24 @@ def _look_at_link(facts: dict[str, Any], measure: bool) -> list[Finding]:
 
 def _print(facts: dict[str, Any], findings: list[Finding]) -> None:
     console = Console(highlight=False)
+    # Words of the system and paths, which may hold brackets, are no markup.
     for title, rows in _sections(facts).items():
         table = Table(title=title, title_justify="left", title_style="bold", show_header=False, min_width=60)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         if rows:
             console.print(table)
     table = Table(title="What to do", title_justify="left", title_style="bold", min_width=60)
     for name in ("", "found", "do"):
         table.add_column(name, overflow="fold")
     for finding in findings:
-        # Words of the system, which may hold brackets, are no markup.
-        table.add_row(f"[{_STYLES[finding.level]}]{finding.level}[/]", *map(_escape, (finding.what, finding.how)))
+        table.add_row(f"[{_STYLES[finding.level]}]{finding.level}[/]", *map(escape, (finding.what, finding.how)))
     if findings:
         console.print(table)
     num_fixes = sum(finding.level == "fix" for finding in findings)
     console.print("fine: nothing to fix" if num_fixes == 0 else f"to fix: {num_fixes}")
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def _sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
@@ -143,7 +140,7 @@ def _sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
     versions += [(name, version or "missing") for name, version in facts["packages"].items()]
     extras = [(name, version or f"not installed; {OPTIONAL[name][1]}: extra {OPTIONAL[name][0]}")
               for name, version in facts["optional"].items()]  # fmt: skip
-    sections = {"Machine": machine, "Versions": versions, "Optional": [(a, _escape(b)) for a, b in extras]}
+    sections = {"Machine": machine, "Versions": versions, "Optional": extras}
     sections |= {f"GPU {gpu['index']}": _describe_gpu(gpu) for gpu in facts["gpus"]}
     links = [(f"{link['reader']} reads {link['owner']}",
               "no" if not link["can_read"] else "over NVLink" if link["is_nvlink"] else "over PCIe")

@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from pyg_direct.disk import sync_folder
 from pyg_direct.distributed.assign import METHODS
 from pyg_direct.distributed.book import check_num_parts
 from pyg_direct.distributed.build import Builder
@@ -84,16 +85,7 @@ def partition_graph(
     journal = Journal(partial, {**inputs.identify(), "num_parts": num_parts, "direction": direction, "seed": seed})
     manifest = Builder(partial, journal, inputs, num_parts, direction, piece, seed, progress).build()
     journal.remove()
-    _sync(partial)
+    sync_folder(partial)
     os.rename(partial, folder)
-    _sync(folder.parent)
+    sync_folder(folder.parent)
     return manifest
-
-
-def _sync(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.disk import sync_folder
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError
 from pyg_direct.features.rowfile import SAFETENSORS, as_tensor
 from pyg_direct.progress import Bar
@@ -103,11 +104,7 @@ def _write(path: Path, header: bytes, rows: Tensor, num_bytes: int) -> None:
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)

@@ -37,7 +37,7 @@ def check_ranking(hotness: str, presample: float | None) -> None:
     if presample is None:
         return
     if isinstance(presample, bool) or not isinstance(presample, (int, float)) or not 0 < presample <= 1000:
-        raise ArgumentError(f"presample must be a number of epochs above 0, got {presample!r}")
+        raise ArgumentError(f"presample must be a number of epochs above 0 and at most 1000, got {presample!r}")
 
 
 def rank_rows(loader: Any, placed: PlacedTopology, plan: Any) -> Listing:

@@ -30,5 +30,6 @@ def parse_size(size: int | str, whole: int | None = None, name: str = "device_ca
         return int(float(share[1]) / 100 * whole)
     match = _PATTERN.fullmatch(size)
     if match is None:
-        raise ArgumentError(f"{name} must look like 1000, '200M', '0.9G', '3GB' or '20%', got {size!r}")
+        like = "1000, '200M', '0.9G' or '3GB'" if whole is None else "1000, '200M', '0.9G', '3GB' or '20%'"
+        raise ArgumentError(f"{name} must look like {like}, got {size!r}")
     return int(float(match[1]) * _UNITS[match[2].upper()])

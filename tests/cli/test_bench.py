@@ -71,6 +71,18 @@ def test_an_interrupted_run_keeps_what_it_has(parts, tmp_path):
     assert len(json.loads(next(tmp_path.glob("*.json")).read_text())) == 2
 
 
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(folder, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(bench_module, "_measure", lambda *args: pytest.fail("measured"))
+
+    done = invoke(str(tmp_path / folder))
+
+    assert done.exit_code == 2
+    assert "--out" in done.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 @pytest.mark.slow
 def test_every_part_is_measured_on_a_cpu():
     rows, failed = bench_module._measure(Size(0.001, 64, 2, 1 << 20, ()), on_gpu=False)

@@ -87,3 +87,42 @@ def test_a_folder_that_is_not_there_holds_nothing(root, monkeypatch):
 
 def test_an_unknown_action_is_bad_usage():
     assert invoke("burn").exit_code == 2
+
+
+def test_brackets_in_paths_are_shown_as_they_are(monkeypatch, tmp_path):
+    folder = tmp_path / "au[" / "red]x"
+    folder.mkdir(parents=True)
+    (folder / "[bold]rates.json").write_text("{}")
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(folder))
+
+    shown, cleared = invoke(), invoke("clear")
+
+    assert (shown.exit_code, cleared.exit_code) == (0, 0)
+    assert "au[/red]x" in shown.stdout.replace("\n", "")
+    assert "[bold]rates.json" in shown.stdout
+    assert "au[/red]x" in cleared.stdout.replace("\n", "")
+
+
+def test_only_what_could_be_deleted_is_counted(root, monkeypatch):
+    plain = cache_module.remove
+
+    def refuse(entry):
+        if entry.kind is cache_module.Kind.old:
+            raise OSError("no right")
+        plain(entry)
+
+    monkeypatch.setattr(cache_module, "remove", refuse)
+
+    done = invoke("clear")
+
+    assert done.exit_code == 1
+    assert "cleared 3 of 4" in done.stdout
+    assert "21 B" in done.stdout
+
+
+def test_old_kernels_are_told_of_where_there_are_some(root):
+    assert "--only old" in invoke().stdout
+
+    invoke("clear", "--only", "old")
+
+    assert "--only old" not in invoke().stdout

@@ -339,3 +339,14 @@ def test_the_plan_is_what_a_loader_announces(caplog):
     said = "".join(record.getMessage() for record in caplog.records).replace("on cuda:0", "cuda")
     for part in plan.parts:
         assert describe([part]) in said
+
+
+def test_brackets_in_paths_are_shown_as_they_are(monkeypatch, tmp_path):
+    folder = tmp_path / "au[" / "red]x"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(folder))
+
+    done = invoke("--no-measure")
+
+    assert done.exit_code in (0, 1), done.output
+    assert "red]x" in done.stdout

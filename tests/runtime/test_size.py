@@ -38,6 +38,13 @@ def test_a_share_needs_a_whole():
         parse_size("20%")
 
 
+def test_a_share_is_offered_where_there_is_a_whole():
+    with pytest.raises(ArgumentError, match="or '3GB', got '20%'"):
+        parse_size("20%")
+    with pytest.raises(ArgumentError, match="or '20%', got 'much'"):
+        parse_size("much", 1000)
+
+
 def test_more_than_all_rows_is_refused():
     with pytest.raises(ArgumentError, match=r"must be at most 100%, got '101%'"):
         parse_size("101%", 1000)
