@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,6 +46,10 @@ class _Alone:
         self.device, self.rank, self.size = device, number, count
         self.sent: Counter[str] = Counter()
         self._pool = ThreadPoolExecutor(1, "pyg_direct_client")
+        self._followed: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+
+    def follow(self, steps: Any) -> None:
+        self._followed[steps] = None
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         return self._pool.submit(fn, *args)
@@ -59,6 +64,8 @@ class _Alone:
         """Nothing is exchanged."""
 
     def close(self) -> None:
+        for steps in list(self._followed):
+            steps.cut()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -86,6 +86,17 @@ def test_a_slow_server_slows_the_client_only(folder):
     assert threading.active_count() <= before + 1
 
 
+def test_a_client_that_closes_in_an_epoch_says_so(folder):
+    graph = ClientGraph(ServersHere(folder), device="cpu")
+    batches = iter(DistNeighborLoader(graph, [2], SEEDS, batch_size=5))
+    next(batches)
+
+    graph.close()
+
+    with pytest.raises(ArgumentError, match="the graph must be open until the last batch of an epoch, got a closed"):
+        next(batches)
+
+
 def test_errors_name_the_argument(folder):
     with pytest.raises(ArgumentError, match="servers must be one for each of the 2 parts, got 1"):
         ClientGraph(ServersHere(folder, size=1))

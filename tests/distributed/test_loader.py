@@ -1,5 +1,8 @@
 """Loaders of a graph in parts, in several processes, give the batches of one machine, bit for bit."""
 
+import gc
+import sys
+
 import pytest
 import torch
 
@@ -162,6 +165,32 @@ def test_uneven_ranks_never_wait_for_each_other(ranks):
     assert [found[:2] for found in ranks] == [[0, 0], [3, 3], [6, 6]]
     assert [found[2] for found in ranks] == [9, 2, 9]
     assert [len(found[3]) for found in ranks] == [1, 0, 0]
+
+
+def close_early(rank, folder):
+    ignored = []
+    sys.unraisablehook = lambda failure: ignored.append(str(failure.exc_value))
+    with open_graph(folder) as graph:
+        batches = iter(DistNeighborLoader(graph, [3, 2], torch.arange(100), batch_size=10, seed=1))
+        count = 1 + len(list(batches)) if next(batches) and rank == 1 else 1
+    said = ""
+    if rank == 0:
+        try:
+            next(batches)
+        except ArgumentError as error:
+            said = str(error)
+    del batches
+    gc.collect()
+    return count, said, ignored
+
+
+def test_a_rank_that_closes_the_graph_in_an_epoch_serves_the_others(tmp_path):
+    write_data(tmp_path / "p", make_data(), 2)
+
+    first, second = run_ranks(close_early, 2, tmp_path / "p")
+
+    assert first == (1, "the graph must be open until the last batch of an epoch, got a closed one", [])
+    assert second == (5, "", [])
 
 
 def test_a_part_holds_no_more_than_its_share(tmp_path):
