@@ -167,6 +167,44 @@ def test_uneven_ranks_never_wait_for_each_other(ranks):
     assert [len(found[3]) for found in ranks] == [1, 0, 0]
 
 
+def run_own(rank, folder):
+    """Batches of nodes and of links that rank 0 has one of and rank 1 four, in two epochs; and what is refused."""
+    found, refused = {}, []
+    for whole in (False, True):
+        with open_graph(folder, share_graph=whole) as graph:
+            seeds = torch.arange(10 + 25 * rank)
+            for uneven in ("pad", "drop", "keep"):
+                options = {"batch_size": 10, "ranks": "own", "uneven": uneven, "seed": 1}
+                loaders = [DistNeighborLoader(graph, [3, 2], seeds, **options),
+                           DistLinkNeighborLoader(graph, [3, 2], seeds.repeat(2, 1), **options)]  # fmt: skip
+                found[whole, uneven] = [[len(loader), *(batch.input_id.tolist() for _ in range(2) for batch in loader)]
+                                        for loader in loaders]  # fmt: skip
+            order = {"batch_size": 10, "sampler": [1, 0]}
+            for nodes, more in ((seeds[: 10 * rank], {}), (seeds, order)):
+                with pytest.raises(ArgumentError) as error:
+                    DistNeighborLoader(graph, [3], nodes, ranks="own", uneven="pad", seed=1, **more)
+                refused.append(str(error.value))
+    return found, refused
+
+
+def test_ranks_with_seeds_of_their_own_have_equally_many_batches(tmp_path):
+    write_data(tmp_path / "p", make_data(), 2)
+
+    ranks = run_ranks(run_own, 2, tmp_path / "p")
+
+    cut = [list(range(35))[start : start + 10] for start in range(0, 35, 10)]
+    for whole in (False, True):
+        for place in range(2):
+            own = [{uneven: found[whole, uneven][place] for uneven in ("pad", "drop", "keep")} for found, _ in ranks]
+            assert own[0] == {"pad": [4, *cut[:1] * 8], "drop": [1, *cut[:1] * 2], "keep": [1, *cut[:1] * 2]}
+            assert own[1] == {"pad": [4, *cut, *cut], "drop": [1, *cut[:1] * 2], "keep": [4, *cut, *cut]}
+    for _, refused in ranks:
+        none, order = refused[:2]
+        assert none == ("input_nodes, or links, must give each process a batch with ranks='own' and uneven='pad', got "
+                        "none on rank 0")  # fmt: skip
+        assert order == "uneven must be 'keep' with ranks='own' and a sampler, batch_sampler or generator, got 'pad'"
+
+
 def close_early(rank, folder):
     ignored = []
     sys.unraisablehook = lambda failure: ignored.append(str(failure.exc_value))
