@@ -194,7 +194,8 @@ class ClientGraph(DistGraph):
     Args:
         servers: The way to the servers, such as `serve` of `pyg_direct.distributed.engine` gives it.
         device: Where batches are; None is the current GPU if there is one, else the CPU.
-        client: (number of this client, number of clients) whose batches together are those of one machine.
+        client: (number of this client, number of clients) whose batches together are those of one machine; their
+            loaders need equal seeds.
     """
 
     def __init__(self, servers: Servers, *, device: Device = None, client: tuple[int, int] = (0, 1)) -> None:

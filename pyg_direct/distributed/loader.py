@@ -112,7 +112,11 @@ def _options(graph: Any, seed: int | None, ranks: Any, kwargs: dict[str, Any]) -
         raise ArgumentError(f"ranks must be 'auto' or 'own', got {ranks!r}")
     if seed is None:
         # Numbers that are exchanged are at least 0.
-        seed = graph.communicator.run(graph.communicator.agree, resolve_seed(None) % 2**62)[0]
+        agreed = graph.communicator.run(graph.communicator.agree, resolve_seed(None) % 2**62)
+        if ranks == "auto" and len(agreed) < graph.communicator.size:
+            raise ArgumentError(f"seed must be given, equal in all {graph.communicator.size} clients that share the "
+                                "batches, as they do not know each other, got None")  # fmt: skip
+        seed = agreed[0]
     if ranks == "own":
         # Seeds of its own, and draws of its own for them.
         return {"seed": derive_key(resolve_seed(seed), graph.rank, 0), "ranks": None}
@@ -138,7 +142,8 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
             training nodes of its part, of which more neighbors are near.
         uneven: Where processes have different numbers of batches; see `NeighborLoader`. With `ranks="own"`, `pad` gives
             each as many as the one with most has, and `drop` as many as the one with fewest; all make the loader then.
-        seed: Seed of shuffling and draws, equal in all processes; None draws one from the generator of torch on rank 0.
+        seed: Seed of shuffling and draws, equal in all processes; None draws one from the generator of torch on rank 0,
+            which clients of servers cannot where several share the batches.
         prefetch: Batches made ahead.
         input_id: An id for each seed, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.
