@@ -148,9 +148,16 @@ class Channels(threading.local):
         self._meet, self._timeout = meet, timeout
         # None for servers of other hosts.
         self._channels: dict[int, Channel | None] = {}
+        # Parts that were told something and not heard yet.
+        self._unheard: set[int] = set()
 
     def tell(self, method: str, questions: Mapping[int, tuple[Any, ...]]) -> list[int]:
-        """Put questions to the servers of these parts; returns those who have theirs."""
+        """Put questions to the servers of these parts; returns those who have theirs.
+
+        Answers to questions before that were not heard, after an error or an interrupt, are never given.
+        """
+        for part in list(self._unheard):
+            self._drop(part)
         told = []
         for part, question in questions.items():
             if part not in self._channels:
@@ -158,6 +165,7 @@ class Channels(threading.local):
             channel = self._channels[part]
             if channel is None:
                 continue
+            self._unheard.add(part)
             try:
                 channel.send((method, question))
                 told.append(part)
@@ -175,6 +183,7 @@ class Channels(threading.local):
         assert channel is not None, "it was told something"
         try:
             has_answer, answer = channel.receive(self._timeout)
+            self._unheard.discard(part)
             return has_answer, answer
         except TimeoutError as error:
             self._drop(part)
@@ -185,6 +194,7 @@ class Channels(threading.local):
 
     def _drop(self, part: int) -> None:
         """Meet the server anew before the next question: it may come back on another host."""
+        self._unheard.discard(part)
         channel = self._channels.pop(part)
         assert channel is not None
         channel.close()

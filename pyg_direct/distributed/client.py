@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,6 +46,10 @@ class _Alone:
         self.device, self.rank, self.size = device, number, count
         self.sent: Counter[str] = Counter()
         self._pool = ThreadPoolExecutor(1, "pyg_direct_client")
+        self._followed: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+
+    def follow(self, steps: Any) -> None:
+        self._followed[steps] = None
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         return self._pool.submit(fn, *args)
@@ -59,6 +64,8 @@ class _Alone:
         """Nothing is exchanged."""
 
     def close(self) -> None:
+        for steps in list(self._followed):
+            steps.cut()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -187,7 +194,8 @@ class ClientGraph(DistGraph):
     Args:
         servers: The way to the servers, such as `serve` of `pyg_direct.distributed.engine` gives it.
         device: Where batches are; None is the current GPU if there is one, else the CPU.
-        client: (number of this client, number of clients) whose batches together are those of one machine.
+        client: (number of this client, number of clients) whose batches together are those of one machine; their
+            loaders need equal seeds.
     """
 
     def __init__(self, servers: Servers, *, device: Device = None, client: tuple[int, int] = (0, 1)) -> None:

@@ -19,7 +19,7 @@ from ray._private import ray_constants, services
 from pyg_direct.distributed.channel import Channels
 from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.distributed.serving import QUESTIONS, PartServer
-from pyg_direct.errors import RankError
+from pyg_direct.errors import ArgumentError, RankError
 
 _NAMESPACE = "pyg_direct"
 # Ray's switch for clusters of several hosts on systems where it keeps to one by default.
@@ -36,11 +36,14 @@ class RayServers:
         name: What `serve` called them.
         size: Their number.
         timeout: Seconds that an answer is waited for, a server that is started anew included.
+
+    Raises:
+        ArgumentError: no servers have this name, or fewer than so many.
     """
 
     def __init__(self, name: str, size: int, timeout: float = 300) -> None:
         self.size, self._timeout = size, timeout
-        self._actors = [ray.get_actor(f"{name}/{part}", namespace=_NAMESPACE) for part in range(size)]
+        self._actors = [_find_server(name, part, size) for part in range(size)]
         # Servers that this program started live as long as this.
         self._started: list[Any] = []
         self._channels = Channels(self._meet, timeout)
@@ -91,6 +94,9 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
             Newer versions of Ray give that one a token, which other programs of the user are let in with where
             `RAY_AUTH_MODE=token` is set for them.
         check, timeout: See `GraphPart`, `RayServers`.
+
+    Raises:
+        ArgumentError: servers that are there have this name.
     """
     _start(address)
     size = Manifest.read(folder).num_parts
@@ -100,7 +106,10 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
         options = server.options(name=f"{name}/{part}", namespace=_NAMESPACE, num_cpus=num_cpus, num_gpus=num_gpus,
                                  max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")  # fmt: skip
         threads = max(1, int(num_cpus))
-        kept.append(options.remote(str(folder), part, "cuda" if num_gpus else "cpu", check, threads))
+        try:
+            kept.append(options.remote(str(folder), part, "cuda" if num_gpus else "cpu", check, threads))
+        except ValueError as error:
+            raise ArgumentError(f"name must be one that no servers have yet, got {name!r}: {error}") from error
     servers = RayServers(name, size, timeout)
     servers._started = kept
     servers.ask("books", dict.fromkeys(range(size), ()))
@@ -115,9 +124,20 @@ def connect(num_parts: int, name: str = "graph", *, address: str | None = None, 
         name: As it was given to `serve`.
         address: Of the Ray cluster, `HOST:PORT` or `auto`; None starts Ray on this host.
         timeout: Seconds to wait for an answer.
+
+    Raises:
+        ArgumentError: `serve` was not called with this name, or for fewer parts.
     """
     _start(address)
     return RayServers(name, num_parts, timeout)
+
+
+def _find_server(name: str, part: int, size: int) -> Any:
+    try:
+        return ray.get_actor(f"{name}/{part}", namespace=_NAMESPACE)
+    except ValueError as error:
+        raise ArgumentError(f"name must be that of {size} servers which serve() has started in this Ray cluster, got "
+                            f"{name!r}, of which part {part} has none") from error  # fmt: skip
 
 
 def _start(address: str | None) -> None:

@@ -13,7 +13,7 @@ from pyg_direct.distributed.attributes import DistAttributes
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.sampler import DistNeighborSampler
 from pyg_direct.errors import ArgumentError
-from pyg_direct.loader.batches import Seeds
+from pyg_direct.loader.batches import Seeds, can_share
 from pyg_direct.loader.epochs import ALONE, make_batch
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.link import LinkLoader
@@ -34,6 +34,24 @@ class _DistLoader(GeneralLoader):
     """What loaders of a graph in parts share: batches made in step with the other processes."""
 
     graph: DistGraph
+
+    def _even_out(self, ranks: str) -> None:
+        """Have as many batches as the other processes, where each has seeds of its own and `uneven` asks for it."""
+        uneven = self._ranks.uneven
+        if ranks != "own" or uneven == "keep":
+            return
+        if not can_share(self):
+            raise ArgumentError("uneven must be 'keep' with ranks='own' and a sampler, batch_sampler or generator, got "
+                                f"{uneven!r}")  # fmt: skip
+        communicator = self.graph.communicator
+        counts = communicator.run(communicator.agree, len(self))
+        if len(counts) < communicator.size:
+            raise ArgumentError("uneven must be 'keep' with ranks='own' for clients of servers, which do not know each "
+                                f"other, got {uneven!r}")  # fmt: skip
+        if uneven == "pad" and 0 in counts and max(counts) > 0:
+            raise ArgumentError("input_nodes, or links, must give each process a batch with ranks='own' and "
+                                f"uneven='pad', got none on rank {counts.index(0)}")  # fmt: skip
+        self._ranks.num_steps = max(counts) if uneven == "pad" else min(counts)
 
     def _prepare(self) -> Any:
         if self._general is None:
@@ -94,7 +112,11 @@ def _options(graph: Any, seed: int | None, ranks: Any, kwargs: dict[str, Any]) -
         raise ArgumentError(f"ranks must be 'auto' or 'own', got {ranks!r}")
     if seed is None:
         # Numbers that are exchanged are at least 0.
-        seed = graph.communicator.run(graph.communicator.agree, resolve_seed(None) % 2**62)[0]
+        agreed = graph.communicator.run(graph.communicator.agree, resolve_seed(None) % 2**62)
+        if ranks == "auto" and len(agreed) < graph.communicator.size:
+            raise ArgumentError(f"seed must be given, equal in all {graph.communicator.size} clients that share the "
+                                "batches, as they do not know each other, got None")  # fmt: skip
+        seed = agreed[0]
     if ranks == "own":
         # Seeds of its own, and draws of its own for them.
         return {"seed": derive_key(resolve_seed(seed), graph.rank, 0), "ranks": None}
@@ -112,13 +134,16 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
     Args:
         graph: The graph.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, input_time, transform,
-            transform_sampler_output, time_comparison, time_window, uneven: See `NeighborLoader`.
+            transform_sampler_output, time_comparison, time_window: See `NeighborLoader`.
         input_nodes: Seeds of all processes: ids, a mask, or None for all nodes; with types, a type or (type, seeds).
             Equal in all processes, unless `ranks="own"`.
         time_attr, weight_attr: Any name, to sample by the times or weights that the graph was partitioned with.
         ranks: `"auto"`: deal batches out; `"own"`: `input_nodes` are those of this process alone, for instance the
             training nodes of its part, of which more neighbors are near.
-        seed: Seed of shuffling and draws, equal in all processes; None draws one from the generator of torch on rank 0.
+        uneven: Where processes have different numbers of batches; see `NeighborLoader`. With `ranks="own"`, `pad` gives
+            each as many as the one with most has, and `drop` as many as the one with fewest; all make the loader then.
+        seed: Seed of shuffling and draws, equal in all processes; None draws one from the generator of torch on rank 0,
+            which clients of servers cannot where several share the batches.
         prefetch: Batches made ahead.
         input_id: An id for each seed, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.
@@ -141,6 +166,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         super().__init__(graph.skeleton(), sampler, input_nodes, input_time, transform, transform_sampler_output,
                          input_id=input_id, device=graph.device, prefetch=prefetch, uneven=uneven, **options,
                          **kwargs)  # fmt: skip
+        self._even_out(ranks)
 
     def _find_plan(self) -> Any:
         """The plan of uniform batches of a graph in one memory, whose samples need not take PyG's form; else None."""
@@ -220,6 +246,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         super().__init__(graph.skeleton(), sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, input_id=input_id,
                          device=graph.device, prefetch=prefetch, uneven=uneven, **options, **kwargs)  # fmt: skip
+        self._even_out(ranks)
         if graph.whole is not None and strict_negatives and neg_sampling is not None:
             kind = graph.edge_types[0] if self.input_data.input_type is None else self.input_data.input_type
             if kind in graph.edge_types:

@@ -25,14 +25,18 @@ class Share:
         rank: This process, from 0.
         count: Number of processes.
         uneven: What happens where `count` does not divide the number of batches; see `NeighborLoader`.
+        num_steps: Batches of this process, where processes with seeds of their own agreed on it; else None.
     """
 
     rank: int = 0
     count: int = 1
     uneven: str = "pad"
+    num_steps: int | None = None
 
     def count_steps(self, num_batches: int) -> int:
         """Batches of this process."""
+        if self.num_steps is not None:
+            return self.num_steps
         if self.uneven == "drop":
             return num_batches // self.count
         if self.uneven == "keep":
@@ -52,6 +56,9 @@ class Ranks:
             loader may be made before the group and sent to other processes; or (rank, number of processes).
         uneven: `pad`, `drop` or `keep`.
 
+    Attributes:
+        num_steps: See `Share`; may be set while `ranks` is None.
+
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
@@ -66,11 +73,12 @@ class Ranks:
             if not 0 <= ranks[0] < ranks[1]:
                 raise ArgumentError(f"ranks must have a rank in [0, {ranks[1]}), got {ranks[0]}")
         self.ranks, self.uneven = ranks, uneven
+        self.num_steps: int | None = None
 
     def resolve(self) -> Share:
         """This process's share, now."""
         if self.ranks is None:
-            return Share()
+            return Share(num_steps=self.num_steps)
         if self.ranks != "auto":
             return Share(self.ranks[0], self.ranks[1], self.uneven)
         if has_group():

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pyg_direct.errors import ArgumentError
 from pyg_direct.runtime.communicator import Communicator
 
 Work = tuple[int, Any]
@@ -33,11 +34,13 @@ class Steps:
                  take_part: Callable[[], Any], ahead: int) -> None:  # fmt: skip
         self._communicator, self._work, self._make, self._ahead = communicator, work, make, ahead
         self._batches: deque[Future[Any]] = deque()
-        # Ends the epoch here, once: after the last batch, at `close()`, or when this is dropped.
+        # Ends the epoch here, once: after the last batch, at `close()` or `cut()`, or when this is dropped.
         self._finish = weakref.finalize(self, communicator.submit, _serve, communicator, take_part)
         # At the end of a program the communicator is closed before.
         self._finish.atexit = False
         self._others: Future[Any] | None = None
+        self._is_cut = False
+        communicator.follow(self)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -45,6 +48,8 @@ class Steps:
     def __next__(self) -> Any:
         self._start(1 + self._ahead)
         if not self._batches:
+            if self._is_cut:
+                raise ArgumentError("the graph must be open until the last batch of an epoch, got a closed one")
             raise StopIteration
         try:
             batch, event = self._batches.popleft().result()
@@ -70,6 +75,12 @@ class Steps:
         """Make no more batches; those of the others are still taken part in."""
         self._end()
         self._batches.clear()
+
+    def cut(self) -> None:
+        """Before the communicator is closed: `close()`, and who asks for a batch that is missing hears why."""
+        if self._finish.alive:
+            self._is_cut = True
+            self.close()
 
     def wait(self) -> None:
         """Wait for the last batch of the last process; only where all of them have equally many."""

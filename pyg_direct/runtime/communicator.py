@@ -6,6 +6,7 @@ import atexit
 import queue
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -90,6 +91,8 @@ class Communicator:
         self._memory: dict[str, Tensor] = {}
         self._broken: str | None = None
         self._turns: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # What goes on until it is cut short, in the order in which it began.
+        self._followed: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # Not one that Python waits for at its end: a process that failed must be gone, so that others hear of it.
         self._worker = threading.Thread(target=self._work, name="pyg_direct_exchange", daemon=True)
@@ -111,6 +114,10 @@ class Communicator:
         event = torch.cuda.current_stream(self.device).record_event() if waits else None
         self._turns.put((done, event, fn, args))
         return done
+
+    def follow(self, steps: Any) -> None:
+        """Call `cut` of these when this is closed, as long as somebody else holds them."""
+        self._followed[steps] = None
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Have something done in its turn and wait for it; at once where its turn is now."""
@@ -329,6 +336,10 @@ class Communicator:
         """
         if not self._is_open:
             return
+        if not hasattr(sys, "last_type"):
+            # While an iterator is held the others count on this process: it takes part in their batches.
+            for steps in list(self._followed):
+                steps.cut()
         self._is_open = False
         atexit.unregister(self.close)
         self._turns.put(None)

@@ -242,6 +242,33 @@ def test_a_server_that_is_silent_is_named(folder):
     servers._servers[1]._turn.release()
 
 
+@pytest.mark.parametrize("error", [RankError, KeyboardInterrupt], ids=lambda kind: kind.__name__)
+def test_an_answer_that_nobody_heard_is_not_that_to_the_next_question(folder, monkeypatch, error):
+    servers = Servers(folder)
+    channels = Channels(servers._meet, 60)
+    kind = servers._servers[0]._part.manifest.nodes[0].name
+    nodes = [server._part.tables[kind].ids.int().numpy() for server in servers._servers]
+
+    def ask(count):
+        questions = {part: ([(kind, ["x"])], [count], own[:count]) for part, own in enumerate(nodes)}
+        assert channels.tell("read", questions) == [0, 1]
+        return questions
+
+    def fail(*_):
+        raise error
+
+    # Part 0 is given up while the answer of part 1 is on its way.
+    ask(5)
+    monkeypatch.setattr(channels._channels[0], "receive", fail)
+    with pytest.raises(error):
+        channels.hear(0)
+
+    for part, question in ask(3).items():
+        has_answer, answer = channels.hear(part)
+        assert has_answer
+        assert answer.tolist() == servers._servers[part].read(*question).tolist()
+
+
 def test_no_thread_answers_while_the_program_ends(folder):
     servers = Servers(folder)
     channels = Channels(servers._meet, 60)

@@ -86,11 +86,41 @@ def test_a_slow_server_slows_the_client_only(folder):
     assert threading.active_count() <= before + 1
 
 
+def test_a_client_that_closes_in_an_epoch_says_so(folder):
+    graph = ClientGraph(ServersHere(folder), device="cpu")
+    batches = iter(DistNeighborLoader(graph, [2], SEEDS, batch_size=5))
+    next(batches)
+
+    graph.close()
+
+    with pytest.raises(ArgumentError, match="the graph must be open until the last batch of an epoch, got a closed"):
+        next(batches)
+
+
 def test_errors_name_the_argument(folder):
     with pytest.raises(ArgumentError, match="servers must be one for each of the 2 parts, got 1"):
         ClientGraph(ServersHere(folder, size=1))
     with pytest.raises(ArgumentError, match="client must be"):
         ClientGraph(ServersHere(folder), client=(2, 2))
+
+
+def test_clients_that_share_batches_need_a_seed(folder):
+    servers = ServersHere(folder)
+    shared, alone = (ClientGraph(servers, device="cpu", client=client) for client in ((1, 2), (0, 1)))
+
+    for make, seeds in ((DistNeighborLoader, SEEDS), (DistLinkNeighborLoader, LINKS)):
+        with pytest.raises(ArgumentError, match=r"seed must be given, equal in all 2 clients .*, got None"):
+            make(shared, [2], seeds, batch_size=50)
+        assert len(list(make(alone, [2], seeds, batch_size=50))) == 2
+        # Seeds of its own are nobody else's.
+        assert len(list(make(shared, [2], seeds, batch_size=50, ranks="own"))) == 2
+
+
+def test_clients_with_seeds_of_their_own_cannot_even_them_out(folder):
+    graph = ClientGraph(ServersHere(folder), device="cpu", client=(1, 2))
+
+    with pytest.raises(ArgumentError, match=r"uneven must be 'keep' with ranks='own' for clients .*, got 'drop'"):
+        DistNeighborLoader(graph, [2], SEEDS, ranks="own", uneven="drop")
 
 
 @pytest.mark.slow
@@ -117,6 +147,30 @@ def test_a_server_that_is_killed_comes_back_and_no_batch_is_lost(folder, data):
     assert len(got) == len(expected)
     for batch, other in zip(got, expected, strict=True):
         assert_equal(batch, as_dict(other))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+@pytest.mark.filterwarnings("ignore")
+def test_names_that_nobody_has_or_somebody_has_are_refused(folder):
+    import ray
+
+    from pyg_direct.distributed.engine import connect, serve
+
+    try:
+        with pytest.raises(ArgumentError, match=r"name must be that of 2 servers .*, got 'taken', of which part 0"):
+            connect(2, "taken")
+        servers = serve(folder, "taken", num_cpus=0.5)
+        with pytest.raises(ArgumentError, match="name must be one that no servers have yet, got 'taken'"):
+            serve(folder, "taken", num_cpus=0.5)
+        with pytest.raises(ArgumentError, match=r"name must be that of 3 servers .*, got 'taken', of which part 2"):
+            connect(3, "taken")
+        answered = connect(2, "taken").ask("books", dict.fromkeys(range(2), ()))
+        servers.close()
+    finally:
+        ray.shutdown()
+
+    assert sorted(answered) == [0, 1]
 
 
 def connect_apart(address, mode):

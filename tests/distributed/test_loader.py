@@ -1,5 +1,8 @@
 """Loaders of a graph in parts, in several processes, give the batches of one machine, bit for bit."""
 
+import gc
+import sys
+
 import pytest
 import torch
 
@@ -162,6 +165,70 @@ def test_uneven_ranks_never_wait_for_each_other(ranks):
     assert [found[:2] for found in ranks] == [[0, 0], [3, 3], [6, 6]]
     assert [found[2] for found in ranks] == [9, 2, 9]
     assert [len(found[3]) for found in ranks] == [1, 0, 0]
+
+
+def run_own(rank, folder):
+    """Batches of nodes and of links that rank 0 has one of and rank 1 four, in two epochs; and what is refused."""
+    found, refused = {}, []
+    for whole in (False, True):
+        with open_graph(folder, share_graph=whole) as graph:
+            seeds = torch.arange(10 + 25 * rank)
+            for uneven in ("pad", "drop", "keep"):
+                options = {"batch_size": 10, "ranks": "own", "uneven": uneven, "seed": 1}
+                loaders = [DistNeighborLoader(graph, [3, 2], seeds, **options),
+                           DistLinkNeighborLoader(graph, [3, 2], seeds.repeat(2, 1), **options)]  # fmt: skip
+                found[whole, uneven] = [[len(loader), *(batch.input_id.tolist() for _ in range(2) for batch in loader)]
+                                        for loader in loaders]  # fmt: skip
+            order = {"batch_size": 10, "sampler": [1, 0]}
+            for nodes, more in ((seeds[: 10 * rank], {}), (seeds, order)):
+                with pytest.raises(ArgumentError) as error:
+                    DistNeighborLoader(graph, [3], nodes, ranks="own", uneven="pad", seed=1, **more)
+                refused.append(str(error.value))
+    return found, refused
+
+
+def test_ranks_with_seeds_of_their_own_have_equally_many_batches(tmp_path):
+    write_data(tmp_path / "p", make_data(), 2)
+
+    ranks = run_ranks(run_own, 2, tmp_path / "p")
+
+    cut = [list(range(35))[start : start + 10] for start in range(0, 35, 10)]
+    for whole in (False, True):
+        for place in range(2):
+            own = [{uneven: found[whole, uneven][place] for uneven in ("pad", "drop", "keep")} for found, _ in ranks]
+            assert own[0] == {"pad": [4, *cut[:1] * 8], "drop": [1, *cut[:1] * 2], "keep": [1, *cut[:1] * 2]}
+            assert own[1] == {"pad": [4, *cut, *cut], "drop": [1, *cut[:1] * 2], "keep": [4, *cut, *cut]}
+    for _, refused in ranks:
+        none, order = refused[:2]
+        assert none == ("input_nodes, or links, must give each process a batch with ranks='own' and uneven='pad', got "
+                        "none on rank 0")  # fmt: skip
+        assert order == "uneven must be 'keep' with ranks='own' and a sampler, batch_sampler or generator, got 'pad'"
+
+
+def close_early(rank, folder):
+    ignored = []
+    sys.unraisablehook = lambda failure: ignored.append(str(failure.exc_value))
+    with open_graph(folder) as graph:
+        batches = iter(DistNeighborLoader(graph, [3, 2], torch.arange(100), batch_size=10, seed=1))
+        count = 1 + len(list(batches)) if next(batches) and rank == 1 else 1
+    said = ""
+    if rank == 0:
+        try:
+            next(batches)
+        except ArgumentError as error:
+            said = str(error)
+    del batches
+    gc.collect()
+    return count, said, ignored
+
+
+def test_a_rank_that_closes_the_graph_in_an_epoch_serves_the_others(tmp_path):
+    write_data(tmp_path / "p", make_data(), 2)
+
+    first, second = run_ranks(close_early, 2, tmp_path / "p")
+
+    assert first == (1, "the graph must be open until the last batch of an epoch, got a closed one", [])
+    assert second == (5, "", [])
 
 
 def test_a_part_holds_no_more_than_its_share(tmp_path):
