@@ -78,7 +78,7 @@ class Journal:
         self._path = folder / "journal.json"
         self._entries: dict[str, Any] = {"inputs": inputs}
         if self._path.exists():
-            known = json.loads(self._path.read_text())
+            known = _read_entries(self._path)
             if known.get("inputs") == json.loads(json.dumps(inputs)):
                 self._entries = known
                 return
@@ -100,9 +100,19 @@ class Journal:
         self._entries[step] = value
         write_whole(self._path, json.dumps(self._entries))
 
-    def remove(self) -> None:
-        """Forget everything."""
-        self._path.unlink()
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Forget what was kept in a folder, which is published."""
+        (folder / "journal.json").unlink()
+
+
+def _read_entries(path: Path) -> dict[str, Any]:
+    """What a journal holds; nothing where a failure of the system left half of it."""
+    try:
+        known = json.loads(path.read_text())
+    except ValueError:
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def describe_file(path: Path) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class _DistLoader(GeneralLoader):
         uneven = self._ranks.uneven
         if ranks != "own" or uneven == "keep":
             return
-        if not can_share(self):
+        if not can_share(self):  # type: ignore[arg-type]
             raise ArgumentError("uneven must be 'keep' with ranks='own' and a sampler, batch_sampler or generator, got "
                                 f"{uneven!r}")  # fmt: skip
         communicator = self.graph.communicator

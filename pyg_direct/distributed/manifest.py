@@ -75,13 +75,12 @@ class Manifest:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write the manifest, with checksums of all files that lie in the folder."""
+        """Write the manifest, with checksums of the files that lie in the folder and are not listed yet."""
         for file in sorted(folder.rglob("*")):
             name = file.relative_to(folder).as_posix()
-            if file.is_file() and name not in (FILE, "journal.json"):
+            if file.is_file() and name not in (FILE, "journal.json", *self.files):
                 self.files[name] = describe_file(file)
-        text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
-        write_whole(folder / FILE, text + "\n")
+        write_whole(folder / FILE, self._text())
 
     @classmethod
     def read(cls, folder: str | PathLike[str]) -> Manifest:
@@ -121,7 +120,7 @@ class Manifest:
             PartitionError: a file is missing, has another size, or other contents.
         """
         for name, known in self.files.items():
-            if part is not None and name.startswith("part-") and not name.startswith(f"{part_folder(part)}/"):
+            if part is not None and not _is_needed(name, part):
                 continue
             path = Path(folder) / name
             if not path.is_file():
@@ -130,6 +129,14 @@ class Manifest:
                 raise PartitionError(f"{path} must have {known['bytes']} bytes, got {path.stat().st_size}")
             if full and describe_file(path) != known:
                 raise PartitionError(f"{path} does not have the checksum that the manifest lists")
+
+    def forget(self, folder: Path, names: str) -> None:
+        """Write the manifest without the files whose names begin so: they are about to change."""
+        self.files = {name: known for name, known in self.files.items() if not name.startswith(names)}
+        write_whole(folder / FILE, self._text())
+
+    def _text(self) -> str:
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
 
     def read_book(self, folder: str | PathLike[str], number: int) -> Book:
         """The book of a node type."""
@@ -151,3 +158,11 @@ class Manifest:
 def part_folder(part: int) -> str:
     """Name of the folder of a part."""
     return f"part-{part:05d}"
+
+
+def _is_needed(name: str, part: int) -> bool:
+    """Whether who holds one part reads a file: not what is of others, nor the names that ids stand for."""
+    folder = name.partition("/")[0]
+    own = {"part-": part_folder(part), "replicas-": f"replicas-{part:05d}"}
+    is_of_others = any(folder.startswith(begin) and folder != mine for begin, mine in own.items())
+    return not is_of_others and not name.startswith("names-")

@@ -84,8 +84,9 @@ def partition_graph(
     partial.mkdir(parents=True, exist_ok=True)
     journal = Journal(partial, {**inputs.identify(), "num_parts": num_parts, "direction": direction, "seed": seed})
     manifest = Builder(partial, journal, inputs, num_parts, direction, piece, seed, progress).build()
-    journal.remove()
     sync_folder(partial)
     os.rename(partial, folder)
+    # Behind the name: without either, who goes on would find files of nobody.
+    Journal.remove(folder)
     sync_folder(folder.parent)
     return manifest

@@ -79,6 +79,8 @@ def plan_replicas(folder: str | PathLike[str], counts: Mapping[int, Mapping[str,
         raise ArgumentError(f"share must lie in [0, {manifest.num_parts}], got {share}")
     for part, by_kind in counts.items():
         manifest.check_part(part)
+        # Files that changed and are not listed yet are no damage, where this is interrupted.
+        manifest.forget(Path(folder), f"replicas-{part:05d}/")
         target = Path(folder) / f"replicas-{part:05d}"
         target.mkdir(exist_ok=True)
         for number, entry in enumerate(manifest.nodes):

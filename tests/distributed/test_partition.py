@@ -168,6 +168,9 @@ def test_names_become_numbers(tmp_path, method):
     found = {(names[0][user], names[1][item]) for item, (own, _) in enumerate(rows) for user in own}
     assert found == set(zip(users, items, strict=True))
     assert sorted(names[0]) == ["ann", "bob", "eve"]
+    # Ids are all that a part reads.
+    (tmp_path / "p/names-0.parquet").unlink()
+    Manifest.read(tmp_path / "p").check(tmp_path / "p", 0)
 
 
 class CrashError(Exception):
@@ -213,6 +216,29 @@ def test_goes_on_after_a_crash_at_any_note(tmp_path, edges, monkeypatch, method)
     assert fatal > 8
     # Next to nothing is done again after the last crash.
     assert last <= 2
+
+
+def test_what_is_published_is_there_however_soon_a_crash_comes(tmp_path, edges, monkeypatch):
+    def crash(folder):
+        raise CrashError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "remove", crash)
+        with pytest.raises(CrashError):
+            partition_graph(tmp_path / "p", edges, 2)
+
+    Manifest.read(tmp_path / "p").check(tmp_path / "p", None)
+    assert collect_rows(tmp_path / "p", NODES) == list_rows(*edges, NODES)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_half_a_journal_is_none(tmp_path, edges, text):
+    (tmp_path / "p.partial").mkdir()
+    (tmp_path / "p.partial/journal.json").write_text(text)
+
+    partition_graph(tmp_path / "p", edges, 2)
+
+    assert collect_rows(tmp_path / "p", NODES) == list_rows(*edges, NODES)
 
 
 def test_other_inputs_begin_anew(tmp_path, edges, monkeypatch):

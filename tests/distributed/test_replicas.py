@@ -1,11 +1,15 @@
 """Copies of rows of other parts: which are kept, and what they save."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
 from pyg_direct import NeighborLoader
+from pyg_direct.distributed import replicas
 from pyg_direct.distributed.book import Book
+from pyg_direct.distributed.files import write_array
 from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.replicas import AccessCounter, choose_replicas, count_listed, plan_replicas, read_replicas
@@ -69,6 +73,55 @@ def test_a_plan_of_counted_access_is_written_and_read(folder, data):
         assert (book.owners(ids) != part).all()
         others = book.owners(torch.arange(300)) != part
         assert met[ids].tolist() == met[others].sort(descending=True).values[: ids.numel()].tolist()
+
+
+def plan(folder, share=0.1):
+    plan_replicas(folder, {part: {"nodes": torch.arange(300) % 7} for part in range(2)}, share)
+
+
+def test_a_plan_hides_no_damage(folder):
+    path = folder / "part-00001/edge-0.indices.npy"
+    contents = bytearray(path.read_bytes())
+    contents[-1] ^= 1
+    path.write_bytes(contents)
+
+    plan(folder)
+
+    with pytest.raises(PartitionError, match="checksum"):
+        Manifest.read(folder).check(folder, None)
+
+
+def test_a_plan_that_is_interrupted_leaves_a_partition(folder, monkeypatch):
+    plan(folder)
+
+    def fail(*_):
+        write_array(*_)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replicas, "write_array", fail)
+    with pytest.raises(KeyboardInterrupt):
+        plan(folder, 0.3)
+
+    Manifest.read(folder).check(folder, None)
+    GraphPart(folder, 0, device=CPU)
+    monkeypatch.undo()
+    plan(folder, 0.3)
+    manifest = Manifest.read(folder)
+    manifest.check(folder, None)
+    assert "replicas-00000/node-0.npy" in manifest.files
+
+
+def test_a_host_with_its_own_part_alone_has_a_plan(folder):
+    plan(folder)
+    for other in ("part-00000", "replicas-00000"):
+        shutil.rmtree(folder / other)
+
+    manifest = Manifest.read(folder)
+
+    manifest.check(folder, 1)
+    assert read_replicas(folder, manifest, 1)["nodes"].numel() > 0
+    with pytest.raises(PartitionError, match="is missing"):
+        manifest.check(folder, 0)
 
 
 def test_kept_rows_are_not_fetched(folder, data):
