@@ -104,7 +104,8 @@ def run(rank: int, count: int, args: argparse.Namespace, folder: Path, address: 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", init_method=address, rank=rank,
                             world_size=count)  # fmt: skip
-    with DistGraph(folder, device=device, replicas=args.replicas) as graph:
+    share = False if args.exchange else "auto"
+    with DistGraph(folder, device=device, replicas=args.replicas, share_graph=share) as graph:
         scores = train(graph, args)
         if rank == 0:
             print(f"part 0 holds {graph.num_bytes / 2**20:.1f} MiB of the graph")
@@ -121,10 +122,15 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=2, help="with --partition-only")
     parser.add_argument("--method", default="hash", help="hash, range, metis or streaming")
     parser.add_argument("--replicas", default="20%", help="rows of others to keep copies of, as a share of the own")
+    parser.add_argument(
+        "--exchange", action="store_true", help="exchange what batches need on one host too, as several do"
+    )
     parser.add_argument("--processes", type=int, default=2, help="without torchrun")
     parser.add_argument("--hidden", type=int, help="256 on a GPU, 64 on a CPU")
     parser.add_argument("--lr", type=float, default=0.005)
     args = parser.parse_args()
+    if args.partition is None and (args.partition_only or "WORLD_SIZE" in os.environ):
+        parser.error("--partition must name the folder, with --partition-only and under torchrun")
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
     if "WORLD_SIZE" in os.environ:  # torchrun

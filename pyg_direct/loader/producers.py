@@ -125,9 +125,8 @@ class Producers(ReportedLoader):
         for lane, orders in enumerate(self._orders):
             # The first step of this lane that is not before `first`.
             begin = -(-max(0, first - lane) // width)
-            orders.put(
-                (self._turn, loader.seed, epoch, begin, Lane(share.rank, share.count, share.uneven, lane, width))
-            )
+            part = Lane(share.rank, share.count, share.uneven, lane, width, num_steps=share.num_steps)
+            orders.put((self._turn, loader.seed, epoch, begin, part))
         record = self._begin_record()
         return self._take(epoch, first) if record is None else record.hand_out(self._take(epoch, first))
 

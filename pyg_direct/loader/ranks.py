@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class Share:
     rank: int = 0
     count: int = 1
     uneven: str = "pad"
-    num_steps: int | None = None
+    num_steps: int | None = field(default=None, kw_only=True)
 
     def count_steps(self, num_batches: int) -> int:
         """Batches of this process."""

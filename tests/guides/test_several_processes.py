@@ -72,14 +72,24 @@ def test_lightning_trains_two_processes():
     assert losses[-1] < 0.7 * losses[0], output
 
 
-def test_processes_that_hold_parts_learn():
+@pytest.mark.parametrize("more", [[], ["--exchange"]], ids=["one memory", "exchange"])
+def test_processes_that_hold_parts_learn(more):
     output = run(EXAMPLES / "distributed_worker.py", "--processes", "2", "--device", "cpu", "--scale", "0.003",
-                 "--epochs", "4", "--batch-size", "32")  # fmt: skip
+                 "--epochs", "4", "--batch-size", "32", *more)  # fmt: skip
 
     losses = losses_of(output)
     assert len(losses) == 4
     assert losses[-1] < 0.85 * losses[0], output
     assert float(re.search(r"test ([\d.]+)%", output)[1]) > 15, output
+
+
+@pytest.mark.parametrize("start", [{"WORLD_SIZE": "2", "RANK": "0"}, {}], ids=["torchrun", "partition only"])
+def test_a_partition_that_is_not_named_is_asked_for(start):
+    done = subprocess.run([sys.executable, EXAMPLES / "distributed_worker.py", *([] if start else ["--partition-only"])],
+                          capture_output=True, text=True, env={**os.environ, **start})  # fmt: skip
+
+    assert done.returncode == 2
+    assert "--partition must name the folder" in done.stderr
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")

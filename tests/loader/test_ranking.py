@@ -214,7 +214,7 @@ def test_batches_do_not_depend_on_what_is_hot(hotness):
 
 @pytest.mark.parametrize(("options", "words"), [
     ({"hotness": "speed"}, "hotness must be one of degree, frequency, expected, got 'speed'"),
-    ({"presample": 0}, "presample must be a number of epochs above 0, got 0"),
+    ({"presample": 0}, "presample must be a number of epochs above 0 and at most 1000, got 0"),
     ({"hotness": "frequency", "disjoint": True}, "hotness='frequency' needs a Data that is sampled uniformly"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_named(options, words):
