@@ -85,8 +85,10 @@ def test_processes_that_hold_parts_learn(more):
 
 @pytest.mark.parametrize("start", [{"WORLD_SIZE": "2", "RANK": "0"}, {}], ids=["torchrun", "partition only"])
 def test_a_partition_that_is_not_named_is_asked_for(start):
-    done = subprocess.run([sys.executable, EXAMPLES / "distributed_worker.py", *([] if start else ["--partition-only"])],
-                          capture_output=True, text=True, env={**os.environ, **start})  # fmt: skip
+    more = [] if start else ["--partition-only"]
+
+    done = subprocess.run([sys.executable, EXAMPLES / "distributed_worker.py", *more], capture_output=True, text=True,
+                          env={**os.environ, **start})  # fmt: skip
 
     assert done.returncode == 2
     assert "--partition must name the folder" in done.stderr
