@@ -49,14 +49,11 @@ from pyg_direct.bench.link_share import measure_link_share
 from pyg_direct.bench.loader import measure_loader, measure_python_time
 from pyg_direct.bench.memory import measure_host_memory
 from pyg_direct.bench.mixed import measure_mixed
-from pyg_direct.bench.models import (
-    measure_accelerated_steps,
-    measure_epochs,
-    measure_relations as measure_relational_layers,
-)
+from pyg_direct.bench.models import measure_accelerated_steps, measure_epochs
 from pyg_direct.bench.multi_gpu import measure_multi_gpu
 from pyg_direct.bench.partitioning import measure_metis_cut, measure_partitioning
 from pyg_direct.bench.power import measure_training
+from pyg_direct.bench.relational import measure_relations as measure_relational_layers
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.bench.sharded import measure_sharded

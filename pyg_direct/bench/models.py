@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
-from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE, HeteroConv, HGTConv, RGCNConv, SAGEConv
+from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from pyg_direct.bench.aggregate import capture
@@ -30,7 +30,6 @@ from pyg_direct.runtime.device import resolve_device
 
 MODELS = {"SAGE": GraphSAGE, "GCN": GCN, "GIN": GIN, "GAT": GAT}
 _FANOUTS = [15, 10, 5]
-_RELATIONS = 8
 _WARM_UP = 8
 _WINDOWS = 6
 # (placement, topology placement, feature cache) of an epoch, and what that is.
@@ -80,31 +79,6 @@ def _time_graph(step: Callable[[], Any]) -> list[float]:
     """Seconds of each replay of a step; empty where it waits for the GPU and so cannot be captured."""
     replay = capture(step)
     return [] if replay is None else time_on_gpu(replay, 20)
-
-
-def measure_relations(batch: Data, data: HeteroData, node_type: str, name: str) -> Iterator[Row]:
-    """Steps of one layer over relations: RGCNConv on a batch of which each edge has one of eight, HGTConv and
-    HeteroConv on a batch of a graph with types."""
-    edge_type = torch.randint(_RELATIONS, (batch.num_edges,), device=batch.x.device)
-    typed = next(iter(NeighborLoader(data, [10, 5], node_type, batch_size=1024, seed=0)))
-    width = batch.x.shape[1]
-    kinds = {kind: SAGEConv((width, width), 128) for kind in data.edge_types}
-    for kind, layer, args in (("RGCN", RGCNConv(width, 128, _RELATIONS), (batch.x, batch.edge_index, edge_type)),
-                              ("HGT", HGTConv(width, 128, data.metadata(), 4), (typed.x_dict, typed.edge_index_dict)),
-                              ("HeteroConv", HeteroConv(kinds), (typed.x_dict, typed.edge_index_dict))):  # fmt: skip
-        plain = layer.to(batch.x.device)
-        fast = copy.deepcopy(plain)
-        accelerate(fast)
-        wall = {}
-        for way, module in (("PyG", plain), ("accelerated", fast)):
-
-            def step(module: Any = module, args: Any = args) -> None:
-                module.zero_grad(set_to_none=True)
-                out = module(*args)
-                sum(rows.sum() for rows in (out.values() if isinstance(out, dict) else [out])).backward()
-
-            wall[way] = time_on_clock(step, 10, 3)
-        yield from _compare(f"models/{name}/{kind} layer", "wall", wall)
 
 
 def _compare(case: str, metric: str, times: dict[str, list[float]]) -> Iterator[Row]:

@@ -52,20 +52,27 @@ def add_own(x: Tensor, own: Tensor, eps: Tensor, fitting: Fitting, *, reduce: st
         reduce: `sum` or `mean`.
         is_first: Whether `own` are the first rows of `x`, cut off by what adds both gradients: one has that of both.
     """
+    mean = reduce == "mean"
+    if not (torch.is_grad_enabled() and (x.requires_grad or own.requires_grad or eps.requires_grad)):
+        return _add_own(x, own, 1 + eps, fitting, mean)
     # Without what `Function.apply` does for `torch.func`, whose transforms do not come here.
-    made: Tensor = super(Function, _Sum).apply(x, own, eps, fitting, reduce == "mean", is_first or own is x)  # type: ignore[misc]
+    made: Tensor = super(Function, _Sum).apply(x, own, eps, fitting, mean, is_first or own is x)  # type: ignore[misc]
     return made
+
+
+def _add_own(x: Tensor, own: Tensor, scale: Tensor, fitting: Fitting, mean: bool) -> Tensor:
+    edges = fitting.edges
+    return sum_known(x, edges.indptr, edges.row, own.shape[0], mean, edges.max_degree).addcmul_(own, scale)
 
 
 class _Sum(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: Tensor, eps: Tensor, fitting: Fitting, mean: bool, is_first: bool
                 ) -> Tensor:  # fmt: skip
-        edges, scale = fitting.edges, 1 + eps
+        scale = 1 + eps
         ctx.save_for_backward(x, own, eps, scale)
         ctx.fitting, ctx.mean, ctx.is_first, ctx.is_same = fitting, mean, is_first, own is x
-        out = sum_known(x, edges.indptr, edges.row, own.shape[0], mean, edges.max_degree)
-        return out.addcmul_(own, scale)
+        return _add_own(x, own, scale, fitting, mean)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -23,12 +23,14 @@ class _Parted(NamedTuple):
 
     Attributes:
         given: The relations that edges were told to have; held so that no other tensor gets their address.
+        most: Edges of the relation that has most, where PyG looks at that; else 0.
     """
 
     indptr: Tensor
     row: Tensor
     target: Tensor
     given: Tensor
+    most: int
 
 
 def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Tensor:
@@ -50,10 +52,7 @@ def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: 
         or not batch.fits(edge_index, x.shape[0], num_targets)
         or num_targets * relations * x.shape[1] > _MOST_ITEMS
         or x.dtype != self.weight.dtype
-        # PyG's product of segments takes the mean over all relations together.
-        or (type(self.aggr_module) is not aggr.SumAggregation and torch_geometric.typing.WITH_SEGMM
-            and torch_geometric.backend.use_segment_matmul is not False)
-    ):  # fmt: skip
+    ):
         return None
     edges = batch.view(edge_index)
     if edge_type.is_inference():
@@ -63,6 +62,8 @@ def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: 
         key = "relations", edge_type.data_ptr(), edge_type._version, edge_type.stride(), edges.row.numel(), num_targets
         parted = batch.remember((*key, relations), lambda: _part(edges, edge_type, num_targets, relations))
     if parted.indptr.numel() == 0:
+        return None
+    if type(self.aggr_module) is not aggr.SumAggregation and _takes_segments(self, parted):
         return None
     sums = aggregate(x, parted.indptr, parted.row, reduce=find_reduce(self), target=parted.target,
                      max_degree=edges.max_degree)  # fmt: skip
@@ -78,10 +79,22 @@ def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: 
     return out if self.bias is None else out + self.bias
 
 
+def _takes_segments(self: Any, parted: _Parted) -> bool:
+    """Whether PyG multiplies segments by pyg-lib, and so takes means and maxima over all relations together."""
+    if not torch_geometric.typing.WITH_SEGMM or self.num_bases is not None or self.num_blocks is not None:
+        return False
+    asked: bool | None = torch_geometric.backend.use_segment_matmul
+    if asked is not None:
+        return asked
+    return torch_geometric.backend.use_segment_matmul_heuristic(self.num_relations, parted.most, *self.weight.shape[1:])
+
+
 def _part(edges: SortedEdges, edge_type: Tensor, num_targets: int, relations: int) -> _Parted:
     """The edges by target and relation; empty offsets if a relation lies outside, which waits for the device once."""
     if edge_type.numel() and bool(((edge_type < 0) | (edge_type >= relations)).any()):
         none = edges.row[:0]
-        return _Parted(none, none, none, edge_type)
+        return _Parted(none, none, none, edge_type, 0)
+    most = int(torch.bincount(edge_type).max()) if torch_geometric.typing.WITH_SEGMM and edge_type.numel() else 0
     place, order = torch.sort(edges.target * relations + edge_type, stable=True)
-    return _Parted(compress(place, num_targets * relations), edges.row.index_select(0, order), place, edge_type)
+    return _Parted(compress(place, num_targets * relations), edges.row.index_select(0, order), place, edge_type,
+                   most)  # fmt: skip
