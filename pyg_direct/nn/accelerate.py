@@ -69,15 +69,15 @@ def accelerate(model: torch.nn.Module) -> Acceleration:
     """Let the convolutions of a PyG model aggregate batches of our loaders with one fused kernel each.
 
     SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv, GATv2Conv, RGCNConv and HGTConv are found, also inside
-    HeteroConv and models of `to_hetero`, whose relations take one kernel together (GATConv up to two) where two or more
-    are alike: SAGEConv and GraphConv, GINConv, GCNConv, or GATConv without loops, whose dropout then draws other
-    numbers than PyG's; subclasses only where they leave the messages alone. PyG's own models that are given
-    `num_sampled_nodes_per_hop` also compute no rows that the next layer drops; dropout then falls on other rows than
-    PyG's would. Results are those of PyG up to rounding. A whole graph that comes back is sorted once, and
-    aggregated likewise (a small one only on a GPU, by GCNConv, GATConv and GATv2Conv, and by all without a gradient);
-    on a GPU without looking again at edges that torch has not seen written to, as through `.data` or DLPack. Batches of
-    other loaders, options that are not covered, explanations, hooks on messages and compiled or traced models take
-    PyG's own code, unchanged. The model can be saved, copied and scripted as before.
+    HeteroConv and models of `to_hetero`, whose relations take one kernel together (GATConv and GATv2Conv up to two)
+    where two or more are alike: SAGEConv and GraphConv, GINConv, GINEConv, GCNConv, or GATConv or GATv2Conv without
+    loops, whose dropout then draws other numbers than PyG's; subclasses only where they leave the messages alone. PyG's
+    own models that are given `num_sampled_nodes_per_hop` also compute no rows that the next layer drops; dropout then
+    falls on other rows than PyG's would. Results are those of PyG up to rounding. A whole graph that comes back is
+    sorted once, and aggregated likewise (a small one only on a GPU, by GCNConv, GATConv and GATv2Conv, and by all
+    without a gradient); on a GPU without looking again at edges that torch has not seen written to, as through `.data`
+    or DLPack. Batches of other loaders, options that are not covered, explanations, hooks on messages and compiled or
+    traced models take PyG's own code, unchanged. The model can be saved, copied and scripted as before.
 
     Args:
         model: Any module; it is changed in place.

@@ -30,6 +30,20 @@ def split_apart(out: Tensor, sizes: Sequence[int], used: Used) -> list[Tensor]:
     return list(torch.unsafe_split_with_sizes(out, list(sizes)))
 
 
+def join_apart(parts: Sequence[Tensor], serves: Sequence[Sequence[int]], used: Used) -> Tensor:
+    """Rows of several tables, one behind the other, `[sum of N, C]`; a table that serves no result used gets none.
+
+    Args:
+        parts: `[N, C]` each.
+        serves: The relations that each of them serves.
+        used: Is read in a backward pass.
+    """
+    if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
+        joined: Tensor = _Join.apply(used, serves, *parts)
+        return joined
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+
+
 def multiply_apart(tables: Sequence[Tensor], weights: Sequence[Tensor], used: Used,
                    biases: Sequence[Tensor | None] | None = None) -> Tensor:  # fmt: skip
     """table @ weight.T + bias of each relation, written one behind the other, `[sum of N, O]`.
@@ -60,6 +74,18 @@ class _Split(Function):
         parts = [first.new_zeros(size, *ctx.shape) if grad is None else grad
                  for grad, size in zip(grads, ctx.sizes, strict=True)]  # fmt: skip
         return torch.cat(parts), None, None
+
+
+class _Join(Function):
+    @staticmethod
+    def forward(ctx: Any, used: Used, serves: Sequence[Sequence[int]], *parts: Tensor) -> Tensor:
+        ctx.used, ctx.serves, ctx.sizes = used, serves, [len(part) for part in parts]
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        parts = zip(grad.split(ctx.sizes), ctx.needs_input_grad[2:], ctx.serves, strict=True)
+        return None, None, *(part if wants and any(ctx.used[i] for i in its) else None for part, wants, its in parts)
 
 
 class _Products(Function):

@@ -17,33 +17,57 @@ from torch import Tensor
 from torch_geometric.nn import HeteroConv, conv
 from torch_geometric.nn.conv.hetero_conv import group
 
-from pyg_direct.nn import attention, gcn, gin, joined_attention, joined_gcn, joined_gin, root
+from pyg_direct.nn import attention, gcn, gin, joined_attention, joined_gcn, joined_gin, joined_gine, root
 from pyg_direct.nn.joined_edges import Relation, Tables, join_edges
-from pyg_direct.nn.propagate import find_reduce, is_plain, wins_on_cpu
+from pyg_direct.nn.propagate import find_reduce, is_plain, propagate, wins_on_cpu
 from pyg_direct.nn.sorted import find_batch
 from pyg_direct.nn.trimmed import has_hooks
 from pyg_direct.nn.typed_layer import Matrices, TypedEdges, convolve_relations
 from pyg_direct.ops.aggregate import DTYPES
 from pyg_direct.ops.launch import runs_on_gpu
 
-# (convolution, rows as it takes them, edges) of a relation.
-Call = tuple[Any, Any, Any]
+
+class Call(NamedTuple):
+    """What a convolution of a relation is called with.
+
+    Attributes:
+        conv: The convolution.
+        x: Rows as it takes them.
+        edge_index: Its edges.
+        edge_attr: What belongs to them, where it is told.
+    """
+
+    conv: Any
+    x: Any
+    edge_index: Any
+    edge_attr: Any = None
+
+    def make(self) -> Tensor:
+        """What it returns."""
+        more = {} if self.edge_attr is None else {"edge_attr": self.edge_attr}
+        made: Tensor = self.conv(self.x, self.edge_index, **more)
+        return made
+
+
 # Matrices of a class, that of the sums and that of a target's own row.
 _MATRICES: dict[type, tuple[str, str]] = {conv.SAGEConv: ("lin_l", "lin_r"), conv.GraphConv: ("lin_rel", "lin_root")}
 
 
 def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
     """What replaces `forward` of a HeteroConv in an accelerated model."""
-    out = None
-    if len(args_dict) == 2 and not kwargs_dict and not torch.compiler.is_compiling():
+    out, attributes = None, kwargs_dict.get("edge_attr_dict", {})
+    if len(args_dict) == 2 and kwargs_dict.keys() <= {"edge_attr_dict"} and not torch.compiler.is_compiling():
         x_dict, edge_index_dict = args_dict
         kinds = [kind for kind in self.convs.keys() if kind in edge_index_dict]  # noqa: SIM118
-        # What has no rows is refused by PyG.
-        if all(kind[0] in x_dict or kind[-1] in x_dict for kind in kinds):
+        # What has no rows is refused by PyG, which also makes other arguments of what is told by type of node.
+        if all(kind[0] in x_dict or kind[-1] in x_dict for kind in kinds) and all(
+            isinstance(kind, tuple) and (kind not in self.convs or kind in edge_index_dict) for kind in attributes
+        ):
             groups: dict[str, list[int]] = {}
             for number, kind in enumerate(kinds):
                 groups.setdefault(kind[-1], []).append(number)
-            calls = [(self.convs[kind], _rows_of(kind, x_dict), edge_index_dict[kind]) for kind in kinds]
+            calls = [Call(self.convs[kind], _rows_of(kind, x_dict), edge_index_dict[kind], attributes.get(kind))
+                     for kind in kinds]  # fmt: skip
             out = _convolve_groups(calls, groups, self.aggr)
     return type(self).forward(self, *args_dict, **kwargs_dict) if out is None else out
 
@@ -70,7 +94,7 @@ def convolve_together(calls: Sequence[Call]) -> list[Tensor] | None:
     """What convolutions of a layer return, those that are alike in one launch.
 
     Args:
-        calls: (convolution, rows as it takes them, edges) of each relation.
+        calls: That of each relation.
 
     Returns:
         Rows of the targets of each; None where each is by itself.
@@ -82,16 +106,20 @@ class _Kind(NamedTuple):
     """How convolutions of a class go together.
 
     Attributes:
-        forward: That of an accelerated one.
-        read: What relations must have in common, of (convolution, rows of its sources, rows of its targets).
+        name, method: What is replaced of an accelerated one, and by what.
+        read: What relations must have in common, of (convolution, rows of its sources, rows of its targets), and what
+            belongs to edges.
         convolve: Results of relations that have it; None where each is faster by itself.
         finish: What makes of each of them that which the convolution returns.
+        takes_attributes: Whether edges have rows.
     """
 
-    forward: Callable[..., Any]
-    read: Callable[[Any, Tensor, Tensor], Hashable]
+    name: str
+    method: Callable[..., Any]
+    read: Callable[..., Hashable]
     convolve: Callable[[Sequence[Relation]], list[Tensor] | None]
     finish: Callable[[Any, Tensor], Tensor] | None = None
+    takes_attributes: bool = False
 
 
 class _Alike(NamedTuple):
@@ -105,9 +133,15 @@ class _Alike(NamedTuple):
 def _find_alike(calls: Sequence[Call]) -> list[_Alike]:
     """Relations that go together, two or more each: the sums of one take one launch anyway."""
     found: dict[Hashable, _Alike] = {}
-    for number, (module, x, edge_index) in enumerate(calls):
+    for number, (module, x, edge_index, attribute) in enumerate(calls):
         kind, rows = _KINDS.get(type(module)), x if isinstance(x, tuple) else (x, x)
-        if kind is None or len(rows) != 2 or not is_accelerated(module) or not is_plain(module, edge_index):
+        if (
+            kind is None
+            or kind.takes_attributes != isinstance(attribute, Tensor)
+            or len(rows) != 2
+            or not is_accelerated(module)
+            or not is_plain(module, edge_index)
+        ):
             continue
         sources, own = rows
         if not (isinstance(sources, Tensor) and isinstance(own, Tensor) and sources.dim() == own.dim() == 2
@@ -116,12 +150,14 @@ def _find_alike(calls: Sequence[Call]) -> list[_Alike]:
         batch = find_batch(edge_index)
         if batch is None or not batch.fits(edge_index, sources.shape[0], own.shape[0]):
             continue
-        common = kind.read(module, sources, own)
+        if kind.takes_attributes and attribute.shape[:1] != edge_index.shape[1:]:
+            continue
+        common = kind.read(module, sources, own, *([attribute] if kind.takes_attributes else []))
         if common is not None:
             # Classes of one kind sum together.
             alike = found.setdefault((kind, sources.device, common), _Alike(kind, [], []))
             alike.numbers.append(number)
-            alike.relations.append(Relation(module, batch, edge_index, sources, own))
+            alike.relations.append(Relation(module, batch, edge_index, sources, own, attribute))
     return [alike for alike in found.values() if len(alike.numbers) > 1]
 
 
@@ -136,12 +172,12 @@ def _convolve_alike(calls: Sequence[Call], alike: Sequence[_Alike]) -> list[Tens
             outs.update((i, (kind, out)) for i, out in zip(numbers, made, strict=True))
     results: list[Tensor] = []
     # In their order, which that of random numbers is.
-    for number, (module, x, edge_index) in enumerate(calls):
+    for number, call in enumerate(calls):
         if number not in outs:
-            results.append(module(x, edge_index))
+            results.append(call.make())
             continue
         kind, out = outs[number]
-        results.append(out if kind.finish is None else kind.finish(module, out))
+        results.append(out if kind.finish is None else kind.finish(call.conv, out))
     return results
 
 
@@ -150,11 +186,16 @@ def is_accelerated(module: Any) -> bool:
     kind = _KINDS.get(type(module))
     return (
         kind is not None
-        and getattr(module.__dict__.get("forward"), "__func__", None) is kind.forward
+        and getattr(module.__dict__.get(kind.name), "__func__", None) is kind.method
         and not has_hooks(module)
         and getattr(module, "root_weight", True)
         and not getattr(module, "project", False)
     )
+
+
+def takes_attributes(module: Any) -> bool:
+    """Whether a convolution that goes with others is told what belongs to edges."""
+    return _KINDS[type(module)].takes_attributes
 
 
 def _is_layer(alike: list[_Alike], count: int) -> bool:
@@ -202,14 +243,15 @@ def _convolve(relations: Sequence[Relation], groups: list[list[int]]) -> list[Te
                               transposed=joined.transpose(tracked))  # fmt: skip
 
 
-_SUMS = _Kind(root.forward, _read, _convolve_each)
+_SUMS = _Kind("forward", root.forward, _read, _convolve_each)
 _KINDS: dict[type, _Kind] = {
     conv.SAGEConv: _SUMS,
     conv.GraphConv: _SUMS,
-    conv.GINConv: _Kind(gin.forward, joined_gin.read, joined_gin.convolve, joined_gin.finish),
-    conv.GATConv: _Kind(attention.forward, joined_attention.read, joined_attention.convolve),
-    conv.GATv2Conv: _Kind(attention.forward, joined_attention.read, joined_attention.convolve_v2),
-    conv.GCNConv: _Kind(gcn.forward, joined_gcn.read, joined_gcn.convolve),
+    conv.GINConv: _Kind("forward", gin.forward, joined_gin.read, joined_gin.convolve, joined_gin.finish),
+    conv.GINEConv: _Kind("propagate", propagate, joined_gine.read, joined_gine.convolve, joined_gin.finish, True),
+    conv.GATConv: _Kind("forward", attention.forward, joined_attention.read, joined_attention.convolve),
+    conv.GATv2Conv: _Kind("forward", attention.forward, joined_attention.read, joined_attention.convolve_v2),
+    conv.GCNConv: _Kind("forward", gcn.forward, joined_gcn.read, joined_gcn.convolve),
 }
 
 

@@ -27,6 +27,7 @@ class Relation(NamedTuple):
         batch: What is known of its edges, which fit its rows.
         edge_index: (source, target), `[2, E]`.
         sources, own: Rows of its sources `[N, C]` and of its targets `[T, D]`.
+        edge_rows: What belongs to its edges, `[E, F]`, where it takes such.
     """
 
     conv: Any
@@ -34,6 +35,7 @@ class Relation(NamedTuple):
     edge_index: Tensor
     sources: Tensor
     own: Tensor
+    edge_rows: Any = None
 
 
 class Tables(NamedTuple):

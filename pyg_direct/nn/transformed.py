@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pyg_direct.nn.joined import convolve_together, is_accelerated
+from pyg_direct.nn.joined import Call, convolve_together, is_accelerated, takes_attributes
 
 
 class _Together(torch.nn.Module):
-    """Convolutions of a layer, given (rows, edges) of each in turn."""
+    """Convolutions of a layer, given (rows, edges, what belongs to edges) of each in turn."""
 
     def __init__(self, convs: list[Any]) -> None:
         super().__init__()
@@ -26,9 +26,9 @@ class _Together(torch.nn.Module):
 
     def forward(self, *given: Any) -> list[Tensor]:
         """What each of them returns."""
-        calls = list(zip(self.convs, given[::2], given[1::2], strict=True))
+        calls = [Call(*parts) for parts in zip(self.convs, given[::3], given[1::3], given[2::3], strict=True)]
         outs = convolve_together(calls)
-        return [module(x, edges) for module, x, edges in calls] if outs is None else outs
+        return [call.make() for call in calls] if outs is None else outs
 
 
 def watch_graph(model: torch.nn.Module) -> None:
@@ -50,7 +50,7 @@ def watch_graph(model: torch.nn.Module) -> None:
         modules[name] = _Together([model.get_submodule(str(node.target)) for node in group])
         nodes = [places[node] for node in group]
         with graph.inserting_before(nodes[0]):
-            call = graph.call_module(name, tuple(part for node in nodes for part in node.args))
+            call = graph.call_module(name, tuple(part for node in nodes for part in _list_given(node)))
             for i, node in enumerate(nodes):
                 node.replace_all_uses_with(graph.call_function(_take, (call, i)))
         for node in nodes:
@@ -96,8 +96,16 @@ def _find_groups(model: fx.GraphModule) -> Iterator[list[fx.Node]]:
 
 
 def _is_convolution(model: fx.GraphModule, node: fx.Node) -> bool:
-    is_call = node.op == "call_module" and len(node.args) == 2 and not node.kwargs
-    return is_call and is_accelerated(model.get_submodule(str(node.target)))
+    if node.op != "call_module" or not 2 <= len(node.args) <= 3 or not node.kwargs.keys() <= {"edge_attr"}:
+        return False
+    module, attributes = model.get_submodule(str(node.target)), len(node.args) - 2 + len(node.kwargs)
+    return is_accelerated(module) and attributes == int(takes_attributes(module))
+
+
+def _list_given(node: fx.Node) -> list[Any]:
+    """(rows, edges, what belongs to edges) of a call."""
+    given = [*node.args, *node.kwargs.values()]
+    return given if len(given) == 3 else [*given, None]
 
 
 def _layer_of(node: fx.Node) -> str:
