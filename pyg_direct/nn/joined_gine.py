@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from pyg_direct.nn.apart import join_apart, split_apart
+from pyg_direct.nn.gine import sum_messages
 from pyg_direct.nn.joined_edges import Relation, Tables, join_edges
 from pyg_direct.nn.propagate import find_reduce, wins_on_cpu
 from pyg_direct.nn.trimmed import is_linear
-from pyg_direct.ops.aggregate import DTYPES, aggregate
+from pyg_direct.ops.aggregate import DTYPES
 from pyg_direct.ops.launch import runs_on_gpu
 
 # Bytes of the messages of all relations, above which a CPU makes those of each by itself; see `joined_gin`.
@@ -67,8 +68,7 @@ def convolve(relations: Sequence[Relation]) -> list[Tensor] | None:
                                       for place in range(len(tables.tables))], used)  # fmt: skip
     along = join_apart([relation.edge_rows if relation.conv.lin is None else relation.conv.lin(relation.edge_rows)
                         for relation in relations], [[i] for i in range(len(relations))], used)  # fmt: skip
-    messages = (rows.index_select(0, edges.row) + along).relu()
-    out = aggregate(messages, edges.indptr, reduce=find_reduce(relations[0].conv), target=edges.target,
-                    num_targets=sum(edges.sizes), max_degree=edges.max_degree)  # fmt: skip
+    out = sum_messages(rows, along, edges.indptr, edges.row, edges.target, sum(edges.sizes),
+                       reduce=find_reduce(relations[0].conv), max_degree=edges.max_degree)  # fmt: skip
     pieces = split_apart(out, edges.sizes, used)
     return [piece + (1 + relation.conv.eps) * relation.own for piece, relation in zip(pieces, relations, strict=True)]

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch_geometric.nn import aggr, conv
 
-from pyg_direct.nn.sorted import SortedEdges, find_batch, is_plain_tensor, is_registered
+from pyg_direct.nn.gine import sum_messages
+from pyg_direct.nn.sorted import SortedBatch, SortedEdges, find_batch, is_plain_tensor, is_registered
 from pyg_direct.nn.whole import WholeGraph, find_whole, may_find
 from pyg_direct.ops.aggregate import DTYPES, aggregate
 from pyg_direct.ops.launch import runs_on_gpu
@@ -96,18 +97,17 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
     ):
         return None
     reduce = find_reduce(self)
+    if make is _add_edge_rows:
+        return _sum_messages(self, source, batch, edges, num_targets, kwargs.get("edge_attr"))
     made = make(self, source, edges, kwargs)
     if made is None:
         return None
-    rows, weight, of_edges = made
+    rows, weight = made
     tracked = torch.is_grad_enabled() and rows.requires_grad
     if rows.dtype not in DTYPES or (weight is not None and reduce in ("max", "min")):
         return None
     if not runs_on_gpu(rows) and not wins_on_cpu(rows):
         return None
-    if of_edges:
-        return aggregate(rows, edges.indptr, reduce=reduce, weight=weight, target=edges.target,
-                         num_targets=num_targets, max_degree=edges.max_degree)  # fmt: skip
     transposed = None
     sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows) or isinstance(batch, WholeGraph)
     if sorts and tracked and reduce in ("sum", "mean"):
@@ -121,12 +121,35 @@ def wins_on_cpu(rows: Tensor) -> bool:
     return rows.shape[1:].numel() >= _NARROW
 
 
-# What each class sends along an edge: (rows, weights of edges, whether rows belong to edges instead of nodes).
-_Message = tuple[Tensor, Tensor | None, bool] | None
+def _sum_messages(self: Any, x: Tensor, batch: SortedBatch, edges: SortedEdges, num_targets: int, attribute: Any
+                  ) -> Tensor | None:  # fmt: skip
+    """What a GINEConv makes of rows of sources and of edges."""
+    num_edges, matrix = edges.row.numel(), self.lin
+    if (
+        x.dim() != 2
+        or not isinstance(attribute, Tensor)
+        or attribute.dim() != 2
+        or attribute.shape[0] != num_edges
+        or attribute.device != x.device
+        or (matrix is None and attribute.shape[1] != x.shape[1])
+        or not (runs_on_gpu(x) or wins_on_cpu(x))
+    ):
+        return None
+    if not runs_on_gpu(x):
+        # A GPU is not waited for.
+        batch.check(edges, x.shape[0], num_targets)
+    edge_rows = attribute if matrix is None else matrix(attribute)
+    x, edge_rows = promote(x, edge_rows)
+    return sum_messages(x, edge_rows, edges.indptr, edges.row, edges.target, num_targets, reduce=find_reduce(self),
+                        max_degree=edges.max_degree)  # fmt: skip
+
+
+# What each class sends along an edge: (rows of nodes, weights of edges).
+_Message = tuple[Tensor, Tensor | None] | None
 
 
 def _copy_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
-    return (x, None, False) if x.dim() == 2 else None
+    return (x, None) if x.dim() == 2 else None
 
 
 def _weigh_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
@@ -135,14 +158,14 @@ def _weigh_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]
         return _copy_rows(self, x, edges, kwargs)
     if x.dim() != 2 or weight.numel() != edges.row.numel():
         return None
-    return *promote(x, weight.view(-1)), False
+    return promote(x, weight.view(-1))
 
 
 def _attend(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
     alpha = kwargs["alpha"]
     if x.dim() != 3 or tuple(alpha.shape) != (edges.row.numel(), x.shape[1]):
         return None
-    return *promote(x, alpha), False
+    return promote(x, alpha)
 
 
 def promote(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,10 +175,8 @@ def promote(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _add_edge_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
-    attribute = kwargs.get("edge_attr")
-    if x.dim() != 2 or not isinstance(attribute, Tensor) or attribute.shape[0] != edges.row.numel():
-        return None
-    return self.message(x.index_select(0, edges.row), attribute), None, True
+    """Rows of edges are summed apart, see `_sum_messages`."""
+    return None
 
 
 MESSAGES: dict[type, Callable[..., _Message]] = {

@@ -151,7 +151,8 @@ def check_edges(indptr: Tensor, row: Tensor, num_sources: int, num_targets: int)
     check_ids("row", row, num_sources)
 
 
-def sum_known(x: Tensor, indptr: Tensor, row: Tensor, num_targets: int, mean: bool, max_degree: int | None) -> Tensor:
+def sum_known(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int, mean: bool, max_degree: int | None
+              ) -> Tensor:  # fmt: skip
     """`aggregate` of rows `[N, F]` over edges that are known to fit; without a gradient."""
     work = _kernels if is_heard(x) else aggregate_kernels
     made: Tensor = work.sum_rows(x, indptr, row, None, num_targets, mean, -1 if max_degree is None else max_degree)

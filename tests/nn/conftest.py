@@ -25,7 +25,7 @@ def calls(monkeypatch):
     attend = attention.attend
     monkeypatch.setattr(attention, "attend", count_attention)
 
-    for module, name in ((root, "convolve"), (gin, "add_own")):
+    for module, name in ((root, "convolve"), (gin, "add_own"), (propagate, "sum_messages")):
         monkeypatch.setattr(module, name, _count_layers(made, getattr(module, name)))
     return made
 

@@ -1,0 +1,57 @@
+"""Messages of GINEConv over sorted edges, made and summed in one step of autograd: rows of sources and of edges are
+added, and cut off at zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from pyg_direct.ops.aggregate import aggregate, sum_known
+
+
+def sum_messages(x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_targets: int, *,
+                 reduce: str, max_degree: int | None) -> Tensor:  # fmt: skip
+    """relu(x[row] + edge_rows) reduced over the edges of each target, `[T, C]`.
+
+    Args:
+        x: Rows of sources, floating `[N, C]`.
+        edge_rows: Rows of edges, `[E, C]` of the same dtype.
+        indptr, row, target: Edges that are known to fit, sorted by target; `indptr` may be longer.
+        num_targets: T.
+        reduce: See `ops.aggregate`.
+        max_degree: Upper bound of the edges of a target, None where it is not known.
+    """
+    if reduce not in ("sum", "mean"):
+        messages = (x.index_select(0, row) + edge_rows).relu()
+        return aggregate(messages, indptr, reduce=reduce, target=target, num_targets=num_targets, max_degree=max_degree)
+    # Without what `Function.apply` does for `torch.func`, whose transforms do not come here.
+    made: Tensor = super(Function, _Sum).apply(x, edge_rows, indptr, row, target, num_targets, reduce == "mean",
+                                               max_degree)  # type: ignore[misc]  # fmt: skip
+    return made
+
+
+class _Sum(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_targets: int,
+                mean: bool, max_degree: int | None) -> Tensor:  # fmt: skip
+        messages = x.index_select(0, row).add_(edge_rows).relu_()
+        ctx.save_for_backward(messages, indptr, row, target)
+        ctx.num_rows, ctx.mean, ctx.num_targets = len(x), mean, num_targets
+        return sum_known(messages, indptr, None, num_targets, mean, max_degree)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # In what torch can differentiate once more.
+        messages, indptr, row, target = ctx.saved_tensors
+        if ctx.mean:
+            degree = indptr[: ctx.num_targets + 1].clamp(max=row.numel()).diff().clamp_(min=1)
+            grad = grad / degree.unsqueeze(1).to(grad.dtype)
+        to_edges = torch.ops.aten.threshold_backward(grad.index_select(0, target), messages, 0)
+        to_x = None
+        if ctx.needs_input_grad[0]:
+            to_x = to_edges.new_zeros(ctx.num_rows, to_edges.shape[1]).index_add_(0, row, to_edges)
+        return to_x, to_edges if ctx.needs_input_grad[1] else None, *(None,) * 6
