@@ -40,17 +40,19 @@ def measure_whole_graphs(edge_index: Tensor, num_nodes: int, width: int, name: s
         for metric, make in (("step", _make_step), ("inference", _make_inference)):
             works = {"PyG": make(plain, x, edge_index), "accelerated": make(fast, x, edge_index)}
             times: dict[str, list[float]] = {way: [] for way in works}
+            ratios = []
             for turn in range(_MOST_TURNS):
                 if turn >= _TURNS and sum(map(sum, times.values())) > _SECONDS:
                     break
-                for way, work in works.items():
-                    times[way] += time_on_clock(work, repeats, 1 if turn else _WARM_UP)
-            middle = {}
+                # A host that gets slower or faster meanwhile favors neither: who begins takes turns too.
+                taken = {way: time_on_clock(works[way], repeats, 1 if turn else _WARM_UP)
+                         for way in (list(works) if turn % 2 else reversed(works))}  # fmt: skip
+                for way, seconds in taken.items():
+                    times[way] += seconds
+                ratios.append(median_high(taken["PyG"]) / median_high(taken["accelerated"]))
             for way, seconds in times.items():
-                middle[way] = median_high(seconds)
                 yield Row.of(f"whole/{name}/{kind}", f"{metric}, {way}", "ms", [1e3 * one for one in seconds])
-            yield Row.of(f"whole/{name}/{kind}", f"{metric}, PyG over accelerated", "x",
-                         [middle["PyG"] / middle["accelerated"]])  # fmt: skip
+            yield Row.of(f"whole/{name}/{kind}", f"{metric}, PyG over accelerated", "x", ratios)
 
 
 def _make_step(model: torch.nn.Module, x: Tensor, edge_index: Tensor) -> Callable[[], None]:
