@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn import (
-    GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, GraphConv, HeteroConv, HGTConv, RGCNConv, SAGEConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GINEConv,
+    GraphConv,
+    HeteroConv,
+    HGTConv,
+    RGCNConv,
+    SAGEConv,
 )  # fmt: skip
 
 from pyg_direct import NeighborLoader, accelerate
@@ -24,7 +33,6 @@ OUT, RELATIONS, EDGE_WIDTH, HEADS = 4, 5, 3, {"1": 1, "3": 3}
 WIDTHS = {"1": 1, "3": 3, "8": 8, "24": 24}
 SUMS = ("SAGE", "Graph", "GIN", "GINE", "RGCN")
 ATTENTION = ("GAT", "GATv2")
-PLAIN = ("SAGE", "Graph", "GCN", "GIN", "GAT", "GATv2")
 # Each from (numbers of a source, of a target, row of options).
 MAKES: dict[str, Callable[[int, int, Row], torch.nn.Module]] = {
     "SAGE": lambda a, b, row: SAGEConv((a, b), OUT, aggr=row["reduce"], normalize=row["more"] == "yes"),
@@ -66,7 +74,7 @@ def space(device: str) -> Space:
         (("over", "weight"), lambda over, weight: over == "one" or weight == "no"),
         (("conv", "loops"), lambda conv, loops: conv in ("GCN", *ATTENTION) or loops == "yes"),
         # Loops are of nodes that are sources and targets.
-        (("conv", "loops", "pair"), lambda conv, loops, pair: conv not in ATTENTION or loops != pair),
+        (("conv", "loops", "pair"), lambda conv, loops, pair: conv not in ATTENTION or "no" in (loops, pair)),
         (("conv", "loops", "over"),
          lambda conv, loops, over: conv not in ("GCN", *ATTENTION) or over == "one" or loops == "no"),
         (("conv", "heads"), lambda conv, heads: conv in ATTENTION or heads == "1"),
