@@ -51,7 +51,7 @@ def near(what: str, got: Tensor, expected: object, dtype: str, terms: int = 0) -
     """Equal within the rounding of the dtype, in units of the largest number: at least that of so many additions one
     after the other, half a unit in the last place for each.
     """
-    wanted = torch.as_tensor(expected).double()
+    wanted = torch.as_tensor(expected).detach().double()
     size = max(1.0, float(wanted.abs().max()) if wanted.numel() else 1.0)
     assert tuple(got.shape) == tuple(wanted.shape), f"{what}: {tuple(got.shape)}, expected {tuple(wanted.shape)}"
     apart = (got.detach().double().cpu() - wanted).abs().max() if wanted.numel() else torch.zeros(())

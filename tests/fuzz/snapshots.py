@@ -1,0 +1,169 @@
+"""Layers over the snapshots of a stream, with gradients, beside PyG's convolutions snapshot by snapshot in float64."""
+
+from __future__ import annotations
+
+import copy
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import ChebConv, GCNConv, GINConv, GraphConv, SAGEConv
+
+from pyg_direct.dynamic import accelerate, stream
+from pyg_direct.dynamic.nn import TGCN, GConvGRU
+from tests.fuzz.aggregates import near
+from tests.fuzz.graphs import make_edges
+from tests.fuzz.space import Row, Space
+
+OUT = 4
+WIDTHS = {"1": 1, "3": 3, "8": 8, "17": 17}
+GROUPS: dict[str, int | str] = {"1": 1, "2": 2, "4": 4, "8": 8, "auto": "auto"}
+MEMORY = {"none": None, "some": "100%", "much": "1M"}
+# Those that take weights of edges, and those of a state.
+WEIGHTED = ("GCN", "Graph", "Cheb", "TGCN", "GConvGRU")
+STATES = ("TGCN", "GConvGRU")
+# Roundings on the way to a number: sums, degrees, products, and as many states as there are snapshots.
+_TERMS = 4000
+
+
+def space(device: str) -> Space:
+    """The options of this subject."""
+    options = {
+        "layer": ("GCN", "SAGE", "Graph", "GIN", "Cheb", "TGCN", "GConvGRU"), "more": ("no", "yes"),
+        "weights": ("none", "all", "some"), "change": ("few", "none", "all"), "edges": ("few", "none", "many"),
+        "count": ("1", "3", "9"), "width": tuple(WIDTHS), "keep": ("auto", "device", "host"),
+        "group": tuple(GROUPS), "form": ("mask", "split"), "memory": tuple(MEMORY), "written": ("no", "yes"),
+        "steps": ("epoch", "snapshot", "none"), "visit": ("all", "part", "backwards"), "epochs": ("1", "3"),
+        "threads": ("one", "all"),
+    }  # fmt: skip
+    rules = (
+        (("layer", "weights"), lambda layer, weights: layer in WEIGHTED or weights == "none"),
+        (("group", "form"), lambda group, form: group != "auto" or form == "mask"),
+        (("layer", "more"), lambda layer, more: layer != "GConvGRU" or more == "no"),
+    )  # fmt: skip
+    return Space(options, rules)
+
+
+def make_layer(row: Row) -> torch.nn.Module:
+    """The layer of a row."""
+    width, more = WIDTHS[row["width"]], row["more"] == "yes"
+    if row["layer"] == "GCN":
+        return GCNConv(width, OUT, improved=more, add_self_loops=not more)
+    if row["layer"] == "SAGE":
+        return SAGEConv(width, OUT, aggr="sum" if more else "mean")
+    if row["layer"] == "Graph":
+        return GraphConv(width, OUT, aggr="mean" if more else "add")
+    if row["layer"] == "GIN":
+        return GINConv(torch.nn.Linear(width, OUT), train_eps=more)
+    if row["layer"] == "Cheb":
+        return ChebConv(width, OUT, 3 if more else 2)
+    return TGCN(width, OUT, improved=more) if row["layer"] == "TGCN" else GConvGRU(width, OUT, 2)
+
+
+def make_snapshots(row: Row, random: Random) -> list[Data]:
+    """Snapshots of which each shares edges with the one before, with parallel edges, loops and isolated nodes."""
+    num_nodes = random.choice([1, 2, 7, 12])
+    most = {"none": 0, "few": 12, "many": 90}[row["edges"]]
+    change, made = {"none": 0.0, "few": 0.15, "all": 1.0}[row["change"]], []
+    edges = make_edges(random, num_nodes, num_nodes, most)
+    weights = [random.choice((0.5, 1.0, 2.0)) for _ in edges]
+    for _ in range(int(row["count"])):
+        edges = [(random.randrange(num_nodes), random.randrange(num_nodes)) if random.random() < change else pair
+                 for pair in edges]  # fmt: skip
+        order = random.sample(range(len(edges)), len(edges))
+        has_weights = row["weights"] == "all" or (row["weights"] == "some" and random.random() < 0.5)
+        made.append(Data(
+            x=torch.randn(num_nodes, WIDTHS[row["width"]]),
+            edge_index=torch.tensor([edges[i] for i in order], dtype=torch.int64).reshape(-1, 2).t().contiguous(),
+            edge_attr=torch.tensor([weights[i] for i in order]) if has_weights else None,
+        ))  # fmt: skip
+    return made
+
+
+def run(row: Row, random: Random, device: str) -> int:
+    """Check results and gradients of some epochs; returns the number of snapshots."""
+    snapshots, exact = make_snapshots(row, random), make_layer(row).to(device)
+    fast = copy.deepcopy(exact)
+    exact.double()
+    accelerate(fast)
+    given = stream([snapshot.clone() for snapshot in snapshots], device, keep=row["keep"], form=row["form"],
+                   group_size=GROUPS[row["group"]], memory=MEMORY[row["memory"]])  # fmt: skip
+    begin = random.randrange(len(snapshots)) if row["visit"] == "part" else 0
+    times = range(begin, random.randint(begin + 1, len(snapshots)) if row["visit"] == "part" else len(snapshots))
+    part: Any = given[times.start : times.stop] if row["visit"] == "part" else given
+    order = list(times)[::-1] if row["visit"] == "backwards" else list(times)
+    expected, wanted = run_epoch(row, exact, [snapshots[t].to(device) for t in order], torch.float64)
+    for _ in range(int(row["epochs"])):
+        visited = [given[t] for t in order] if row["visit"] == "backwards" else part
+        got, grads = run_epoch(row, fast, visited, torch.float32)
+        for one, other in zip(got, expected, strict=True):
+            near("result", one, other.cpu(), "float32", _TERMS)
+        for (name, _), one, other in zip(exact.named_parameters(), grads, wanted, strict=True):
+            near(f"gradient of {name}", one, other.cpu(), "float32", _TERMS)
+    return len(order) * int(row["epochs"])
+
+
+def run_epoch(row: Row, layer: Any, snapshots: Any, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """(results, gradients of the parameters), after one backward pass or one for each snapshot."""
+    results, total, state = [], None, None
+    layer.zero_grad(set_to_none=True)
+    with torch.set_grad_enabled(row["steps"] != "none"):
+        for number, snapshot in enumerate(snapshots):
+            x, edges, weight = snapshot.x, snapshot.edge_index, snapshot.edge_attr
+            if row["written"] == "yes" and number % 2:
+                # What a program does to features comes before what is known of them.
+                x = x + 1.0
+            if dtype == torch.float64:
+                x, weight = x.double(), None if weight is None else weight.double()
+            out = apply(row, layer, x, edges, weight, state, is_exact=dtype == torch.float64)
+            state = None if row["layer"] not in STATES else out.detach() if row["steps"] == "snapshot" else out
+            results.append(out)
+            loss = (out * torch.linspace(-1, 1, out.numel(), dtype=dtype, device=out.device).view_as(out)).sum()
+            if row["steps"] == "snapshot":
+                loss.backward()
+            total = loss if total is None else total + loss
+    if row["steps"] == "epoch":
+        assert total is not None
+        total.backward()
+    return results, [torch.zeros_like(part) if part.grad is None else part.grad for part in layer.parameters()]
+
+
+def apply(row: Row, layer: Any, x: Tensor, edges: Tensor, weight: Tensor | None, state: Tensor | None, *,
+          is_exact: bool) -> Tensor:  # fmt: skip
+    """The layer's result; cells in terms of PyG's convolutions where it is to be exact."""
+    if row["layer"] in ("SAGE", "GIN"):
+        out: Tensor = layer(x, edges)
+    elif row["layer"] not in STATES:
+        out = layer(x, edges, weight)
+    elif not is_exact:
+        out = layer(x, edges, weight, state)
+    else:
+        state = x.new_zeros(x.shape[0], OUT) if state is None else state
+        out = (apply_tgcn if row["layer"] == "TGCN" else apply_gru)(layer, x, edges, weight, state)
+    return out
+
+
+def apply_tgcn(layer: Any, x: Tensor, edges: Tensor, weight: Tensor | None, state: Tensor) -> Tensor:
+    """The cell of T-GCN (Zhao et al., equations 3 to 6), as PyTorch Geometric Temporal has it."""
+
+    def gate(name: str, state: Tensor) -> Tensor:
+        out: Tensor = getattr(layer, f"linear_{name}")(
+            torch.cat([getattr(layer, f"conv_{name}")(x, edges, weight), state], 1)
+        )
+        return out
+
+    update, reset = gate("z", state).sigmoid(), gate("r", state).sigmoid()
+    return update * state + (1 - update) * gate("h", state * reset).tanh()
+
+
+def apply_gru(layer: Any, x: Tensor, edges: Tensor, weight: Tensor | None, state: Tensor) -> Tensor:
+    """The cell of GConvGRU (Seo et al., equation 5), likewise."""
+
+    def gate(name: str, state: Tensor) -> Tensor:
+        out: Tensor = getattr(layer, f"conv_x_{name}")(x, edges, weight)
+        return out + getattr(layer, f"conv_h_{name}")(state, edges, weight)
+
+    update, reset = gate("z", state).sigmoid(), gate("r", state).sigmoid()
+    return update * state + (1 - update) * gate("h", state * reset).tanh()
