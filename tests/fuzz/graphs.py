@@ -35,7 +35,18 @@ def add_times(random: Random, graph: Parts, times: str, always: bool) -> None:
                            for kind, pairs in graph.edges.items() if always or random.random() < 0.8}  # fmt: skip
 
 
-def make_one_type(random: Random, times: str = "", weighted: bool = False) -> Parts:
+def sort_by_time(graph: Parts) -> None:
+    """Edges in the order of their times, or those of the neighbors that they lead to."""
+    for kind, pairs in graph.edges.items():
+        own, of_nodes = graph.edge_time.get(kind), graph.node_time.get(kind[0])
+        if own is not None:
+            order = sorted(range(len(pairs)), key=own.__getitem__)
+            graph.edges[kind], graph.edge_time[kind] = [pairs[i] for i in order], [own[i] for i in order]
+        elif of_nodes is not None:
+            pairs.sort(key=lambda pair, of_nodes=of_nodes: of_nodes[pair[0]])  # type: ignore[misc]
+
+
+def make_one_type(random: Random, times: str = "", weighted: bool = False, ordered: bool = False) -> Parts:
     """Up to 14 nodes and 40 edges of one kind."""
     count = random.choice([1, 2, 5, 9, 14])
     edges = make_edges(random, count, count, random.choice([0, 6, 25, 40]))
@@ -44,12 +55,15 @@ def make_one_type(random: Random, times: str = "", weighted: bool = False) -> Pa
         edges.pop()
     graph = Parts({NODES: count}, {LINKS: edges})
     add_times(random, graph, times, True)
+    if ordered:
+        sort_by_time(graph)
     if weighted:
         graph.edge_weight = {LINKS: [random.choice(WEIGHTS) for _ in graph.edges[LINKS]]}
     return graph
 
 
-def make_types(random: Random, times: str = "", weighted: bool = False, reverses: bool = True) -> Parts:
+def make_types(random: Random, times: str = "", weighted: bool = False, reverses: bool = True, ordered: bool = False
+               ) -> Parts:  # fmt: skip
     """Three types and up to five relations; without `reverses`, one of them has no way back."""
     counts = {kind: random.randint(1, 7) for kind in ("a", "b", "c")}
     names = [("a", "writes", "b"), ("b", "rev_writes", "a"), ("b", "cites", "b")]
@@ -62,6 +76,8 @@ def make_types(random: Random, times: str = "", weighted: bool = False, reverses
         names = [name for name in names if name[1] != "likes"]
     graph = Parts(counts, {name: make_edges(random, counts[name[0]], counts[name[2]], 14) for name in names})
     add_times(random, graph, times, False)
+    if ordered:
+        sort_by_time(graph)
     if weighted:
         graph.edge_weight = {kind: [random.choice(WEIGHTS) for _ in pairs]
                              for kind, pairs in graph.edges.items() if random.random() < 0.8}  # fmt: skip

@@ -13,6 +13,7 @@ from pyg_direct import LinkLoader, LinkNeighborLoader
 from pyg_direct.sampler import NeighborSampler
 from tests.fuzz.graphs import LINKS, to_edge_index
 from tests.fuzz.neighbors import (
+    PLAIN,
     SAMPLING_RULES,
     check_parts,
     draw_fanouts,
@@ -22,7 +23,7 @@ from tests.fuzz.neighbors import (
     sampling_options,
 )
 from tests.fuzz.space import Row, Space
-from tests.fuzz.ways import RANKS, loading_options, read_loading, run_epochs
+from tests.fuzz.ways import RANKS, loading_options, read_loading, read_topology, run_epochs, topology_options
 from tests.reference.general import Output, Parts
 from tests.reference.negative import draw_negatives
 
@@ -36,7 +37,7 @@ def space(device: str) -> Space:
         "links": ("all", "some", "repeated", "nobody"),
         "negatives": ("none", "binary", "triplet"), "amount": tuple(AMOUNTS), "strict": ("no", "yes"),
         "end_weights": ("none", "source", "both"), "exclude": ("no", "yes", "reverse"), "labels": ("no", "yes"),
-        "ranks": tuple(RANKS), **loading_options(device),
+        "ranks": tuple(RANKS), **topology_options(device), **loading_options(device),
     }  # fmt: skip
     rules = (
         *SAMPLING_RULES,
@@ -44,6 +45,9 @@ def space(device: str) -> Space:
         *((("negatives", name), lambda mode, value, without=without: mode != "none" or value == without)
           for name, without in (("amount", "one"), ("strict", "no"), ("end_weights", "none"))),
         (("negatives", "amount"), lambda mode, amount: mode != "triplet" or amount != "half"),
+        *((("topology_cache", name), lambda cache, found, needed=needed: cache == "none" or found == needed)
+          for name, needed in PLAIN.items() if name != "via"),
+        (("topology_cache", "via"), lambda cache, via: cache == "none" or via == "LinkNeighborLoader"),
         (("leave",), lambda leave: leave != "call"),
         (("ranks", "leave"), lambda ranks, leave: ranks == "none" or leave != "resume"),
     )  # fmt: skip
@@ -122,10 +126,11 @@ def run(row: Row, random: Random, device: str) -> int:
 
     def make() -> Any:
         if row["via"] == "LinkLoader":
-            sampler = NeighborSampler(data, num_neighbors, device=device, placement=row["placement"], **arguments,
-                                      **own)  # fmt: skip
+            sampler = NeighborSampler(data, num_neighbors, device=device,
+                                      placement=row["placement"] if row["topology"] == "same" else row["topology"],
+                                      **arguments, **own)  # fmt: skip
             return LinkLoader(data, sampler, **inputs, **options)
-        return LinkNeighborLoader(data, num_neighbors, **inputs, **arguments, **own, **options)
+        return LinkNeighborLoader(data, num_neighbors, **inputs, **arguments, **own, **read_topology(row), **options)
 
     if labels and min(labels) == 0 and row["negatives"] == "binary":
         # As in PyG: 0 is the label of negatives.

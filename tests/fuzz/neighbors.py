@@ -12,7 +12,7 @@ from pyg_direct.sampler import NeighborSampler
 from tests.fuzz.compare import assert_store
 from tests.fuzz.graphs import LINKS, NODES, make_one_type, make_types, to_data, to_hetero
 from tests.fuzz.space import Row, Space
-from tests.fuzz.ways import RANKS, loading_options, read_loading, run_epochs
+from tests.fuzz.ways import RANKS, loading_options, read_loading, read_topology, run_epochs, topology_options
 from tests.reference.bidirectional import make_bidirectional
 from tests.reference.compress import compress
 from tests.reference.draw import call_key
@@ -26,7 +26,7 @@ FANOUTS = ("few", "many", "all", "mixed", "none")
 # What the captured plan of a homogeneous graph makes batches of; some options need it.
 PLAIN = {"graph": "data", "via": "NeighborLoader", "time": "none", "weight": "no", "disjoint": "no",
          "subgraph": "directional", "fanout_by": "hop"}  # fmt: skip
-NEED_PLAIN = {"sampling": "uniform", "hotness": "degree"}
+NEED_PLAIN = {"sampling": "uniform", "hotness": "degree", "topology_cache": "none"}
 
 
 def sampling_options() -> dict[str, tuple[str, ...]]:
@@ -36,7 +36,7 @@ def sampling_options() -> dict[str, tuple[str, ...]]:
         "subgraph": ("directional", "bidirectional", "induced"), "time": ("none", "node", "edge"),
         "strategy": ("uniform", "last"), "compare": ("<=", "<"), "window": (NO_WINDOW, WINDOW),
         "weight": ("no", "yes"), "fanout": FANOUTS, "fanout_by": ("hop", "relation"), "hops": ("1", "2", "3"),
-        "reverses": ("yes", "no"),
+        "reverses": ("yes", "no"), "sorted": ("no", "yes"),
     }  # fmt: skip
 
 
@@ -45,6 +45,7 @@ SAMPLING_RULES = (
     (("time", "window"), lambda time, window: time != "none" or window == NO_WINDOW),
     (("graph", "fanout_by"), lambda graph, by: graph == "hetero" or by == "hop"),
     (("graph", "reverses"), lambda graph, reverses: graph == "hetero" or reverses == "yes"),
+    (("time", "sorted"), lambda time, ordered: time != "none" or ordered == "no"),
 )
 
 
@@ -54,9 +55,9 @@ def space(device: str) -> Space:
         **sampling_options(), "via": ("NeighborLoader", "NodeLoader", "SubGraphLoader"),
         "sampling": ("uniform", "labor", "layers"), "direction": ("forward", "backward"),
         "input_time": ("own", "given"), "seeds": ("all", "ids", "mask", "repeated", "empty"),
-        "hotness": ("degree", "expected", "frequency"), "super_batch": ("1", "3"), "ranks": tuple(RANKS),
-        "input_id": ("none", "given"),
-        **loading_options(device),
+        "hotness": ("degree", "expected", "frequency"), "presample": ("none", "0.5", "2"),
+        "super_batch": ("1", "3"), "ranks": tuple(RANKS), "input_id": ("none", "given"),
+        **topology_options(device), **loading_options(device),
     }  # fmt: skip
     rules = (
         *SAMPLING_RULES,
@@ -69,6 +70,7 @@ def space(device: str) -> Space:
         *(((name, other), lambda value, found, without=without, needed=needed: value == without or found == needed)
           for name, without in NEED_PLAIN.items() for other, needed in PLAIN.items()),
         (("hotness", "sampling"), lambda hotness, sampling: hotness == "degree" or sampling == "uniform"),
+        (("hotness", "presample"), lambda hotness, presample: hotness == "frequency" or presample == "none"),
         (("ranks", "leave"), lambda ranks, leave: ranks == "none" or leave != "resume"),
     )  # fmt: skip
     return Space(options, rules)
@@ -77,11 +79,12 @@ def space(device: str) -> Space:
 def draw_graph(row: Row, random: Random) -> tuple[Parts, Any]:
     """The graph as lists and as PyG's data."""
     dtype, times = getattr(torch, row["ids"]), "" if row["time"] == "none" else row["time"]
+    ordered = row.get("sorted") == "yes"
     if row["graph"] == "data":
-        graph = make_one_type(random, times, row["weight"] == "yes")
+        graph = make_one_type(random, times, row["weight"] == "yes", ordered)
         data = to_data(random, graph, dtype)
     else:
-        graph = make_types(random, times, row["weight"] == "yes", row["reverses"] == "yes")
+        graph = make_types(random, times, row["weight"] == "yes", row["reverses"] == "yes", ordered)
         data = to_hetero(random, graph, dtype)
     return graph, data
 
@@ -104,7 +107,7 @@ def sampling_arguments(row: Row) -> dict[str, Any]:
         "temporal_strategy": row["strategy"], "time_comparison": row["compare"],
         "time_window": None if row["window"] == NO_WINDOW else int(row["window"]),
         "time_attr": {"none": None, "node": "time", "edge": "when"}[row["time"]],
-        "weight_attr": "weight" if row["weight"] == "yes" else None,
+        "weight_attr": "weight" if row["weight"] == "yes" else None, "is_sorted": row.get("sorted") == "yes",
     }  # fmt: skip
 
 
@@ -187,7 +190,9 @@ def run(row: Row, random: Random, device: str) -> int:
         kind = random.choice(list(graph.num_nodes) if row["time"] != "node" or row["input_time"] == "given"
                              else list(graph.node_time) or ["a"])  # fmt: skip
         if row["time"] == "node" and kind not in graph.node_time and row["input_time"] == "own":
-            graph.node_time[kind] = [random.randrange(8) for _ in range(graph.num_nodes[kind])]
+            # One time keeps any order of edges that are sorted.
+            few = 1 if row["sorted"] == "yes" else 8
+            graph.node_time[kind] = [random.randrange(few) for _ in range(graph.num_nodes[kind])]
             data[kind].time = torch.tensor(graph.node_time[kind])
     given, ids = draw_seeds(row, random, graph.num_nodes[kind])
     times = None
@@ -213,18 +218,23 @@ def run(row: Row, random: Random, device: str) -> int:
         names = [100 + 3 * position for position in range(len(ids))]
         options["input_id"] = torch.tensor(names, dtype=torch.int64)
 
+    places = read_topology(row)
+
     def make() -> Any:
         if row["via"] == "NodeLoader":
             sampler = NeighborSampler(data, num_neighbors, sample_direction=row["direction"], device=device,
-                                      placement=row["placement"], **arguments)  # fmt: skip
+                                      placement=row["placement"] if row["topology"] == "same" else row["topology"],
+                                      **arguments)  # fmt: skip
             return NodeLoader(data, sampler, input_nodes, input_time, **options)
         if row["via"] == "SubGraphLoader":
             rest = {name: value for name, value in arguments.items() if name != "subgraph_type"}
-            return SubGraphLoader(data, input_nodes, num_neighbors, input_time=input_time, **rest, **options)
+            return SubGraphLoader(data, input_nodes, num_neighbors, input_time=input_time, **rest, **places, **options)
         sampling = {"sampling": "uniform" if row["sampling"] == "uniform" else "labor",
                     "layer_dependency": row["sampling"] == "layers"}  # fmt: skip
         return NeighborLoader(data, num_neighbors, input_nodes, input_time, hotness=row["hotness"],
-                              super_batch=int(row["super_batch"]), **sampling, **arguments, **options)  # fmt: skip
+                              presample=None if row["presample"] == "none" else float(row["presample"]),
+                              super_batch=int(row["super_batch"]), **sampling, **arguments, **places,
+                              **options)  # fmt: skip
 
     def check(batch: Any, positions: list[int], key: int) -> None:
         seeds = {kind: [ids[position] for position in positions]}

@@ -47,6 +47,17 @@ def threads_of(row: Row) -> Iterator[None]:
         launch.FEW_ITEMS = before
 
 
+def topology_options(device: str) -> dict[str, tuple[str, ...]]:
+    """Where neighbor lists lie, if not where rows do, and what of them a cache has."""
+    return {"topology": ("same", *placements(device)), "topology_cache": ("none", "some")}
+
+
+def read_topology(row: Row) -> dict[str, Any]:
+    """Arguments for a loader that samples."""
+    return {"topology_placement": None if row["topology"] == "same" else row["topology"],
+            "topology_cache": None if row["topology_cache"] == "none" else "20%"}  # fmt: skip
+
+
 def same(value: Any) -> Any:
     """A hook that changes nothing."""
     return value
