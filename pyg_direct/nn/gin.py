@@ -80,7 +80,7 @@ class _Sum(Function):
         wants = ctx.needs_input_grad
         if torch.is_grad_enabled():
             return *_differentiate(ctx, x, own, eps, grad), None, None, None
-        edges, transposed = ctx.fitting.edges, ctx.fitting.transposed
+        edges, transposed = ctx.fitting
         to_x = to_own = None
         if wants[0]:
             # A mean by source overwrites what it is given, which is others' too.

@@ -30,12 +30,10 @@ class Fitting(NamedTuple):
         edges: Their ends lie below the rows.
         transposed: The same by source, where the rows get a gradient; on a GPU None for gradients in any order, which
             need no sort.
-        share: With these, of means over a whole graph: what each edge has of its target's, `[E, 1]`.
     """
 
     edges: SortedEdges
     transposed: Transposed | None
-    share: Tensor | None = None
 
 
 def fit_edges(self: Any, batch: SortedBatch, rows: Tensor, own: Tensor, edge_index: Tensor, size: Any
@@ -63,24 +61,11 @@ def fit_edges(self: Any, batch: SortedBatch, rows: Tensor, own: Tensor, edge_ind
         batch.check(edges, num_sources, num_targets)
     # What is sorted by source serves a batch once, and a whole graph in each step.
     sorts = not on_gpu or isinstance(batch, WholeGraph) or torch.are_deterministic_algorithms_enabled()
-    if not (sorts and tracked):
-        return Fitting(edges, None)
-    transposed, share = batch.transpose(edges, num_sources), None
-    if reduce == "mean" and on_gpu and isinstance(batch, WholeGraph):
-        # To divide sums first takes four launches more.
-        key = "shares", edges.row.numel(), num_sources, num_targets, rows.dtype
-        share = batch.remember(key, lambda: _find_shares(edges, transposed, num_targets, rows.dtype))
-    return Fitting(edges, transposed, share)
-
-
-def _find_shares(edges: SortedEdges, transposed: Transposed, num_targets: int, dtype: torch.dtype) -> Tensor:
-    degree = edges.indptr[: num_targets + 1].clamp(max=edges.row.numel()).diff()
-    return degree.to(dtype).reciprocal().index_select(0, transposed.target).unsqueeze(1)
+    return Fitting(edges, batch.transpose(edges, num_sources) if sorts and tracked else None)
 
 
 def convolve(x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_weight: Tensor, edges: SortedEdges, *,
-             reduce: str, transposed: Transposed | None = None, share: Tensor | None = None,
-             is_first: bool = False) -> Tensor:  # fmt: skip
+             reduce: str, transposed: Transposed | None = None, is_first: bool = False) -> Tensor:  # fmt: skip
     """aggregate(x) @ weight.T + bias + own @ own_weight.T, `[T, O]`.
 
     Args:
@@ -91,7 +76,6 @@ def convolve(x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_we
         reduce: `sum` or `mean`.
         transposed: The edges by source, where `x` gets a gradient; on a GPU None for gradients in any order, which
             need no sort.
-        share: See `Fitting`.
         is_first: Whether `own` are the first rows of `x`, cut off by what adds both gradients: one has that of both.
     """
     if torch.is_grad_enabled() and (x.requires_grad or own.requires_grad or weight.requires_grad
@@ -99,7 +83,7 @@ def convolve(x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_we
                                     ):  # fmt: skip
         # Without what `Function.apply` does for `torch.func`, whose transforms do not come here.
         made: Tensor = super(Function, _Layer).apply(x, own, weight, bias, own_weight, edges, reduce == "mean",
-                                                     transposed, share, is_first or own is x)  # type: ignore[misc]  # fmt: skip
+                                                     transposed, is_first or own is x)  # type: ignore[misc]  # fmt: skip
         return made
     summed = sum_known(x, edges.indptr, edges.row, own.shape[0], reduce == "mean", edges.max_degree)
     return multiply_plainly(summed, weight, bias, own, own_weight)
@@ -108,15 +92,14 @@ def convolve(x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_we
 class _Layer(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_weight: Tensor,
-                edges: SortedEdges, mean: bool, transposed: Transposed | None, share: Tensor | None,
-                is_first: bool) -> Tensor:  # fmt: skip
+                edges: SortedEdges, mean: bool, transposed: Transposed | None, is_first: bool) -> Tensor:  # fmt: skip
         indptr, row = edges.indptr, edges.row
         summed = sum_known(x, indptr, row, own.shape[0], mean, edges.max_degree)
         # The rows themselves are read only where gradients are differentiated again.
         given = x if ctx.needs_input_grad[0] else None
         ctx.save_for_backward(given, own, weight, bias, own_weight, summed, indptr, row, edges.target)
         ctx.is_first, ctx.num_rows, ctx.mean = is_first, x.shape[0], mean
-        ctx.max_degree, ctx.transposed, ctx.share = edges.max_degree, transposed, share
+        ctx.max_degree, ctx.transposed = edges.max_degree, transposed
         return multiply_plainly(summed, weight, bias, own, own_weight)
 
     @staticmethod
@@ -124,11 +107,11 @@ class _Layer(Function):
         _, own, weight, _, own_weight, summed, indptr, row, target = ctx.saved_tensors
         wants = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            return *_differentiate(ctx, grad), None, None, None, None, None
+            return *_differentiate(ctx, grad), None, None, None, None
         turned, to_x = grad.t(), None
         if wants[0]:
             to_x = spread_known(grad @ weight, indptr, row, target, ctx.num_rows, ctx.mean, ctx.max_degree,
-                                ctx.transposed, ctx.share)  # fmt: skip
+                                ctx.transposed)  # fmt: skip
         if to_x is not None and ctx.is_first:
             # Both gradients meet in one memory.
             to_x.narrow(0, 0, grad.shape[0]).addmm_(grad, own_weight)
@@ -136,7 +119,7 @@ class _Layer(Function):
         else:
             to_own = grad @ own_weight if wants[1] else None
         return (to_x, to_own, turned @ summed if wants[2] else None, add_up(grad) if wants[3] else None,
-                turned @ own if wants[4] else None, None, None, None, None, None)  # fmt: skip
+                turned @ own if wants[4] else None, None, None, None, None)  # fmt: skip
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> list[Tensor | None]:

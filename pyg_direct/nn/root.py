@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import aggr, conv
+from torch_geometric.nn import conv
 
 from pyg_direct.nn.layer import convolve, fit_edges
 from pyg_direct.nn.product import multiply
@@ -16,22 +16,17 @@ from pyg_direct.nn.sorted import SortedBatch, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
 from pyg_direct.nn.whole import find_whole, may_find
 
-_SUMS = (aggr.SumAggregation, aggr.MeanAggregation)
-
 
 def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
     """What replaces `forward` of an accelerated SAGEConv or GraphConv."""
     out = None
-    # These take one step of autograd; others as many launches as PyG's.
-    saves = type(self.aggr_module) in _SUMS and getattr(self, "root_weight", True)
-    known = not torch.compiler.is_compiling() and may_find(edge_index, x, saves_launches=saves)
-    if known and is_plain(self, edge_index):
+    if not torch.compiler.is_compiling() and may_find(edge_index, x) and is_plain(self, edge_index):
         pair = x if isinstance(x, (tuple, list)) else (x, x)
         combine = _combine_sage if isinstance(self, conv.SAGEConv) else _combine_graph
         if all(isinstance(part, Tensor) and part.dim() == 2 for part in pair):
             batch = find_batch(edge_index)
             if batch is None and not (args or kwargs):
-                batch = find_whole(edge_index, pair[1].shape[0], pair[0].shape[1], saves_launches=saves)
+                batch = find_whole(edge_index, pair[1].shape[0], pair[0].shape[1])
             if batch is not None:
                 out = combine(self, batch, pair, edge_index, *args, **kwargs)
     return type(self).forward(self, x, edge_index, *args, **kwargs) if out is None else out
@@ -75,8 +70,7 @@ def _convolve_at_once(self: Any, batch: SortedBatch, rows: Tensor, x: Any, edge_
     if fitting is None:
         return None
     return convolve(rows, own, first.weight, first.bias, second.weight, fitting.edges, reduce=find_reduce(self),
-                    transposed=fitting.transposed, share=fitting.share,
-                    is_first=isinstance(x, Kept) and rows is x.rows)  # fmt: skip
+                    transposed=fitting.transposed, is_first=isinstance(x, Kept) and rows is x.rows)  # fmt: skip
 
 
 def _are_matrices(first: Any, second: Any, x: Any) -> bool:

@@ -160,23 +160,18 @@ def sum_known(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int, m
 
 
 def spread_known(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_rows: int, mean: bool,
-                 max_degree: int | None, transposed: Transposed | None, share: Tensor | None = None
-                 ) -> Tensor:  # fmt: skip
+                 max_degree: int | None, transposed: Transposed | None) -> Tensor:  # fmt: skip
     """The gradient of `sum_known` in its rows, `[N, F]`, in new memory.
 
     Args:
         grad: Gradients of the sums, `[T, F]`; overwritten.
         transposed: The edges by source; None for any order of additions, on a GPU.
-        share: With these, of means: what each edge has of its target's, `[E, 1]`, if it is there already.
     """
-    work = _kernels if is_heard(grad) else aggregate_kernels
     if transposed is None:
+        work = _kernels if is_heard(grad) else aggregate_kernels
         degree = -1 if max_degree is None else max_degree
         made: Tensor = work.spread_rows(grad, indptr, row, target, None, num_rows, mean, degree)
         return made
-    if share is not None:
-        shared: Tensor = work.sum_rows(grad, transposed.indptr, transposed.target, share, num_rows, False, -1)
-        return shared
     if mean:
         # A target's share before its edges multiply it.
         grad = grad.div_(indptr[: grad.shape[0] + 1].clamp(max=row.numel()).diff().clamp_(min=1).unsqueeze(1))
