@@ -24,10 +24,12 @@ def space(device: str) -> Space:
     """The options of this subject."""
     options = {
         "via": ("HGTLoader", "ShaDowKHopSampler", "GraphSageSampler"), "fanout": FANOUTS, "hops": ("1", "2", "3"),
-        "replace": ("no", "yes"), "seeds": ("all", "ids", "mask", "repeated", "empty"), **loading_options(device),
+        "replace": ("no", "yes"), "seeds": ("all", "ids", "mask", "repeated", "empty"), "most": ("50", "14", "all"),
+        **loading_options(device),
     }  # fmt: skip
     rules = (
         (("via", "replace"), lambda via, replace: via == "ShaDowKHopSampler" or replace == "no"),
+        (("via", "most"), lambda via, most: via == "HGTLoader" or most == "50"),
         (("via", "hook"), lambda via, hook: via == "HGTLoader" or hook == "none"),
         (("via", "leave"), lambda via, leave: leave != "call" or via == "GraphSageSampler"),
         (("via", "seeds"), lambda via, seeds: via != "GraphSageSampler" or seeds in ("ids", "repeated", "empty")),
@@ -77,7 +79,9 @@ def run_hgt(row: Row, random: Random, device: str) -> int:
         check_parts(batch, data, out, counts)
 
     def make() -> Any:
-        return HGTLoader(data, samples, (kind, given), **options)
+        # Lists are no longer: fewer would be drawn from, which the reference leaves out.
+        most = -1 if row["most"] == "all" else int(row["most"])
+        return HGTLoader(data, samples, (kind, given), most_neighbors=most, **options)
 
     return run_epochs(make, row, random, len(ids), options, check)
 
