@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from pyg_direct.bench import cases, contest, dynamic_cases, hetero, startup
+from pyg_direct.bench import cases, contest, dynamic_cases, hetero, startup, whole
 from pyg_direct.bench.cases import LONG_CASES, SHORT_CASES
 from pyg_direct.bench.dist_accuracy import measure_dist_accuracy
 from pyg_direct.bench.dynamic import measure_dynamic_epochs
@@ -65,6 +65,7 @@ def _small(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(contest, "_WINDOW_SECONDS", 0.001)
+    monkeypatch.setattr(whole, "_SECONDS", 0.0)
     monkeypatch.setattr(dynamic_cases, "PRESETS", dict(list(dynamic_cases.PRESETS.items())[:1]))
     for name, sizes in FEWER.items():
         monkeypatch.setattr(cases, name, partial(getattr(cases, name), **sizes))
