@@ -25,11 +25,15 @@ from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.speeds import Speeds, find_speeds
 from pyg_direct.dynamic.timeline import Timeline, trace
 from pyg_direct.dynamic.tuner import Option, choose_groups, find_stacked
+from pyg_direct.dynamic.turns import take_turns
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots, multiply_snapshots
 
 
+@take_turns("aggregate_features", "gather_features", "gather_given", "get_matrices", "keep",
+            "multiply_window", "prefetch_features", "prefetch_given", "prefetch_matrices", "read_features", "settle",
+            "visit", "describe")  # fmt: skip
 class SnapshotPlan:
     """Matrices and aggregated features of the snapshots of one sequence, made when first asked for.
 
@@ -88,9 +92,8 @@ class SnapshotPlan:
         low, high = self._find_block(time)
         key = operator, weighted, low
         if key not in self._groups:
-            ready = self._ahead.finish(key)
-            chosen, built = (
-                self._choose(operator, low, high, weighted, self._tell_speeds(time)) if ready is None else ready
+            chosen, built = self._ahead.finish(key) or self._choose(
+                operator, low, high, weighted, self._tell_speeds(time)
             )
             self._groups[key] = chosen
             self._built.update(built)
