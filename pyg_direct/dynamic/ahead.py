@@ -20,10 +20,11 @@ class Ahead:
 
     Attributes:
         lock: Guards what the thread and its callers both add to.
+        turn: Guards what callers alone change, also while one waits for the thread, which never takes it.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock, self.turn = threading.RLock(), threading.RLock()
         self._coming: dict[Hashable, Future[Any]] = {}
         self._pool: ThreadPoolExecutor | None = None
 

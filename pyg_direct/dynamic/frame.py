@@ -52,7 +52,7 @@ class FramePlan(SnapshotPlan):
         self._multiplied: set[tuple[Operator, bool]] = set()
         self._derived: set[tuple[Operator, bool]] = set()
         self._once: dict[Hashable, Any] = {}
-        self._deferred: list[Callable[[], None]] = []
+        self._deferred: list[tuple[Hashable, Callable[[], None]]] = []
         self.y = self._targets[:window].clone()
 
     def move(self, first: int) -> None:
@@ -262,12 +262,13 @@ class FramePlan(SnapshotPlan):
             self._once[key] = make()
         return self._once[key]
 
-    def defer(self, work: Callable[[], None]) -> None:
-        """Do something when all snapshots of the frame have gone through the model."""
-        self._deferred.append(work)
+    def defer(self, work: Callable[[], None], owner: Hashable = None) -> None:
+        """Do something when all snapshots of the frame have gone through the model, or the owner finishes it."""
+        self._deferred.append((owner, work))
 
-    def finish(self) -> None:
-        """Do what was deferred."""
-        for work in self._deferred:
+    def finish(self, owner: Hashable = None) -> None:
+        """Do what was deferred: by one owner, or all."""
+        due = [(by, work) for by, work in self._deferred if owner in (None, by)]
+        self._deferred = [(by, work) for by, work in self._deferred if owner not in (None, by)]
+        for _, work in due:
             work()
-        self._deferred.clear()

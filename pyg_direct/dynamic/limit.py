@@ -47,7 +47,7 @@ def choose_among(lists: Sequence[Sequence[Candidate]], num_bytes: int) -> tuple[
     return kept, room, sum(c.saved_bytes for c in candidates if c.key not in chosen)
 
 
-def count_entries(frames: Sequence[range]) -> Callable[[range], int]:
+def count_entries(frames: Sequence[range]) -> Callable[..., int]:
     """How often in an epoch, which begins anew behind its last frame, snapshots come into frames that the frame before
     has not.
 
@@ -55,12 +55,12 @@ def count_entries(frames: Sequence[range]) -> Callable[[range], int]:
         frames: Snapshots of each frame, in the order of an epoch.
 
     Returns:
-        A function of snapshots [first, last): frames that have any of them where the frame before has none.
+        A function of ranges of snapshots: frames that have any of all these where the frame before has none.
     """
     spans = [(min(f[0], f[-1]), max(f[0], f[-1]) + 1) for f in frames]
 
-    def count(times: range) -> int:
-        inside = [low < times.stop and times.start < high for low, high in spans]
+    def count(*ranges: range) -> int:
+        inside = [any(low < times.stop and times.start < high for times in ranges) for low, high in spans]
         return sum(now and not before for now, before in zip(inside, [inside[-1], *inside], strict=False))
 
     return count

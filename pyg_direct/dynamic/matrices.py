@@ -40,14 +40,16 @@ class MatrixCache:
         self._packed: dict[Hashable, Sent] = {}
         # Those that the budget has no room for, on the device while their snapshots are being trained on: a frame asks
         # for them forwards and backwards, and so do the next ones.
-        self._visiting: dict[Hashable, tuple[range, SnapshotMatrices]] = {}
+        self._visiting: dict[Hashable, SnapshotMatrices] = {}
         # Those that were begun to be copied.
         self._coming: dict[Hashable, Coming[Sent]] = {}
         # The snapshots of the frame; None without frames.
         self._visited: range | None = None
-        # What each takes on the device, as far as is known, and snapshots of those that were asked for to be kept.
+        # What each takes on the device, as far as is known, of which snapshots it was asked for, as equal ones share
+        # one, and those that were to be kept.
         self._held: dict[Hashable, int] = {}
-        self._asked: dict[Hashable, range] = {}
+        self._times: dict[Hashable, set[range]] = {}
+        self._asked: dict[Hashable, set[range]] = {}
         # Those that came or were asked for since it was last counted what they take.
         self._used: set[Hashable] = set()
 
@@ -73,13 +75,13 @@ class MatrixCache:
             make: Makes them, on the host or the device.
             keep: Whether they may be asked for again.
         """
+        known = self._times.setdefault(key, set())
+        known.add(times)
         if keep:
-            self._asked[key] = times
+            self._asked[key] = known
         self._used.add(key)
         if key in self._visiting:
-            # Those of several snapshots leave with the one that was asked for last.
-            self._visiting[key] = times, self._visiting[key][1]
-            return self._visiting[key][1]
+            return self._visiting[key]
         if key in self._here:
             return self._here[key]
         if key not in self._there:
@@ -101,7 +103,7 @@ class MatrixCache:
         else:
             if self._visited is None:
                 self._visiting.clear()
-            self._visiting[key] = times, here
+            self._visiting[key] = here
         return here
 
     def prefetch(self, key: Hashable, timeline: Timeline | None = None) -> None:
@@ -138,18 +140,18 @@ class MatrixCache:
         low, high = min(times[0], times[-1]), max(times[0], times[-1]) + 1
         self._weigh()
 
-        def has(seen: range) -> bool:
-            return seen.start < high and low < seen.stop
+        def has(key: Hashable) -> bool:
+            return any(seen.start < high and low < seen.stop for seen in self._times[key])
 
-        self._visiting = {key: known for key, known in self._visiting.items() if has(known[0])}
+        self._visiting = {key: here for key, here in self._visiting.items() if has(key)}
         # Of a frame that did not follow.
-        self._coming = {key: coming for key, coming in self._coming.items() if has(self._asked[key])}
+        self._coming = {key: coming for key, coming in self._coming.items() if has(key)}
 
     def _weigh(self) -> None:
         """Count again what is on the device of those that were used: gradients add edges by source."""
         for key in self._used:
             if key in self._visiting:
-                matrices = self._visiting[key][1]
+                matrices = self._visiting[key]
                 for known in (self._there, self._packed):
                     if matrices.is_symmetric and key in known:
                         known[key] = replace(known[key], is_symmetric=True)
@@ -161,18 +163,18 @@ class MatrixCache:
             self._held[key] = matrices.num_bytes
         self._used.clear()
 
-    def list_candidates(self, count_entries: Callable[[range], int]) -> list[Candidate]:
+    def list_candidates(self, count_entries: Callable[..., int]) -> list[Candidate]:
         """Those that may stay, packed; `count_entries` tells how often an epoch comes to some snapshots."""
         self._weigh()
         return [
-            Candidate(key, self.sent_bytes[key], self.sent_bytes[key] * count_entries(times))
+            Candidate(key, self.sent_bytes[key], self.sent_bytes[key] * count_entries(*times))
             for key, times in self._asked.items()
         ]
 
-    def list_unpacked(self, keys: Collection[Hashable], count_entries: Callable[[range], int]) -> list[Candidate]:
+    def list_unpacked(self, keys: Collection[Hashable], count_entries: Callable[..., int]) -> list[Candidate]:
         """What more those of `keys` take that stay unpacked, and that is then not made anew."""
         sizes = {key: self._held[key] - self.sent_bytes[key] for key in keys}
-        return [Candidate(key, size, size * count_entries(self._asked[key])) for key, size in sizes.items()]
+        return [Candidate(key, size, size * count_entries(*self._asked[key])) for key, size in sizes.items()]
 
     @property
     def device_bytes(self) -> int:
@@ -182,7 +184,7 @@ class MatrixCache:
     def keep_only(self, whole: Collection[Hashable], packed: Collection[Hashable]) -> None:
         """Let all others go, which are sent when they are asked for. Only with a limit."""
         for key in [key for key in self._here if key not in whole]:
-            self._visiting[key] = self._asked[key], self._here.pop(key)
+            self._visiting[key] = self._here.pop(key)
             self._budget.used -= self._held[key]
             if self._device.type == "cuda":
                 self._there[key] = self._there[key].pin_memory()
@@ -195,7 +197,7 @@ class MatrixCache:
         for key in whole:
             if key not in self._here:
                 visiting = self._visiting.pop(key, None)
-                self._here[key] = self._bring(key, False) if visiting is None else visiting[1]
+                self._here[key] = self._bring(key, False) if visiting is None else visiting
                 self._budget.used += self._held[key]
                 self._used.add(key)
         for key in packed:

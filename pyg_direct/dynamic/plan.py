@@ -25,11 +25,15 @@ from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.speeds import Speeds, find_speeds
 from pyg_direct.dynamic.timeline import Timeline, trace
 from pyg_direct.dynamic.tuner import Option, choose_groups, find_stacked
+from pyg_direct.dynamic.turns import take_turns
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots, multiply_snapshots
 
 
+@take_turns("aggregate_features", "gather_features", "gather_given", "get_matrices", "keep",
+            "multiply_window", "prefetch_features", "prefetch_given", "prefetch_matrices", "read_features", "settle",
+            "visit", "describe")  # fmt: skip
 class SnapshotPlan:
     """Matrices and aggregated features of the snapshots of one sequence, made when first asked for.
 
@@ -42,8 +46,7 @@ class SnapshotPlan:
         memory: Bytes on the device for what is kept; None is without a limit.
 
     Raises:
-        ArgumentError: no such group size.
-        MemoryLimitError: `memory` is less than the features of one snapshot.
+        ArgumentError, MemoryLimitError: no such group size; `memory` is less than the features of one snapshot.
     """
 
     def __init__(self, parts: Sequence[Parts], device: torch.device, group_size: int | str = "auto",
@@ -88,9 +91,8 @@ class SnapshotPlan:
         low, high = self._find_block(time)
         key = operator, weighted, low
         if key not in self._groups:
-            ready = self._ahead.finish(key)
-            chosen, built = (
-                self._choose(operator, low, high, weighted, self._tell_speeds(time)) if ready is None else ready
+            chosen, built = self._ahead.finish(key) or self._choose(
+                operator, low, high, weighted, self._tell_speeds(time)
             )
             self._groups[key] = chosen
             self._built.update(built)
@@ -220,12 +222,10 @@ class SnapshotPlan:
 
     def _halve(self, operator: Operator, weighted: bool, group: Option) -> None:
         """Put two groups in the place of one whose rows do not fit the device at once."""
-        half = 2 ** ((group.last - group.first - 1).bit_length() - 1)
-        middle = group.first + half
-        parts = [group._replace(last=middle), group._replace(first=middle)]
+        middle = group.first + 2 ** ((group.last - group.first - 1).bit_length() - 1)
         known = self._groups[operator, weighted, self._find_block(group.first)[0]]
         place = known.index(group)
-        known[place : place + 1] = parts
+        known[place : place + 1] = [group._replace(last=middle), group._replace(first=middle)]
         self.decisions.append(f"snapshots {group.first} to {group.last - 1}: memory ran out, in two groups")
 
     def gather_features(self, operator: Operator, times: range, weighted: bool = True) -> Tensor | None:
@@ -276,9 +276,12 @@ class SnapshotPlan:
         """What `make()` gives; plans of a frame make it once for all snapshots that share one backward pass."""
         return make()
 
-    def defer(self, work: Callable[[], None]) -> None:
+    def defer(self, work: Callable[[], None], owner: Hashable = None) -> None:
         """Do something now; plans of a frame do it when all its snapshots have gone through the model."""
         work()
+
+    def finish(self, owner: Hashable = None) -> None:
+        """Do what an owner deferred; nothing without frames."""
 
     def get_window(self, operator: Operator, weighted: bool) -> Tensor | None:
         """Aggregated features of all snapshots of a frame, `[W, N, F]`; None where there is no frame."""

@@ -30,6 +30,7 @@ class SnapshotStream:
     """Snapshots in order, as the signals of PyTorch Geometric Temporal give them; see `stream`.
 
     Iteration returns the stream itself and begins anew, `stream[t]` is a snapshot and `stream[a:b]` a stream of some.
+    Threads that iterate at a time need one each, `stream[:]`; what is aggregated is shared.
 
     Args:
         snapshots: All of them, in order.
@@ -98,8 +99,8 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
             must not be written to afterwards.
         device: Where snapshots are given; None is the current GPU, else the CPU.
         keep: "device" holds all snapshots there; "host" copies features, edges and weights of a snapshot only when
-            something reads them, which layers that find them aggregated already do not; "auto" takes the first if
-            all of them fit half of the free memory of the GPU.
+            something reads them, which layers that find them aggregated already do not, but holds those that ask for
+            gradients; "auto" takes the first if all of them fit half of the free memory of the GPU.
         memory: Memory of the device for matrices and aggregated features, as bytes, "2G" or "10%" of what the
             snapshots take; what does not fit stays in host memory and is copied when used. Matrices of the snapshot or
             frame that is being trained on, and the rows of the frame, are there beside it. None is without a limit but
@@ -134,7 +135,7 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
             role = _ROLES.get(key)
             if role is None:
                 moved[key] = mover.move(value)
-            elif is_lazy:
+            elif is_lazy and not value.requires_grad:
                 moved[key] = tag(LazyTensor(value, chosen, partial(_copy, value, chosen)), plan, t, role)
             else:
                 # Snapshots that share a tensor must be told apart, so each has a view of its own.

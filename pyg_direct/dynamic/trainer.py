@@ -96,6 +96,11 @@ class FrameTrainer:
                              ("y", {s.y.shape if s.y is not None else None for s in snapshots})):  # fmt: skip
             if None in shapes or len(shapes) > 1:
                 raise ArgumentError(f"{name} must have one shape in all snapshots, got {sorted(map(str, shapes))}")
+        for part in given.plan.parts:
+            for name, value in (("x", part.x), ("edge_attr", part.edge_weight)):
+                if value is not None and value.requires_grad:
+                    raise ArgumentError(f"{name} must not ask for gradients, which a stream without frames has: got "
+                                        "requires_grad=True")  # fmt: skip
         self.model, self.optimizer, self.window = model, optimizer, window
         self.loss, self.target, self.step = loss, target, step
         self.plan = given.plan

@@ -97,6 +97,29 @@ def test_groups_come_into_frames_with_any_of_their_snapshots():
     assert [counted(range(4)), counted(range(4, 8)), counted(range(8)), counted(range(3, 5))] == [1, 1, 0, 1]
 
 
+def test_structures_of_several_snapshots_come_with_any_of_them():
+    counted = count_entries(frames(8, 3))
+
+    assert [counted(range(1), range(7, 8)), counted(range(1), range(4, 5)), counted(range(2), range(4, 8))] == [1, 2, 0]
+
+
+@pytest.mark.parametrize("memory", [480, 2_000, 5_000])
+def test_structures_that_come_back_are_copied_as_foreseen(device, memory):
+    signal = make_signal("MPNNLSTM")
+    # Those of the ends lie in frames apart from each other; those of every other one are in all frames.
+    for t, like in ((5, 0), (6, 1), (4, 2)):
+        signal[t].edge_index, signal[t].edge_attr = signal[like].edge_index, signal[like].edge_attr
+    given = stream(signal, device, memory=memory, keep="host", group_size=1)
+    trainer = make_trainer("MPNNLSTM", given, device=device, **NO_REPLAY[device.type])
+
+    losses = trainer.fit(4)
+
+    free = make_trainer("MPNNLSTM", signal, device=device, **NO_REPLAY[device.type])
+    assert losses == pytest.approx(free.fit(4), rel=1e-4)
+    foreseen = int(trainer.plan.decisions[-1].split("bring, ")[1].split(" bytes")[0].replace(",", ""))
+    assert [epoch["moved_bytes"] for epoch in trainer.history[2:]] == [foreseen] * 2
+
+
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("name", ["TGCN", "MPNNLSTM"])
 @pytest.mark.parametrize("memory", [480, 1500, 5_000, 9_000, 20_000, 60_000])

@@ -54,6 +54,9 @@ class MPNNLSTM(nn.Module):
             window = found.plan.get_window(GCN(), found.weighted)
             if window is not None:
                 return self._take(window, found)
+        if found is not None:
+            # What follows may read running statistics, and adds to them: those before come first.
+            found.plan.finish(id(self))
         first = self._convolve(self._convolution_1, self._batch_norm_1, X, edge_index, edge_weight)
         second = self._convolve(self._convolution_2, self._batch_norm_2, first, edge_index, edge_weight)
         rows = self._by_graph(torch.cat([first, second], dim=1))
@@ -93,7 +96,8 @@ class MPNNLSTM(nn.Module):
         key = id(self), torch.is_grad_enabled(), self.training, found.weighted
         rows, statistics, visited = plan.once(key, lambda: self._run_together(window, found))
         if not visited:
-            plan.defer(lambda: self._update_statistics(statistics, visited))
+            plan.finish(id(self))
+            plan.defer(lambda: self._update_statistics(statistics, visited), id(self))
         visited.append(found.time)
         out: Tensor = rows[found.time]
         return out
@@ -128,3 +132,4 @@ class MPNNLSTM(nn.Module):
                 assert running is not None, "asked before"
                 chosen = rows if together else torch.stack([rows[place] for place in visited])
                 running.addmv_(chosen.t(), shares, beta=(1 - norm.momentum) ** count)
+        visited.clear()

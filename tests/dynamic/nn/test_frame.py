@@ -77,6 +77,44 @@ def test_any_snapshot_of_a_frame_may_reach_the_loss(device, monkeypatch, seen, r
     assert int(mine["cell._batch_norm_1.num_batches_tracked"]) == 2 * (TIMES - WINDOW + 1) * seen
 
 
+class Switching(torch.nn.Module):
+    """Lets a cell take the snapshots of a frame in several ways, one after the other."""
+
+    def __init__(self, ways):
+        super().__init__()
+        self.cell, self.ways = MPNNLSTM(4, HIDDEN, NODES, 1, 0.0), ways
+        self.linear = torch.nn.Linear(2 * HIDDEN + 4, 1)
+
+    def forward(self, x, edge_index, edge_weight, state=None):
+        place = 0 if state is None else state[0]
+        way = self.ways[place]
+        self.cell.train(way != "eval")
+        # Gradients of one that reads running statistics would miss what they were.
+        with torch.set_grad_enabled(way == "train"):
+            rows = self.cell(x, edge_index, edge_weight)
+        self.cell.train()
+        out = self.linear(rows).view(-1)
+        return out if state is None else out + state[1], (place + 1, out)
+
+
+@pytest.mark.parametrize("ways", [("train", "eval", "train"), ("train", "look", "train"), ("eval", "train", "eval")])
+def test_ways_may_change_within_a_frame(device, monkeypatch, ways):
+    def train():
+        torch.manual_seed(0)
+        model = Switching(ways).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device)
+        return trainer.fit(2), model.state_dict()
+
+    losses, mine = train()
+    monkeypatch.setattr(mpnn, "_LARGE", 0)
+    expected, other = train()
+
+    assert losses == pytest.approx(expected, rel=1e-3)
+    for name, value in mine.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
 class Wayward(torch.nn.Module):
     """Evolves twice at a place of a frame, or anew, or not at all; every output reaches the loss."""
 
