@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pyg_direct.distributed.files import ArrayFile, closing_all, write_array
+from pyg_direct.distributed.files import ArrayFile, OpenFiles, closing_all, write_array
 from pyg_direct.distributed.inputs import Inputs
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.compress import count_rows_cpu
@@ -60,8 +60,9 @@ class EdgeBuckets:
 
     def open(self, lengths: list[int]) -> None:
         """Go on behind the edges that the buckets hold."""
-        self.lengths = list(lengths)
-        self._files = {name: [ArrayFile(self._path(name, part), dtype, None, had) for part, had in enumerate(lengths)]
+        self.lengths, opened = list(lengths), OpenFiles()
+        self._files = {name: [ArrayFile(self._path(name, part), dtype, None, had, opened)
+                              for part, had in enumerate(lengths)]
                        for name, dtype in self._columns.items()}  # fmt: skip
 
     def append(self, begin: int, owners: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> None:
@@ -118,8 +119,8 @@ class EdgeBuckets:
 
     def drop(self, part: int) -> None:
         """Remove the bucket of a part."""
-        for path in self._work.glob(f"bucket-{self._number}-{part}.*"):
-            path.unlink()
+        for name in self._columns:
+            self._path(name, part).unlink(missing_ok=True)
 
     def _write_rows(self, bucket: dict[str, np.ndarray], files: dict[str, ArrayFile], low: int, high: int,
                     num_rows: int, most: int) -> None:  # fmt: skip

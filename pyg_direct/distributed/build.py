@@ -13,7 +13,7 @@ import torch
 from pyg_direct.distributed.assign import assign_by_metis, assign_by_stream
 from pyg_direct.distributed.book import Book, table_dtype
 from pyg_direct.distributed.buckets import EdgeBuckets, group
-from pyg_direct.distributed.files import ArrayFile, Journal, closing_all, write_array
+from pyg_direct.distributed.files import ArrayFile, Journal, OpenFiles, closing_all, write_array
 from pyg_direct.distributed.inputs import Inputs
 from pyg_direct.distributed.manifest import EdgeEntry, Manifest, NodeEntry, part_folder
 from pyg_direct.errors import IdError
@@ -126,8 +126,10 @@ class Builder:
             return counts
         places = np.lib.format.open_memmap(self._work / f"places-{number}.npy", "r+" if done else "w+", np.int32 if
                                            counts.max(initial=0) < 2**31 else np.int64, (size,))  # fmt: skip
+        opened = OpenFiles()
         files = {name: [ArrayFile(self._folder / part_folder(part) / name, array.dtype,
-                                  (int(counts[part]), *array.shape[1:]), had) for part, had in enumerate(lengths)]
+                                  (int(counts[part]), *array.shape[1:]), had, opened)
+                        for part, had in enumerate(lengths)]
                  for name, array in {f"node-{number}.ids.npy": np.empty(0, np.int64), **arrays}.items()}  # fmt: skip
         written = np.array(lengths)
         with closing_all(file for parts in files.values() for file in parts), \

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from os import PathLike
 from typing import Any
 
 import ray
-from ray._private import ray_constants, services
+from ray._private import ray_constants, services, worker
 
 from pyg_direct.distributed.channel import Channels
 from pyg_direct.distributed.manifest import Manifest
@@ -82,8 +82,12 @@ class RayServers:
 
 
 def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float = 1, num_gpus: float = 0,
-          address: str | None = None, check: str | None = "size", timeout: float = 300) -> RayServers:  # fmt: skip
+          address: str | None = None, check: str | None = "size", timeout: float = 300,
+          detached: bool = False) -> RayServers:  # fmt: skip
     """Start a server for each part of a partition; `connect` finds them from other programs.
+
+    Servers end with `RayServers.close`, called by any program, with `stop`, and else with the program that started
+    them or, with `detached`, with the cluster.
 
     Args:
         folder: The partition, found under this name by every server.
@@ -94,25 +98,40 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
             Newer versions of Ray give that one a token, which other programs of the user are let in with where
             `RAY_AUTH_MODE=token` is set for them.
         check, timeout: See `GraphPart`, `RayServers`.
+        detached: Whether they outlive this program, as detached actors of Ray. It takes a cluster that outlives it too,
+            such as one that `ray start --head` has started.
 
     Raises:
-        ArgumentError: servers that are there have this name.
+        ArgumentError: servers that are there have this name, or Ray ends with this program, which `detached` servers
+            should outlive.
     """
+    was_in = ray.is_initialized()
     _start(address)
+    if detached and _ends_with_this():
+        if not was_in:
+            ray.shutdown()
+        raise ArgumentError("detached must be False where this program starts Ray, which then ends with it, got True: "
+                            "start a cluster with `ray start --head` and give its address")  # fmt: skip
     size = Manifest.read(folder).num_parts
-    server = ray.remote(PartServer)
-    kept = []
-    for part in range(size):
-        options = server.options(name=f"{name}/{part}", namespace=_NAMESPACE, num_cpus=num_cpus, num_gpus=num_gpus,
-                                 max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")  # fmt: skip
-        threads = max(1, int(num_cpus))
-        try:
+    kept: list[Any] = []
+    lifetime = "detached" if detached else None
+    try:
+        for part in range(size):
+            options = ray.remote(PartServer).options(
+                name=f"{name}/{part}", namespace=_NAMESPACE, num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=-1,
+                max_task_retries=-1, scheduling_strategy="SPREAD", lifetime=lifetime)  # fmt: skip
+            threads = max(1, int(num_cpus))
             kept.append(options.remote(str(folder), part, "cuda" if num_gpus else "cpu", check, threads))
-        except ValueError as error:
+        servers = RayServers(name, size, timeout)
+        servers._started = kept
+        servers.ask("books", dict.fromkeys(range(size), ()))
+    except BaseException as error:
+        # Those that are detached would stay.
+        for actor in kept:
+            ray.kill(actor)
+        if isinstance(error, ValueError) and len(kept) < size:
             raise ArgumentError(f"name must be one that no servers have yet, got {name!r}: {error}") from error
-    servers = RayServers(name, size, timeout)
-    servers._started = kept
-    servers.ask("books", dict.fromkeys(range(size), ()))
+        raise
     return servers
 
 
@@ -132,6 +151,29 @@ def connect(num_parts: int, name: str = "graph", *, address: str | None = None, 
     return RayServers(name, num_parts, timeout)
 
 
+def stop(name: str = "graph", *, address: str | None = None) -> int:
+    """End all servers of a name, whichever program started them; their number.
+
+    Args:
+        name: As it was given to `serve`.
+        address: See `connect`.
+
+    Raises:
+        ArgumentError: there are none.
+    """
+    _start(address)
+    listed = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)
+              if actor["namespace"] == _NAMESPACE]  # fmt: skip
+    own = [actor for actor in listed if actor.rpartition("/")[0] == name]
+    if not own:
+        raise ArgumentError(f"name must be that of servers which serve() has started in this Ray cluster, got {name!r}")
+    for actor in own:
+        # Another program may be ending them too.
+        with suppress(ValueError):
+            ray.kill(ray.get_actor(actor, namespace=_NAMESPACE))
+    return len(own)
+
+
 def _find_server(name: str, part: int, size: int) -> Any:
     try:
         return ray.get_actor(f"{name}/{part}", namespace=_NAMESPACE)
@@ -146,6 +188,12 @@ def _start(address: str | None) -> None:
         return
     with _on_loopback() if _is_here(address) else nullcontext():
         ray.init(address=address, namespace=_NAMESPACE, include_dashboard=False, log_to_driver=False)
+
+
+def _ends_with_this() -> bool:
+    """Whether Ray was started by this program, and ends with it."""
+    node = worker._global_node
+    return node is not None and bool(node.is_head())
 
 
 @contextmanager

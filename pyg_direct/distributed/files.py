@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -16,6 +16,31 @@ from pyg_direct.disk import write_whole
 from pyg_direct.errors import ArgumentError, PartitionError
 
 _PIECE = 1 << 22
+# A process may have 256 files open on macOS, and 1,024 on Linux, unless it is told otherwise.
+_MOST_OPEN = 64
+
+
+class OpenFiles:
+    """Files that are appended to, few of them open at once: one more closes the one that was used longest ago."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, BinaryIO] = {}
+
+    def at_end(self, path: Path) -> BinaryIO:
+        """The file, which exists, at its end."""
+        file = self._files.pop(path, None)
+        if file is None:
+            if len(self._files) >= _MOST_OPEN:
+                self.close(next(iter(self._files)))
+            file = path.open("r+b")
+            file.seek(0, os.SEEK_END)
+        self._files[path] = file
+        return file
+
+    def close(self, path: Path) -> None:
+        """Close the file if it is open."""
+        if path in self._files:
+            self._files.pop(path).close()
 
 
 class ArrayFile:
@@ -26,35 +51,40 @@ class ArrayFile:
         dtype: Of its items.
         shape: When it is complete; None for items without a header.
         length: Rows that it holds already; what follows them is dropped.
+        opened: What it is open among; files that are written in turns share one.
     """
 
-    def __init__(self, path: Path, dtype: Any, shape: Sequence[int] | None, length: int = 0) -> None:
-        self._dtype, self.length = np.dtype(dtype), length
-        self._file = path.open("r+b" if length else "w+b")
-        row_bytes = self._dtype.itemsize
-        if shape is not None:
-            header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False,
-                      "shape": tuple(int(size) for size in shape)}  # fmt: skip
-            np.lib.format.write_array_header_1_0(self._file, header)
-            row_bytes *= int(np.prod(shape[1:], dtype=np.int64))
-        self._file.truncate(self._file.tell() + length * row_bytes)
-        self._file.seek(0, os.SEEK_END)
+    def __init__(self, path: Path, dtype: Any, shape: Sequence[int] | None, length: int = 0,
+                 opened: OpenFiles | None = None) -> None:  # fmt: skip
+        self._path, self._dtype, self.length = path, np.dtype(dtype), length
+        self._opened, self._is_done = opened or OpenFiles(), False
+        with path.open("r+b" if length else "w+b") as file:
+            row_bytes = self._dtype.itemsize
+            if shape is not None:
+                header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False,
+                          "shape": tuple(int(size) for size in shape)}  # fmt: skip
+                np.lib.format.write_array_header_1_0(file, header)
+                row_bytes *= int(np.prod(shape[1:], dtype=np.int64))
+            file.truncate(file.tell() + length * row_bytes)
 
     def append(self, rows: np.ndarray) -> None:
         """Write rows at the end."""
-        np.ascontiguousarray(rows, self._dtype).tofile(self._file)
+        if len(rows):
+            np.ascontiguousarray(rows, self._dtype).tofile(self._opened.at_end(self._path))
         self.length += len(rows)
 
     def flush(self) -> None:
-        """Have everything on the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Have everything on the disk, also what was written before the file was closed and opened again."""
+        file = self._opened.at_end(self._path)
+        file.flush()
+        os.fsync(file.fileno())
 
     def close(self) -> None:
         """Flush and close."""
-        if not self._file.closed:
+        if not self._is_done:
+            self._is_done = True
             self.flush()
-            self._file.close()
+            self._opened.close(self._path)
 
 
 @contextmanager

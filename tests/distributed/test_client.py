@@ -207,3 +207,78 @@ def test_ray_that_is_started_here_listens_on_the_loopback(folder, is_named):
     assert listened
     assert {address.removeprefix("::ffff:") for address in listened} == {"127.0.0.1"}
     assert _FOR_HOSTS not in os.environ
+
+
+def serve_apart(address, folder, mode):
+    """Start servers that are to outlive this program."""
+    os.environ |= {"RAY_AUTH_MODE": mode} if mode else {}
+    from pyg_direct.distributed.engine import serve
+
+    serve(folder, "kept", num_cpus=0.5, address=address, detached=True)
+
+
+def use_apart(address, mode):
+    """(number of batches that the servers of another program give, number of those that were ended)."""
+    os.environ |= {"RAY_AUTH_MODE": mode} if mode else {}
+    from pyg_direct.distributed.engine import connect, stop
+
+    graph = ClientGraph(connect(2, "kept", address=address), device="cpu")
+    batches = [as_dict(batch) for batch in DistNeighborLoader(graph, [4, 3], SEEDS, **COMMON)]
+    return len(batches), stop("kept")
+
+
+def run_apart(fn, *args):
+    """What a function returns in a program that ends with it."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(fn, *args, os.environ.get("RAY_AUTH_MODE")).result(120)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+@pytest.mark.filterwarnings("ignore")
+def test_detached_servers_outlive_their_program_until_they_are_stopped(folder, data):
+    import ray
+
+    from pyg_direct.distributed import engine
+
+    with pytest.raises(ArgumentError, match="detached must be False where this program starts Ray"):
+        engine.serve(folder, "kept", num_cpus=0.5, detached=True)
+    assert not ray.is_initialized()
+    # A cluster that both programs come to.
+    engine._start(None)
+    try:
+        address = ray.get_runtime_context().gcs_address
+        run_apart(serve_apart, address, folder)
+        num_batches, num_stopped = run_apart(use_apart, address)
+        with pytest.raises(ArgumentError, match="got 'kept'"):
+            engine.connect(2, "kept")
+        with pytest.raises(ArgumentError, match=r"name must be that of servers .*, got 'kept'"):
+            engine.stop("kept")
+    finally:
+        ray.shutdown()
+
+    assert num_batches == len(list(NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON)))
+    assert num_stopped == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+@pytest.mark.filterwarnings("ignore")
+def test_servers_that_cannot_all_start_leave_none(folder):
+    import ray
+
+    from pyg_direct.distributed import engine
+
+    servers = engine.serve(folder, "half", num_cpus=0.5)
+    try:
+        ray.kill(ray.get_actor("half/0", namespace="pyg_direct"))
+        with pytest.raises(ArgumentError, match="name must be one that no servers have yet, got 'half'"):
+            engine.serve(folder, "half", num_cpus=0.5)
+        with pytest.raises(ArgumentError, match="of which part 0 has none"):
+            engine.connect(2, "half")
+        num_stopped = engine.stop("half")
+        del servers
+    finally:
+        ray.shutdown()
+
+    assert num_stopped == 1
