@@ -139,6 +139,17 @@ def show_wait(what: str, detail: str = "", *, items: int = FEW_ITEMS) -> Iterato
         _BEGUN[what] = begin, time.monotonic()
 
 
+def tell_ahead(what: str, *, items: int) -> None:
+    """Say that a step begins which keeps all threads of Python waiting, so that none can say that it goes on.
+
+    Args:
+        what: The step.
+        items: Numbers that it goes through; a step over few of them is not told of.
+    """
+    if items >= FEW_ITEMS:
+        _write_line(f"{what}: nothing is told until it is done")
+
+
 def _tell(what: str, detail: str, begin: float, done: threading.Event) -> None:
     if done.wait(max(0.0, begin + PATIENCE - time.monotonic())):
         return

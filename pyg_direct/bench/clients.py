@@ -18,6 +18,7 @@ from pyg_direct.bench.row import Row
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
 from pyg_direct.distributed.client import ClientGraph
+from pyg_direct.runtime.group import gather
 
 _BATCHES, _EPOCHS = 12, 5
 
@@ -56,7 +57,7 @@ def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> 
         servers = serve(folder, "bench", num_cpus=0.5)
         # Where Ray was started here, others need its token, which they look for if they are told to.
         known = [ray.get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE")]
-    dist.broadcast_object_list(known)
+    known = gather(known)[0]
     if rank > 0:
         if known[1] is not None:
             os.environ["RAY_AUTH_MODE"] = known[1]

@@ -9,6 +9,7 @@ import torch
 
 from pyg_direct.kernels.partition import cluster_edges_cpu, count_ties_cpu
 from pyg_direct.ops.launch import cpu_chunks, run_cpu
+from pyg_direct.progress import show_wait, tell_ahead
 
 METHODS = ("hash", "range", "metis", "streaming")
 # Communities of at most this share of a part's edge ends can be packed into equal parts.
@@ -21,10 +22,12 @@ _TIES_BYTES = 1 << 30
 Stream = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
-def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 0) -> np.ndarray:
+def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 0, *,
+                    progress: bool = False) -> np.ndarray:  # fmt: skip
     """Part of each node, int64 `[N]`, so that few edges are cut, by pymetis; the edges are held in memory.
 
-    Parallel edges and both directions of an edge count as one edge of their number's weight.
+    Parallel edges and both directions of an edge count as one edge of their number's weight. `progress` says what takes
+    long behind the stream.
     """
     if num_parts == 1 or num_nodes == 0:
         return np.zeros(num_nodes, np.int64)
@@ -35,9 +38,13 @@ def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 
         a, b = sources.astype(np.int64), targets.astype(np.int64)
         kept = a != b
         keys += [a[kept] * num_nodes + b[kept], b[kept] * num_nodes + a[kept]]
-    joined, weights = np.unique(np.concatenate(keys), return_counts=True)
-    neighbors = joined % num_nodes
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(joined // num_nodes, minlength=num_nodes))])
+    with show_wait("partition: sorting edges for metis", items=sum(map(len, keys)) if progress else 0):
+        joined, weights = np.unique(np.concatenate(keys), return_counts=True)
+        neighbors = joined % num_nodes
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(joined // num_nodes, minlength=num_nodes))])
+    # It keeps the lock of the interpreter.
+    tell_ahead(f"partition: metis over {num_nodes:,} nodes and {len(joined) // 2:,} edges",
+               items=len(joined) if progress else 0)  # fmt: skip
     adjacency = pymetis.CSRAdjacency(offsets, neighbors)
     _, parts = pymetis.part_graph(num_parts, adjacency, eweights=weights, options=pymetis.Options(seed=seed))
     return np.asarray(parts, np.int64)

@@ -59,7 +59,7 @@ class Builder:
         for file in self._work.iterdir():
             file.unlink()
         self._work.rmdir()
-        manifest.write(self._folder)
+        manifest.write(self._folder, progress=self._progress)
         return manifest
 
     def _bar(self, what: str, total: int, done: int) -> Bar:
@@ -73,11 +73,19 @@ class Builder:
             return {kind: Book.by_range(size, self._num_parts) for kind, size in sizes.items()}
         if isinstance(method, str) and self._journal.get("books") is None:
             starts = self._starts()
+            num_edges = sum(source.num_edges for source in self._inputs.edges.values())
+            turns = itertools.count(1)
+
+            def stream() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+                with self._bar(f"{method}, pass {next(turns)} over edges", num_edges, 0) as bar:
+                    for ends in self._stream():
+                        yield ends
+                        bar.update(len(ends[0]))
+
             if method == "metis":
-                tables = assign_by_metis(self._stream, int(starts[-1]), self._num_parts, self._seed)
+                tables = assign_by_metis(stream, int(starts[-1]), self._num_parts, self._seed, progress=self._progress)
             else:
-                num_edges = sum(source.num_edges for source in self._inputs.edges.values())
-                tables = assign_by_stream(self._stream, int(starts[-1]), num_edges, self._num_parts)
+                tables = assign_by_stream(stream, int(starts[-1]), num_edges, self._num_parts)
             given = {kind: tables[starts[i] : starts[i + 1]] for i, kind in enumerate(self._types)}
         else:
             given = method if isinstance(method, dict) else {}

@@ -14,6 +14,7 @@ import numpy as np
 
 from pyg_direct.disk import write_whole
 from pyg_direct.errors import ArgumentError, PartitionError
+from pyg_direct.progress import Bar
 
 _PIECE = 1 << 22
 # A process may have 256 files open on macOS, and 1,024 on Linux, unless it is told otherwise.
@@ -145,12 +146,13 @@ def _read_entries(path: Path) -> dict[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
-def describe_file(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file, as a manifest lists them."""
+def describe_file(path: Path, bar: Bar) -> dict[str, Any]:
+    """Size and checksum of a file, as a manifest lists them; `bar` is told of its bytes as they are read."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
+            bar.update(len(piece))
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 

@@ -17,6 +17,7 @@ from pyg_direct.disk import write_whole
 from pyg_direct.distributed.book import Book
 from pyg_direct.distributed.files import describe_file, read_array
 from pyg_direct.errors import ArgumentError, PartitionError
+from pyg_direct.progress import Bar
 
 FORMAT, VERSION = "pyg_direct.partition", 1
 FILE = "manifest.json"
@@ -74,12 +75,15 @@ class Manifest:
     num_cut: int
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, *, progress: bool = True) -> None:
         """Write the manifest, with checksums of the files that lie in the folder and are not listed yet."""
-        for file in sorted(folder.rglob("*")):
-            name = file.relative_to(folder).as_posix()
-            if file.is_file() and name not in (FILE, "journal.json", *self.files):
-                self.files[name] = describe_file(file)
+        known = {FILE, "journal.json", *self.files}
+        names = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+        new = {name: file for name, file in names.items() if name not in known}
+        num_bytes = sum(file.stat().st_size for file in new.values())
+        with Bar(num_bytes, "partition: checksums", "B", is_shown=progress) as bar:
+            for name, file in new.items():
+                self.files[name] = describe_file(file, bar)
         write_whole(folder / FILE, self._text())
 
     @classmethod
@@ -119,16 +123,16 @@ class Manifest:
         Raises:
             PartitionError: a file is missing, has another size, or other contents.
         """
-        for name, known in self.files.items():
-            if part is not None and not _is_needed(name, part):
-                continue
-            path = Path(folder) / name
-            if not path.is_file():
-                raise PartitionError(f"{path} is missing; the manifest lists it")
-            if path.stat().st_size != known["bytes"]:
-                raise PartitionError(f"{path} must have {known['bytes']} bytes, got {path.stat().st_size}")
-            if full and describe_file(path) != known:
-                raise PartitionError(f"{path} does not have the checksum that the manifest lists")
+        needed = {name: known for name, known in self.files.items() if part is None or _is_needed(name, part)}
+        with Bar(sum(known["bytes"] for known in needed.values()), "comparing checksums", "B") as bar:
+            for name, known in needed.items():
+                path = Path(folder) / name
+                if not path.is_file():
+                    raise PartitionError(f"{path} is missing; the manifest lists it")
+                if path.stat().st_size != known["bytes"]:
+                    raise PartitionError(f"{path} must have {known['bytes']} bytes, got {path.stat().st_size}")
+                if full and describe_file(path, bar) != known:
+                    raise PartitionError(f"{path} does not have the checksum that the manifest lists")
 
     def forget(self, folder: Path, names: str) -> None:
         """Write the manifest without the files whose names begin so: they are about to change."""

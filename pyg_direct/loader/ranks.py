@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.runtime.group import has_group
+from pyg_direct.runtime.group import gather, has_group
 
 UNEVEN = ("pad", "drop", "keep")
 
@@ -97,7 +97,5 @@ class Ranks:
         if self.ranks != "auto" or not has_group():
             raise ArgumentError(f"seed must be given with ranks={self.ranks!r} and no process group, equal in every "
                                 "process, got None")  # fmt: skip
-        word = [seed]
-        on_gpu = dist.get_backend() == "nccl"
-        dist.broadcast_object_list(word, src=0, device=device if on_gpu else torch.device("cpu"))
-        return word[0]
+        agreed: int = gather(seed, device if device.type == "cuda" else None)[0]
+        return agreed

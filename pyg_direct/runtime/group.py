@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import json
 import os
 import pickle
 import platform
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from multiprocessing import process
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
 import torch.distributed as dist
 
 from pyg_direct.errors import PygDirectError
@@ -38,19 +41,36 @@ def identify_host() -> str:
     return f"{platform.node()} {started} {os.readlink(space) if space.is_symlink() else ''}"
 
 
-def gather(value: Any) -> list[Any]:
-    """What every process of the group gave, by rank; called by all of them."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+def gather(value: Any, device: torch.device | None = None) -> list[Any]:
+    """What every process of the group gave, by rank; called by all of them.
+
+    Args:
+        value: It goes as JSON, so that nothing that comes over the network is unpickled: tuples come as lists.
+        device: The GPU that a group over NCCL alone takes it from; None is the current one.
+    """
+    words = json.dumps(value).encode()
+    # As the collectives of torch for objects choose it.
+    on_cpu = "cpu:" in dist.get_backend_config()
+    place = torch.device("cpu") if on_cpu else device or torch.device("cuda", torch.cuda.current_device())
+    size = torch.tensor([len(words)], device=place)
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, size)
+    counts = torch.cat(sizes).tolist()
+    # All are as long as the longest.
+    own = torch.from_numpy(np.frombuffer(words.ljust(max(counts)), np.uint8).copy()).to(place)
+    found = [torch.empty_like(own) for _ in counts]
+    dist.all_gather(found, own)
+    return [json.loads(each.cpu().numpy()[:count].tobytes()) for each, count in zip(found, counts, strict=True)]
 
 
 def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
     """What `make` returns in the first process of each host, in every process of that host; called by all.
 
+    It goes as a pickle, as it has handles of shared memory inside, and comes from a process of the same host alone.
+
     Args:
         make: Called in the first process with what its host's processes say of themselves, by rank.
-        about: What this process says of itself.
+        about: What this process says of itself, in JSON.
 
     Raises:
         PygDirectError: `make` failed in the first process of a host, or another could not open what it returned; there,
@@ -61,22 +81,23 @@ def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
     leads = dist.get_rank() == here[0]
     made: Any = None
     error: BaseException | None = None
-    letters: dict[int, bytes] = {}
+    letters: dict[str, str] = {}
     if leads:
         try:
             made = make([hosts[rank][1] for rank in here])
             # A letter each, as the descriptors in it can be taken once.
-            letters = {rank: bytes(ForkingPickler.dumps(made)) for rank in here[1:]}
+            letters = {str(rank): b64encode(ForkingPickler.dumps(made)).decode() for rank in here[1:]}
         except Exception as caught:
             error = caught
-    said = gather((letters, bytes(process.current_process().authkey), None if error is None else repr(error)))
+    own_word = b64encode(process.current_process().authkey).decode()
+    said = gather((letters, own_word, None if error is None else repr(error)))
     failures = [failure for *_, failure in said]
     if not any(failures):
         letters, word, _ = said[here[0]]
         try:
             if not leads:
-                with _know(word):
-                    made = pickle.load(io.BytesIO(letters[dist.get_rank()]))
+                with _know(b64decode(word)):
+                    made = pickle.loads(b64decode(letters[str(dist.get_rank())]))
         except Exception as caught:
             error = caught
         # The first one hands descriptors out until all have theirs.

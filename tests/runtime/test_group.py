@@ -1,5 +1,7 @@
 """What one process of a host gives the others of its group."""
 
+import json
+import pickle
 from functools import partial
 
 import pytest
@@ -7,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from pyg_direct.errors import ArgumentError, PygDirectError
+from pyg_direct.loader.ranks import Ranks
 from pyg_direct.runtime import group
-from pyg_direct.runtime.group import give_to_host, has_group, identify_host
+from pyg_direct.runtime.group import gather, give_to_host, has_group, identify_host
 from pyg_direct.runtime.shared import share
 from tests.processes import run_ranks
 
@@ -55,6 +58,37 @@ def test_the_first_process_makes_it_and_errors_reach_all():
         assert errors == [(kind, text) if rank == failed else (
             "PygDirectError", f"process {failed} failed, so that process {rank} gets nothing: {kind}('{text}')")
             for failed, kind, text in words]  # fmt: skip
+
+
+def refuse(*args, **kwargs):
+    raise AssertionError("objects are sent as pickles")
+
+
+def gather_apart(rank):
+    dist.all_gather_object = dist.broadcast_object_list = refuse
+    seed = Ranks("auto", "pad").agree_on_seed(2**63 + rank, torch.device("cpu"))
+    return gather(["ä" * 1000 * rank, rank, None, (True, 2**70)]), gather(None), seed
+
+
+def test_what_processes_tell_each_other_is_no_pickle():
+    results = run_ranks(gather_apart, 3)
+
+    told = [["ä" * 1000 * rank, rank, None, [True, 2**70]] for rank in range(3)]
+    assert results == [(told, [None] * 3, 2**63)] * 3
+
+
+def send_pickle(rank):
+    if rank == 0:
+        json.dumps = lambda value: pickle.dumps(value, protocol=0).decode()
+    try:
+        gather(Sealed())
+    except (ValueError, TypeError) as error:
+        return type(error).__name__
+    return None
+
+
+def test_a_pickle_in_place_of_what_is_told_is_not_loaded():
+    assert run_ranks(send_pickle, 1) == ["JSONDecodeError"]
 
 
 def test_a_process_alone_has_no_group():
