@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import parent_process
+from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
@@ -153,7 +154,7 @@ class Producers(ReportedLoader):
     def _receive(self, lane: int, turn: int) -> tuple[int, Any]:
         while True:
             try:
-                sent, kind, what = self._channels[lane].get(timeout=_SECONDS)
+                message = self._channels[lane].get(timeout=_SECONDS)
             except queue.Empty:
                 process = self._processes[lane]
                 if not process.is_alive():
@@ -162,6 +163,8 @@ class Producers(ReportedLoader):
                     raise PygDirectError(f"producer {lane} on {self.devices[lane]} (process {process.pid}) ended with "
                                          f"exit code {code}") from None  # fmt: skip
                 continue
+            # Also of an epoch that was left: opening a message gives its memory back.
+            sent, kind, what = ForkingPickler.loads(message)
             if sent == turn:
                 return kind, what
 
@@ -228,17 +231,24 @@ def _produce(loader: Any, device: torch.device, threads: int, orders: Any, chann
         except Exception:
             from torch._utils import ExceptionWrapper
 
-            _send(
-                channel, (turn, _ERROR, ExceptionWrapper(where=f"in the producer on {device}, process {os.getpid()}"))
-            )
+            error = ExceptionWrapper(where=f"in the producer on {device}, process {os.getpid()}")
+            try:
+                _send(channel, (turn, _ERROR, error))
+            except Exception:
+                # Its class is not found by its name; the traceback is text.
+                error.exc_type = PygDirectError
+                _send(channel, (turn, _ERROR, error))
 
 
 def _send(channel: Any, message: Any) -> None:
-    """Put a message where there is room, for as long as there is somebody to take it."""
-    parent = parent_process()
+    """Put a message where there is room, for as long as there is somebody to take it.
+
+    What cannot be pickled is told here: the thread of a queue would drop it, and its reader would wait for ever.
+    """
+    pickled, parent = bytes(ForkingPickler.dumps(message)), parent_process()
     while True:
         with contextlib.suppress(queue.Full):
-            channel.put(message, timeout=_SECONDS)
+            channel.put(pickled, timeout=_SECONDS)
             return
         if parent is not None and not parent.is_alive():
             os._exit(1)

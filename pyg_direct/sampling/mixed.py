@@ -47,7 +47,8 @@ class MixedGraphSageSampler:
 
     While the caller's thread samples on the GPU, each of `num_workers` threads samples another batch with one core: the
     one that will be wanted about when it is done. Iterating yields `(n_id, batch_size, adjs)` as
-    `GraphSageSampler.sample` returns them, on `device`. An exception in a thread is raised where its batch is due.
+    `GraphSageSampler.sample` returns them, on `device`. An exception in a thread or of the job is raised where its
+    batch is due.
 
     Args:
         sample_job: The seeds.
@@ -104,7 +105,7 @@ class MixedGraphSageSampler:
                     wanted = running.choose(position, seconds, self._gpu is not None)
                     if wanted >= count:
                         break
-                    running.start(wanted, self.job[wanted], batch_key(self.seed, epoch, wanted))
+                    running.start(wanted, self.job, batch_key(self.seed, epoch, wanted))
                 if position in running.results:
                     result = running.results.pop(position).result()
                     result = self._bring(result)
@@ -149,11 +150,17 @@ class _Running:
             lead = 1 + math.ceil(self._seconds / seconds) if self._seconds > 0 and seconds > 0 else len(self._idle)
         return max(self._last + 1, position + lead)
 
-    def start(self, index: int, seeds: Any, key: int) -> None:
-        """Let an idle core sample a batch."""
-        sampler = self._idle.pop()
+    def start(self, index: int, job: SampleJob, key: int) -> None:
+        """Let an idle core sample a batch. The job is asked in the caller's thread; its error waits for its turn."""
         assert self._pool is not None
         self._last = index
+        try:
+            seeds = job[index]
+        except Exception as error:
+            self.results[index] = Future()
+            self.results[index].set_exception(error)
+            return
+        sampler = self._idle.pop()
         self.results[index] = self._pool.submit(self._sample, sampler, seeds, key)
 
     def _sample(self, sampler: GraphSageSampler, seeds: Any, key: int) -> Result:

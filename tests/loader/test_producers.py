@@ -96,6 +96,32 @@ def test_an_error_in_a_producer_comes_with_its_traceback():
     assert not multiprocessing.active_children()
 
 
+def hide(batch):
+    batch.hidden = lambda: None
+    return batch
+
+
+def refuse_in_private(batch):
+    class PrivateError(Exception):
+        pass
+
+    raise PrivateError("nobody knows my class")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("transform", "error", "words"), [
+    (hide, Exception, "in the producer on cpu[\\s\\S]*hide"),
+    (refuse_in_private, PygDirectError, "in the producer on cpu[\\s\\S]*nobody knows my class"),
+])  # fmt: skip
+def test_what_cannot_be_sent_is_told(transform, error, words):
+    producers = Producers(make_loader(transform=transform), device="cpu")
+
+    with pytest.raises(error, match=words):
+        list(producers)
+
+    assert not multiprocessing.active_children()
+
+
 def end(note, batch):
     note.write_text(str(time.monotonic()))
     os.kill(os.getpid(), signal.SIGKILL)

@@ -64,6 +64,20 @@ def test_an_error_is_raised_where_its_batch_is_due():
         next(results)
 
 
+def test_an_error_of_the_job_is_raised_where_its_batch_is_due():
+    class BadJob(Job):
+        def __getitem__(self, index):
+            if index == 4:
+                raise RuntimeError("no seeds for batch 4")
+            return super().__getitem__(index)
+
+    results = iter(MixedGraphSageSampler(BadJob(), 3, make_topo(), [3], mode="CPU_ONLY"))
+
+    assert [next(results)[1] for _ in range(4)] == [7] * 4
+    with pytest.raises(RuntimeError, match="no seeds for batch 4"):
+        next(results)
+
+
 def test_leaving_early_ends_the_threads():
     before = threading.active_count()
 
