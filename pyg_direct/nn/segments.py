@@ -62,13 +62,15 @@ def part_by_relation(edges: SortedEdges, edge_type: Tensor, num_targets: int, re
     target = edges.target.index_select(0, order)
     begins = torch.ones_like(target, dtype=torch.bool)
     begins[1:] = (target[1:] != target[:-1]) | (kinds[1:] != kinds[:-1])
-    pair = torch.cumsum(begins, 0) - 1
-    counts = torch.zeros(2, relations, dtype=torch.int64, device=kinds.device)
-    counts.index_add_(1, kinds.long(), torch.stack([begins, torch.ones_like(begins)]).long())
-    (strays, *sizes), (_, *most) = torch.cat([(edge_type != inside).sum().expand(2, 1), counts], dim=1).tolist()
+    ends = torch.cumsum(begins, 0)
+    # Of each relation, where its edges begin, and its pairs.
+    offsets = compress(kinds.long(), relations)
+    counts = torch.stack([torch.cat([ends.new_zeros(1), ends]).index_select(0, offsets), offsets]).diff()
+    strays = (edge_type != inside).sum().expand(2, 1)
+    (strays, *sizes), (_, *most) = torch.cat([strays, counts], dim=1).tolist()
     if strays:
         return None
-    num_pairs = sum(sizes)
+    num_pairs, pair = sum(sizes), ends - 1
     # Their number is known, so that nothing waits; edges that begin no pair write behind the last one.
     places = torch.arange(pair.numel(), device=pair.device)
     starts = pair.new_empty(num_pairs + 1).scatter_(0, torch.where(begins, pair, num_pairs), places)
