@@ -79,7 +79,7 @@ def space(device: str) -> Space:
          lambda conv, loops, over: conv not in ("GCN", *ATTENTION) or over == "one" or loops == "no"),
         (("conv", "heads"), lambda conv, heads: conv in ATTENTION or heads == "1"),
         (("conv", "more"), lambda conv, more: conv != "HGT" or more == "no"),
-        # Of several loops of a node PyG keeps one, on a GPU any of them unless torch is asked for equal results.
+        # Of several loops of a node PyG keeps one, as we do, on a GPU any unless torch is asked for equal results.
         (("conv", "weight", "fixed"),
          lambda conv, weight, fixed: device == "cpu" or conv != "GCN" or weight == "no" or fixed == "yes"),
     )  # fmt: skip
