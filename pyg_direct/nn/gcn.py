@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 from torch_geometric.nn import aggr
 
 from pyg_direct.nn.product import multiply
@@ -104,11 +105,31 @@ def _give_to_loops(edges: SortedEdges, weight: Tensor, num_targets: int, alone: 
     indptr, row, target, *_ = edges
     num_edges = row.numel()
     is_loop = row == target
-    own = weight.new_full((num_targets + 1,), alone)
-    own = own.scatter(0, torch.where(is_loop, target, num_targets).long(), weight)
+    own = _LastLoop.apply(weight, torch.where(is_loop, target, num_targets).long(), num_targets, alone)
     nodes = torch.arange(num_targets, device=row.device)
     # Each target before an edge's own has one loop more.
     places = torch.arange(num_edges, device=row.device) + target
     loops = indptr[1 : num_targets + 1].clamp(max=num_edges) + nodes
     out = weight.new_zeros(num_edges + num_targets).index_copy(0, places, weight.masked_fill(is_loop, 0))
-    return out.index_copy(0, loops, own[:num_targets])
+    return out.index_copy(0, loops, own)
+
+
+class _LastLoop(Function):
+    """The weight of each node's last loop, which PyG's code finds on a CPU, and on a GPU any of them.
+
+    Each loop of a node gets the gradient of the one that stays, as there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, node: Tensor, num_nodes: int, alone: float) -> Tensor:
+        ctx.save_for_backward(node)
+        number = torch.arange(node.numel(), device=node.device)
+        last = number.new_full((num_nodes + 1,), -1).scatter_reduce_(0, node, number, "amax")[:num_nodes]
+        # Without edges there is nothing to take from.
+        taken = weight.new_full((num_nodes,), alone) if not node.numel() else weight.take(last.clamp(min=0))
+        return taken.masked_fill_(last < 0, alone)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (node,) = ctx.saved_tensors
+        return F.pad(grad, (0, 1)).index_select(0, node), None, None, None

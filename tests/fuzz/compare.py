@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,3 +31,16 @@ def assert_store(what: str, store: Any, expected: dict[str, Any]) -> None:
     assert found.keys() == wanted.keys(), f"{what}: {sorted(found)}, expected {sorted(wanted)}"
     for key, value in wanted.items():
         assert_equal(f"{what}.{key}", found[key], value)
+
+
+@contextmanager
+def deterministic(is_on: bool = True) -> Iterator[None]:
+    """Ask torch for equal results, where it has such a form: of several loops PyG keeps any on a GPU otherwise."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(is_on, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

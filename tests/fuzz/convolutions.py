@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -26,6 +25,7 @@ from torch_geometric.nn import (
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.nn.sorted import register_sorted
 from tests.fuzz.aggregates import near
+from tests.fuzz.compare import deterministic
 from tests.fuzz.graphs import make_types, to_hetero
 from tests.fuzz.space import Row, Space
 
@@ -79,9 +79,9 @@ def space(device: str) -> Space:
          lambda conv, loops, over: conv not in ("GCN", *ATTENTION) or over == "one" or loops == "no"),
         (("conv", "heads"), lambda conv, heads: conv in ATTENTION or heads == "1"),
         (("conv", "more"), lambda conv, more: conv != "HGT" or more == "no"),
-        # Of several loops of a node PyG keeps one, as we do, on a GPU any unless torch is asked for equal results.
-        (("conv", "weight", "fixed"),
-         lambda conv, weight, fixed: device == "cpu" or conv != "GCN" or weight == "no" or fixed == "yes"),
+        # Of several loops of a node PyG keeps any on a GPU, and we the last, unless torch is asked for equal results.
+        (("conv", "weight", "fixed", "edges"), lambda conv, weight, fixed, edges: device == "cpu" or conv != "GCN" or
+         weight == "no" or fixed == "yes" or edges in ("batch", "inner")),
     )  # fmt: skip
     return Space(options, rules)
 
@@ -120,15 +120,8 @@ class Edges:
 
 def run(row: Row, random: Random, device: str) -> int:
     """Check results and gradients; returns the number of calls."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(row["fixed"] == "yes", warn_only=True)
-    try:
-        with warnings.catch_warnings():
-            # Of what torch and PyG have no deterministic form.
-            warnings.simplefilter("ignore", UserWarning)
-            return (run_one if row["over"] == "one" else run_relations)(row, random, device)
-    finally:
-        torch.use_deterministic_algorithms(before)
+    with deterministic(row["fixed"] == "yes"):
+        return (run_one if row["over"] == "one" else run_relations)(row, random, device)
 
 
 def run_one(row: Row, random: Random, device: str) -> int:
@@ -191,7 +184,8 @@ def check(row: Row, layer: torch.nn.Module, call: Callable[..., list[Tensor]], g
     """An accelerated copy gives what the layer gives in float64, and the same gradients."""
     exact, fast = layer.double(), copy.deepcopy(layer).to(getattr(torch, row["dtype"]))
     assert accelerate(fast).convolutions
-    expected, wanted = differentiate(row, exact, call, given, torch.float64)
+    with deterministic():
+        expected, wanted = differentiate(row, exact, call, given, torch.float64)
     for _ in range(times):
         got, grads = differentiate(row, fast, call, given, getattr(torch, row["dtype"]))
         assert len(got) == len(expected)

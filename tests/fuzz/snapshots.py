@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from random import Random
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch_geometric.nn import ChebConv, GCNConv, GINConv, GraphConv, SAGEConv
 from pyg_direct.dynamic import accelerate, stream
 from pyg_direct.dynamic.nn import TGCN, GConvGRU
 from tests.fuzz.aggregates import near
+from tests.fuzz.compare import deterministic
 from tests.fuzz.graphs import make_edges
 from tests.fuzz.space import Row, Space
 
@@ -95,14 +95,8 @@ def run(row: Row, random: Random, device: str) -> int:
     times = range(begin, random.randint(begin + 1, len(snapshots)) if row["visit"] == "part" else len(snapshots))
     part: Any = given[times.start : times.stop] if row["visit"] == "part" else given
     order = list(times)[::-1] if row["visit"] == "backwards" else list(times)
-    # Of several loops of a node PyG's GCNConv keeps one, on a GPU any of them unless torch is asked for equal results.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        try:
-            expected, wanted = run_epoch(row, exact, [snapshots[t].to(device) for t in order], torch.float64)
-        finally:
-            torch.use_deterministic_algorithms(False)
+    with deterministic():
+        expected, wanted = run_epoch(row, exact, [snapshots[t].to(device) for t in order], torch.float64)
     terms = _STATE_TERMS if row["layer"] in STATES else _TERMS
     for _ in range(int(row["epochs"])):
         visited = [given[t] for t in order] if row["visit"] == "backwards" else part
