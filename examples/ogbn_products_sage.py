@@ -15,7 +15,7 @@ from model import describe, load_dataset, parse, print_scores
 from torch_geometric.nn import GraphSAGE
 from tqdm import tqdm
 
-from pyg_direct import NeighborLoader, accelerate  # was: from torch_geometric.loader import NeighborLoader
+from pyg_direct import GraphedStep, NeighborLoader, accelerate  # was: from torch_geometric.loader import NeighborLoader
 
 
 def main() -> None:
@@ -23,6 +23,8 @@ def main() -> None:
     parser.add_argument("--placement", default="auto", help="auto, cuda, unified, pinned or cpu")
     parser.add_argument("--feature-cache", help="GPU memory for hot rows when features are on the host, e.g. 20%%")
     parser.add_argument("--accelerate", action="store_true", help="the layers through pyg_direct's kernels too")
+    parser.add_argument("--graphed", action="store_true", help="and each step as one CUDA graph, on a GPU")
+    parser.add_argument("--super-batch", type=int, help="batches whose rows on the host are read together, e.g. 8")
     parser.add_argument("--hidden", type=int, help="256 on a GPU, 128 on a CPU")
     parser.add_argument("--lr", type=float, default=0.005)
     args = parser.parse_args()
@@ -34,29 +36,37 @@ def main() -> None:
     print(describe(dataset, device))
 
     options = {"device": device, "placement": args.placement, "feature_cache": args.feature_cache, "seed": args.seed}
+    shared = {"super_batch": args.super_batch}
     train_loader = NeighborLoader(data, num_neighbors=[15, 10, 5], input_nodes=data.train_mask,
-                                  batch_size=args.batch_size, shuffle=True, **options)  # fmt: skip
+                                  batch_size=args.batch_size, shuffle=True, **options, **shared)  # fmt: skip
     # All neighbors of all nodes, one layer at a time, for the accuracies.
     all_loader = NeighborLoader(data, num_neighbors=[-1], batch_size=4096, **options)
 
     hidden = args.hidden or (256 if device.type == "cuda" else 128)
     model = GraphSAGE(dataset.num_features, hidden, num_layers=3, out_channels=dataset.num_classes, dropout=0.3)
     model = model.to(device)
-    if args.accelerate:
+    if args.accelerate or args.graphed:
         accelerate(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, fused=device.type == "cuda")
 
+    def compute(batch):
+        out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                    num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
+        return F.cross_entropy(out, batch.y[: batch.batch_size])
+
+    def train(batch):
+        optimizer.zero_grad()
+        loss = compute(batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step = GraphedStep(model, compute, optimizer) if args.graphed else train
     for epoch in range(1, args.epochs + 1):
         model.train()
         begin, total_loss = time.perf_counter(), 0.0
         for batch in tqdm(train_loader, desc=f"epoch {epoch}", leave=False, disable=None):
-            optimizer.zero_grad()
-            out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                        num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
-            loss.backward()
-            optimizer.step()
-            total_loss += loss.detach() * batch.batch_size
+            total_loss += step(batch).detach() * batch.batch_size
         mean_loss = float(total_loss) / int(data.train_mask.sum())
         print(f"epoch {epoch}: loss {mean_loss:.4f}, {time.perf_counter() - begin:.2f} s")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, SAGEConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, GraphConv, SAGEConv
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from pyg_direct.bench.aggregate import capture
@@ -30,6 +30,7 @@ KINDS: dict[str, Callable[[int], torch.nn.Module]] = {
     "Graph sum": lambda width: GraphConv(width, width),
     "GCN": lambda width: GCNConv(width, width),
     "GIN": lambda width: GINConv(torch.nn.Linear(width, width)),
+    "GINE": lambda width: GINEConv(torch.nn.Linear(width, width)),
     "GAT": lambda width: GATConv(width, width // 4, heads=4),
     "GATv2": lambda width: GATv2Conv(width, width // 4, heads=4),
 }
@@ -61,11 +62,13 @@ def measure_convolutions(batch: Data, name: str, widths: Sequence[int] = (64, 25
                 conv = KINDS[kind](width).to(edge_index.device, dtype)
                 case = f"convolutions/{name}/{kind}/{width} {str(dtype).removeprefix('torch.')}"
                 has_compiled = compiles and (width, dtype) == (widths[0], dtypes[0])
-                yield from _compare(case, _ways(conv, edge_index, num_nodes, renew, has_compiled), x)
+                # What belongs to edges gets no gradient, as attributes that are given get none.
+                rows = [torch.randn(edge_index.shape[1], width).to(x)] if isinstance(conv, GINEConv) else []
+                yield from _compare(case, _ways(conv, edge_index, num_nodes, renew, has_compiled, rows), x)
 
 
-def _ways(conv: Any, edge_index: Tensor, num_nodes: int, renew: Callable[[], None], compiles: bool
-          ) -> dict[str, Callable[[Tensor], Tensor]]:  # fmt: skip
+def _ways(conv: Any, edge_index: Tensor, num_nodes: int, renew: Callable[[], None], compiles: bool,
+          rows: list[Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:  # fmt: skip
     """The ways to compute a convolution, by name; the first is what the others are compared with."""
     plain, size = edge_index.clone(), (num_nodes, num_nodes)
 
@@ -81,17 +84,18 @@ def _ways(conv: Any, edge_index: Tensor, num_nodes: int, renew: Callable[[], Non
 
     fast = copy.deepcopy(conv)
     accelerate(fast)
-    ways = {"PyG's edge_index": _call(conv, lambda: plain), "PyG's EdgeIndex": _call(conv, make_edge_index)}
-    if WITH_TORCH_SPARSE and (torch.ops.torch_sparse.cuda_version() > 0 or not plain.is_cuda):
-        ways["PyG's SparseTensor"] = _call(conv, make_sparse)
+    ways = {"PyG's edge_index": _call(conv, lambda: plain, rows), "PyG's EdgeIndex": _call(conv, make_edge_index, rows)}
+    # There rows of edges are values of the matrix, and sorted with it.
+    if not rows and WITH_TORCH_SPARSE and (torch.ops.torch_sparse.cuda_version() > 0 or not plain.is_cuda):
+        ways["PyG's SparseTensor"] = _call(conv, make_sparse, rows)
     if compiles:
-        ways[_COMPILED] = _call(torch.compile(copy.deepcopy(conv), dynamic=True), lambda: plain)
-    return {**ways, OURS: _call(fast, make_batch)}
+        ways[_COMPILED] = _call(torch.compile(copy.deepcopy(conv), dynamic=True), lambda: plain, rows)
+    return {**ways, OURS: _call(fast, make_batch, rows)}
 
 
-def _call(conv: Any, make_edges: Callable[[], Any]) -> Callable[[Tensor], Tensor]:
+def _call(conv: Any, make_edges: Callable[[], Any], rows: list[Tensor]) -> Callable[[Tensor], Tensor]:
     def compute(x: Tensor) -> Tensor:
-        out: Tensor = conv(x, make_edges())
+        out: Tensor = conv(x, make_edges(), *rows)
         return out
 
     return compute

@@ -15,7 +15,8 @@ from pyg_direct.nn.sorted import SortedEdges
 from pyg_direct.ops.aggregate import Transposed, aggregate
 from pyg_direct.ops.offsets import compress
 
-# Numbers of rows without edges for which a launch more a relation is a fair price, forward and backward.
+# Numbers of rows without edges that are a fair price for parting, and for a product more a relation, both ways.
+_ITEMS_AT_ALL = {"cuda": 0, "cpu": 1 << 18}
 _ITEMS_A_LAUNCH = {"cuda": 1 << 20, "cpu": 1 << 14}
 
 
@@ -48,10 +49,13 @@ class Segments(NamedTuple):
 
 
 def are_few(edges: Tensor, num_targets: int, relations: int, width: int) -> bool:
-    """Whether so many edges leave most pairs of a relation and a target without one, and enough of them to matter."""
-    num_edges, pairs = edges.numel(), num_targets * relations
-    least = relations * _ITEMS_A_LAUNCH["cuda" if edges.is_cuda else "cpu"]
-    return 0 < 2 * num_edges < pairs and (pairs - num_edges) * width > least
+    """Whether so many edges leave many pairs of a relation and a target without one, and enough of them to matter.
+
+    Three edges for each four pairs that could have one leave about half of these without.
+    """
+    num_edges, pairs, where = edges.numel(), num_targets * relations, "cuda" if edges.is_cuda else "cpu"
+    least = _ITEMS_AT_ALL[where] + relations * _ITEMS_A_LAUNCH[where]
+    return 0 < 4 * num_edges < 3 * pairs and (pairs - num_edges) * width > least
 
 
 def part_by_relation(edges: SortedEdges, edge_type: Tensor, num_targets: int, relations: int) -> Segments | None:
