@@ -22,6 +22,7 @@ from pyg_direct.nn.joined import forget_relations, watch_relations
 from pyg_direct.nn.propagate import MESSAGES, propagate
 from pyg_direct.nn.transformed import forget_graph, watch_graph
 from pyg_direct.nn.trimmed import forget_trimming, watch_trimming
+from pyg_direct.nn.whole import UnknownEdges
 
 _FORWARDS: dict[type, Callable[..., Any]] = {
     conv.SAGEConv: root.forward,
@@ -112,6 +113,7 @@ def accelerate_one(module: torch.nn.Module) -> bool:
         return False
     if kind in _PROPAGATES:
         module.__dict__["propagate"] = MethodType(_PROPAGATES[kind], module)
+        module.__dict__["_unknown"] = UnknownEdges()
     part = _PARTS.get(kind)
     if part is not None and getattr(type(module), part.__name__) is getattr(kind, part.__name__):
         module.__dict__[part.__name__] = MethodType(part, module)
@@ -143,7 +145,8 @@ def _strip(module: torch.nn.Module) -> None:
     for name, own in (("propagate", tuple(_PROPAGATES.values())), ("forward", tuple(_FORWARDS.values())), *parts):
         if getattr(module.__dict__.get(name), "__func__", None) in own:
             del module.__dict__[name]
-            module.__dict__.pop("__prepare_scriptable__", None)
+            for other in ("__prepare_scriptable__", "_unknown"):
+                module.__dict__.pop(other, None)
 
 
 def forget_pickled(module: torch.nn.Module) -> None:
@@ -152,6 +155,7 @@ def forget_pickled(module: torch.nn.Module) -> None:
         method = module.__dict__.get(name)
         if isinstance(method, MethodType) and method.__func__ is getattr(type(module), name, None):
             del module.__dict__[name]
+            module.__dict__.pop("_unknown", None)
 
 
 def _make_plain(module: torch.nn.Module) -> torch.nn.Module:

@@ -19,8 +19,11 @@ from pyg_direct.ops.aggregate import aggregate, spread_known, sum_known
 def forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What replaces `forward` of an accelerated GINConv."""
     out = None
-    if not torch.compiler.is_compiling() and may_find(edge_index, x) and is_plain(self, edge_index):
-        out = _sum(self, x, edge_index, size)
+    if not torch.compiler.is_compiling() and not self._unknown.are(edge_index):
+        if not may_find(edge_index, x):
+            self._unknown.note(edge_index)
+        elif is_plain(self, edge_index):
+            out = _sum(self, x, edge_index, size)
     return type(self).forward(self, x, edge_index, size) if out is None else self.nn(out)
 
 

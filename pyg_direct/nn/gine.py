@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pyg_direct.ops.aggregate import aggregate, sum_known
+from pyg_direct.ops.aggregate import aggregate, spread_known, sum_known
+from pyg_direct.ops.launch import runs_on_gpu
 
 
 def sum_messages(x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_targets: int, *,
@@ -53,5 +54,14 @@ class _Sum(Function):
         to_edges = torch.ops.aten.threshold_backward(grad.index_select(0, target), messages, 0)
         to_x = None
         if ctx.needs_input_grad[0]:
-            to_x = to_edges.new_zeros(ctx.num_rows, to_edges.shape[1]).index_add_(0, row, to_edges)
+            to_x = _add_to_sources(to_edges, row, ctx.num_rows)
         return to_x, to_edges if ctx.needs_input_grad[1] else None, *(None,) * 6
+
+
+def _add_to_sources(rows: Tensor, row: Tensor, num_rows: int) -> Tensor:
+    """Rows of edges added up for the source of each, `[N, C]`."""
+    if torch.is_grad_enabled() or torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows):
+        return rows.new_zeros(num_rows, rows.shape[1]).index_add_(0, row, rows)
+    # Each edge is the target of one: torch adds items one by one, and those of 16 bits in 16 bits.
+    each = torch.arange(row.numel() + 1, dtype=row.dtype, device=row.device)
+    return spread_known(rows, each, row, each[:-1], num_rows, False, 1, None)

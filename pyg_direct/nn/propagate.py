@@ -29,7 +29,8 @@ _NARROW = 8
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
     """What replaces `propagate` of an accelerated convolution."""
     out = None
-    if not torch.compiler.is_compiling() and _may_find(edge_index, kwargs) and is_plain(self, edge_index):
+    if (not torch.compiler.is_compiling() and not self._unknown.are(edge_index) and _may_find(edge_index, kwargs)
+            and is_plain(self, edge_index)):  # fmt: skip
         out = _aggregate(self, _find_message(self.__class__), edge_index, size, kwargs)
     return type(self).propagate(self, edge_index, size=size, **kwargs) if out is None else out
 

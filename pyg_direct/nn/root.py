@@ -20,7 +20,18 @@ from pyg_direct.nn.whole import find_whole, may_find
 def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
     """What replaces `forward` of an accelerated SAGEConv or GraphConv."""
     out = None
-    if not torch.compiler.is_compiling() and may_find(edge_index, x) and is_plain(self, edge_index):
+    if not torch.compiler.is_compiling() and not self._unknown.are(edge_index):
+        if may_find(edge_index, x):
+            out = _find(self, x, edge_index, *args, **kwargs)
+        else:
+            self._unknown.note(edge_index)
+    return type(self).forward(self, x, edge_index, *args, **kwargs) if out is None else out
+
+
+def _find(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor | None:
+    """What the layer returns; None where PyG's own code must find it, or must refuse."""
+    out = None
+    if is_plain(self, edge_index):
         pair = x if isinstance(x, (tuple, list)) else (x, x)
         combine = _combine_sage if isinstance(self, conv.SAGEConv) else _combine_graph
         if all(isinstance(part, Tensor) and part.dim() == 2 for part in pair):
@@ -29,7 +40,7 @@ def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Te
                 batch = find_whole(edge_index, pair[1].shape[0], pair[0].shape[1])
             if batch is not None:
                 out = combine(self, batch, pair, edge_index, *args, **kwargs)
-    return type(self).forward(self, x, edge_index, *args, **kwargs) if out is None else out
+    return out
 
 
 def _combine_sage(self: Any, batch: SortedBatch, x: Any, edge_index: Tensor, size: Any = None) -> Tensor | None:

@@ -15,9 +15,13 @@ from pyg_direct.nn.sorted import SortedEdges
 from pyg_direct.ops.aggregate import Transposed, aggregate
 from pyg_direct.ops.offsets import compress
 
-# Numbers of rows without edges that are a fair price for parting, and for a product more a relation, both ways.
-_ITEMS_AT_ALL = {"cuda": 0, "cpu": 1 << 18}
-_ITEMS_A_LAUNCH = {"cuda": 1 << 20, "cpu": 1 << 14}
+# Edges a pair of a relation and a target, below which many pairs have none.
+_MOST_EDGES = {"cuda": 0.5, "cpu": 0.75}
+# Of rows without edges so many numbers, times the width of their matrix and a little, are a fair price for parting, and
+# for a product more a relation, both ways. On an H200, whose host is what takes the time of less, and on two cores.
+_PARTING = {"cuda": 1 << 33, "cpu": 1 << 25}
+_A_RELATION = {"cuda": 1 << 30, "cpu": 1 << 21}
+_WITHOUT_WIDTH = 96
 
 
 class Segments(NamedTuple):
@@ -49,13 +53,11 @@ class Segments(NamedTuple):
 
 
 def are_few(edges: Tensor, num_targets: int, relations: int, width: int) -> bool:
-    """Whether so many edges leave many pairs of a relation and a target without one, and enough of them to matter.
-
-    Three edges for each four pairs that could have one leave about half of these without.
-    """
+    """Whether so many edges leave many pairs of a relation and a target without one, and enough of them to matter."""
     num_edges, pairs, where = edges.numel(), num_targets * relations, "cuda" if edges.is_cuda else "cpu"
-    least = _ITEMS_AT_ALL[where] + relations * _ITEMS_A_LAUNCH[where]
-    return 0 < 4 * num_edges < 3 * pairs and (pairs - num_edges) * width > least
+    if not 0 < num_edges < _MOST_EDGES[where] * pairs:
+        return False
+    return (pairs - num_edges) * width * (_WITHOUT_WIDTH + width) > _PARTING[where] + relations * _A_RELATION[where]
 
 
 def part_by_relation(edges: SortedEdges, edge_type: Tensor, num_targets: int, relations: int) -> Segments | None:

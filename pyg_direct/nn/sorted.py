@@ -141,6 +141,8 @@ def _is_capturing(made: Any) -> bool:
 
 
 _BATCHES: dict[tuple[int, int], SortedBatch] = {}
+# How often anything was told of edges.
+told = 0
 # Number of batches known, of either kind, at which those whose edges are gone are looked for.
 _look_at: dict[int, int] = {}
 
@@ -179,6 +181,8 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
 
 
 def _keep(place: tuple[int, int], batch: SortedBatch) -> None:
+    global told
+    told += 1
     forget_dead(_BATCHES)
     _BATCHES[place] = batch
 
@@ -238,6 +242,8 @@ def register_relations(pairs: Mapping[Any, Tensor], num_sampled_nodes: Mapping[A
     if not pairs or next(iter(pairs.values())).is_inference():
         return
     relations = _Relations(pairs, num_sampled_nodes, num_sampled_edges, max_degree)
+    global told
+    told += 1
     forget_dead(_RELATIONS)
     known = _RELATIONS.get(relations.address)
     if known is not None:
@@ -266,6 +272,8 @@ def is_plain_tensor(edge_index: Any) -> bool:
 
 def is_registered(edge_index: Tensor) -> bool:
     """Whether edges of a batch lie, or lay, where those of `edge_index` begin."""
+    if not (_BATCHES or _RELATIONS):
+        return False
     storage = edge_index.untyped_storage()._cdata
     return storage in _RELATIONS or (storage, edge_index.storage_offset()) in _BATCHES
 

@@ -6,12 +6,15 @@ that is trained on whole, or evaluated after each epoch, comes back, and is wort
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from pyg_direct.nn import sorted as _registry
 from pyg_direct.nn.sorted import Form, SortedBatch, SortedEdges, forget_dead, is_plain_tensor, is_registered
 from pyg_direct.ops.check import INDEX_DTYPES
 from pyg_direct.ops.launch import runs_on_gpu
@@ -71,6 +74,42 @@ class _Met:
 
 
 _MET: dict[tuple[int, int], _Met] = {}
+
+
+class UnknownEdges:
+    """The edges that a layer met last, if `may_find` knows nothing of them; does not keep them alive.
+
+    A training step on a small graph takes PyG's code. It is Python that takes the time there, and so would looking at
+    the same edges again, in each layer twice.
+    """
+
+    __slots__ = ("_count", "_edges")
+
+    def __init__(self) -> None:
+        self._edges: Callable[[], Any] = _nothing
+        self._count = -1
+
+    def __deepcopy__(self, memo: Any) -> UnknownEdges:
+        # A copy of a layer has met nothing.
+        return UnknownEdges()
+
+    def __reduce__(self) -> Any:
+        # In a pickle, which is read without this package too.
+        return dict, ()
+
+    def are(self, edge_index: Any) -> bool:
+        """Whether these are they, nothing was told of any edges since, and gradients are asked for as then."""
+        return self._edges() is edge_index and self._count == _registry.told and torch.is_grad_enabled()
+
+    def note(self, edge_index: Any) -> None:
+        """Keep what was found of edges for layers with gradients."""
+        if type(edge_index) is Tensor and torch.is_grad_enabled():
+            self._edges, self._count = weakref.ref(edge_index), _registry.told
+
+
+def _nothing() -> Any:
+    """No edges, which are not None."""
+    return _nothing
 
 
 def may_find(edge_index: Any, x: Any, width: int = 0, *, saves_launches: bool = False) -> bool:

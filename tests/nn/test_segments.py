@@ -17,7 +17,7 @@ RELATIONS = 9
 def reduced(monkeypatch):
     """Rows that sums had, where any number of numbers is worth a launch."""
     made, aggregate = [], segments.aggregate
-    for name in ("_ITEMS_A_LAUNCH", "_ITEMS_AT_ALL"):
+    for name in ("_A_RELATION", "_PARTING"):
         monkeypatch.setattr(segments, name, {"cuda": 0, "cpu": 0})
 
     def count(*args, **kwargs):
@@ -118,7 +118,7 @@ def test_a_relation_that_is_none_is_left_to_pyg(stray, reduced):
 
 @pytest.mark.parametrize(("edges", "relations", "few"), [(15, 2, False), (14, 2, True), (10, 1, False), (0, 9, False)])
 def test_edges_are_few_where_many_of_the_pairs_have_none(edges, relations, few, monkeypatch):
-    for name in ("_ITEMS_A_LAUNCH", "_ITEMS_AT_ALL"):
+    for name in ("_A_RELATION", "_PARTING"):
         monkeypatch.setattr(segments, name, {"cpu": 0})
 
     assert segments.are_few(torch.zeros(edges, dtype=torch.int64), 10, relations, 4) is few

@@ -2,13 +2,15 @@
 
 import copy
 import gc
+import pickle
 
 import pytest
 import torch
 from torch_geometric.nn import GAT, GCN, GIN, GATv2Conv, GCNConv, GINConv, GraphConv, GraphSAGE, SAGEConv
 
 from pyg_direct import accelerate
-from pyg_direct.nn import whole
+from pyg_direct.nn import root, whole
+from pyg_direct.nn.sorted import register_sorted
 from pyg_direct.nn.whole import find_whole
 from pyg_direct.ops.launch import runs_on_gpu
 from pyg_direct.runtime.waits import waits_refused
@@ -238,3 +240,28 @@ def test_a_small_graph_is_sorted_where_that_saves_a_gpu_launches(device, name, h
     saves = not has_gradient or name.startswith("gat") or name == "gcn"
     assert (before, len(calls) > 0) == (0, saves and runs_on_gpu(x))
     assert_near([got], [expected])
+
+
+def test_small_edges_that_come_back_are_not_looked_at_again_until_they_are_told_of(calls, monkeypatch):
+    monkeypatch.setattr(whole, "_WORTH", {"cpu": 1 << 40, "gpu": 1 << 40})
+    layer, x = SAGEConv(WIDTH, OUT), torch.randn(6, WIDTH)
+    edge_index = torch.tensor([[5, 4, 3, 2], [0, 0, 1, 2]])
+    expected = layer(x, edge_index)
+    accelerate(layer)
+    looked = []
+    monkeypatch.setattr(root, "may_find", lambda *args: looked.append(args) or whole.may_find(*args))
+
+    for _ in range(3):
+        assert torch.equal(layer(x, edge_index), expected)
+    assert len(looked) == 1
+    assert not calls
+
+    # Copies have met nothing, nor have those from a file.
+    assert_near([pickle.loads(pickle.dumps(layer))(x, edge_index)], [expected])
+    assert_near([copy.deepcopy(layer)(x, edge_index)], [expected])
+    assert len(looked) == 2
+
+    register_sorted(edge_index, [3, 3], [4])
+    assert_near([layer(x, edge_index)], [expected])
+    assert len(looked) == 3
+    assert calls
