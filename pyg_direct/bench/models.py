@@ -120,12 +120,12 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
             case, times = f"models/{name}/{kind} epoch, {place}", {}
             ways = ["PyG's kernels", "accelerated", *(["accelerated, replayed"] if on_gpu else [])]
             # Where nothing is cached, most rows are read for several batches.
-            shared = f"accelerated, replayed, super-batch {_GROUP}"
-            for way in [*ways, *([shared] if placement == "unified" and cache is None else [])]:
+            shared = [f"{way}, super-batch {_GROUP}" for way in ways[1:] if placement == "unified" and cache is None]
+            for way in [*ways, *shared]:
                 if way == "accelerated":
                     accelerate(model)
                 used, loading, count = loader, alone, batches
-                if way == shared:
+                if way in shared:
                     # Windows of whole groups.
                     used, count = make(copy.copy(data), super_batch=_GROUP), _WINDOWS * 2 * _GROUP
                     loading = _time_alone(used, count)
@@ -138,7 +138,7 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
                 note = f"of compute {compute:.2f}, loading {loading:.2f}, link {link:.2f} ms"
                 yield Row.of(case, f"step with loader, {way}", "ms", times[way], max(compute, loading, link),
                              "slowest part alone",
-                             f"{note} for the rows of one batch" if way == shared else note)  # fmt: skip
+                             f"{note} for the rows of one batch" if way in shared else note)  # fmt: skip
             for way in list(times)[1:]:
                 ratio = median_high(times["PyG's kernels"]) / median_high(times[way])
                 yield Row.of(case, f"PyG's kernels over {way}", "x", [ratio])
