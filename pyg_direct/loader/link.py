@@ -329,7 +329,7 @@ def _list_links(adj_t: Any) -> Tensor:
 
 
 def _read_links(data: Any, edge_label_index: Any) -> Any:
-    """Links as PyG's loader takes them, checked: a tensor, or (relation, tensor or None)."""
+    """Links as PyG's loader takes them, checked: a tensor, or (relation, tensor)."""
     if isinstance(data, Data):
         if edge_label_index is None and "edge_index" not in data and "adj_t" in data:
             return _list_links(data.adj_t)
@@ -361,7 +361,14 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
             if "edge_index" not in data[edge_type]:
                 return edge_type, _list_links(data[edge_type].adj_t)
             return edge_type, data[edge_type].edge_index
-    return edge_type, None if links is None else _check_links_shape(links)
+    elif links is None:
+        edge_type, stored = tuple(edge_type), data[1]
+        known = list(dict.fromkeys(attr.edge_type for attr in stored.get_all_edge_attrs()))
+        if edge_type not in known:
+            raise ArgumentError(f"edge_label_index must name a known relation, got {edge_type} of {known}")
+        rows, cols, _ = stored.coo([edge_type])
+        return edge_type, torch.stack([rows[edge_type], cols[edge_type]])
+    return edge_type, _check_links_shape(links)
 
 
 def _check_links_shape(links: Any) -> Tensor:
