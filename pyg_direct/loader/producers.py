@@ -56,7 +56,8 @@ class Producers(ReportedLoader):
     The loader is sent to each of them and does not work here. Batches come through channels of at most `ahead` batches
     each: those of CPU producers in shared memory, those of GPUs as handles of their memory, copied to `device` here.
     Iterating again asks the same processes for the next epoch; they end with this object, with this process, or by
-    `close()`. `record` and `report` tell how long batches were waited for and used here.
+    `close()`. One that is killed is named within seconds, by an error. `record` and `report` tell how long batches
+    were waited for and used here.
 
     Args:
         loader: One of this package's loaders; also one with `ranks`.
@@ -159,8 +160,14 @@ class Producers(ReportedLoader):
                 message = self._channels[lane].get(timeout=_SECONDS)
             except queue.Empty:
                 continue
-            # Also of an epoch that was left: opening a message gives its memory back.
-            sent, kind, what = ForkingPickler.loads(message)
+            try:
+                # Also of an epoch that was left: opening a message gives its memory back.
+                sent, kind, what = ForkingPickler.loads(message)
+            except (EOFError, OSError):
+                # It is asked for the memory: one that was killed meanwhile is what is to be told.
+                self._processes[lane].join(_SECONDS)
+                self._expect_alive()
+                raise
             if sent == turn:
                 return kind, what
 

@@ -159,6 +159,24 @@ def test_a_producer_that_is_killed_is_named_before_its_turn(tmp_path):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_producer_that_is_killed_while_its_batch_is_opened_is_named(monkeypatch, is_killed):
+    producers = Producers(make_loader(), device="cpu")
+
+    def refuse_memory(message):
+        if is_killed:
+            os.kill(producers._processes[0].pid, signal.SIGKILL)
+        raise ConnectionRefusedError("nobody has the memory")
+
+    monkeypatch.setattr(producers_module, "ForkingPickler", SimpleNamespace(loads=refuse_memory))
+
+    error = (PygDirectError, "producer 0 .* exit code -9") if is_killed else (ConnectionRefusedError, "nobody has")
+    with pytest.raises(error[0], match=error[1]):
+        next(iter(producers))
+    producers.close()
+
+
 @pytest.mark.parametrize(("arguments", "options", "error", "message"), [
     ((make_loader(), "cpu"), {}, ArgumentTypeError, "devices must be a list of devices, at least one, got 'cpu'"),
     ((make_loader(), []), {}, ArgumentTypeError, "devices must be a list"),
