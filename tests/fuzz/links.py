@@ -122,11 +122,13 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
     given = None if row["links"] == "all" else to_edge_index(links, getattr(torch, row["ids"]))
     own = {"strict_negatives": row["strict"] == "yes",
            "exclude_target_edges": {"no": False, "yes": True}.get(row["exclude"], row["exclude"])}  # fmt: skip
-    inputs = {"edge_label_index": given if relation == LINKS else (relation, given), "neg_sampling": sampling,
+    held = hold(data)
+    # A graph without types in stores is that of the relation None.
+    named = given if relation == LINKS else (relation, given)
+    named = (None, given) if relation == LINKS and held is not data else named
+    inputs = {"edge_label_index": named, "neg_sampling": sampling,
               "edge_label": None if labels is None else torch.tensor(labels, dtype=torch.int64),
               "edge_label_time": None if times is None else torch.tensor(times, dtype=torch.int64)}  # fmt: skip
-
-    held = hold(data)
 
     def make() -> Any:
         return wrap(make_loader())

@@ -35,8 +35,6 @@ def space(device: str) -> Space:
     }  # fmt: skip
     rules = (
         (("ranks", "leave"), lambda ranks, leave: ranks == "none" or leave != "resume"),
-        (("held", "via", "graph"), lambda held, via, graph: held == "whole" or via == "NeighborLoader"
-         or graph == "hetero"),
     )  # fmt: skip
     return Space(options, rules)
 

@@ -37,9 +37,8 @@ def space(device: str) -> Space:
     del options["weight"]
     rules = (
         *neighbors.SAMPLING_RULES,
-        # As in PyG: a graph without types does not say what all of it is.
-        (("graph", "via"), lambda graph, via: graph == "hetero" or "Link" not in via),
-        (("graph", "seeds"), lambda graph, seeds: graph == "hetero" or seeds != "all"),
+        # As in PyG: seeds must be told where there are no types.
+        (("graph", "via", "seeds"), lambda graph, via, seeds: graph == "hetero" or "Link" in via or seeds != "all"),
         (("via", "subgraph"), lambda via, kind: via != "SubGraphLoader" or kind == "induced"),
         (("via", "negatives"), lambda via, negatives: "Link" in via or negatives == "none"),
         (("via", "input_time"), lambda via, given: "Link" not in via or given == "own"),

@@ -131,6 +131,21 @@ def test_a_relation_without_links_has_no_batches(real_device):
         LinkNeighborLoader((features, graph), [2], ("a", "b", "c"), device=real_device)
 
 
+@pytest.mark.parametrize("count", [None, 20])
+def test_links_of_a_graph_without_types_are_those_of_the_relation_none(real_device, count):
+    data, (features, graph) = make_data(), (MyFeatureStore(), MyGraphStore())
+    graph.put_edge_index(tuple(data.edge_index), edge_type=None, layout="coo", size=(70, 70))
+    links = None if count is None else data.edge_index[:, :count]
+
+    batches = list(LinkNeighborLoader((features, graph), [2], (None, links), neg_sampling="binary", batch_size=50,
+                                      device=real_device))  # fmt: skip
+
+    got = torch.cat([batch.n_id[batch.edge_label_index[:, batch.edge_label > 0]] for batch in batches], dim=1).cpu()
+    assert torch.equal(got, data.edge_index[:, :count])
+    with pytest.raises(ArgumentTypeError, match="edge_label_index must name a relation, got None"):
+        LinkNeighborLoader(store_graph(make_hetero()), [2], (None, links), device=real_device)
+
+
 def test_batches_may_have_a_class_of_their_own(real_device):
     class Bundle(HeteroData):
         pass
