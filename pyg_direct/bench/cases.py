@@ -321,7 +321,7 @@ def multi_gpu(scale: float) -> Iterator[Row]:
 def shared_start(scale: float) -> Iterator[Row]:
     """Start of several processes over rows of papers100M's shape, a quarter of them at scale 1."""
     num_gpus = torch.cuda.device_count()
-    yield from measure_shared_start(scale / 4, (num_gpus,) if num_gpus > 1 else (2,))
+    yield from measure_shared_start(scale / 4, (num_gpus,) if num_gpus > 1 else (4,))
 
 
 def clique(scale: float) -> Iterator[Row]:

@@ -67,7 +67,7 @@ class Parts:
             alive = [ref() for ref in known[0]]
             if all(a is b for a, b in zip(alive, sources, strict=True)):
                 return known[1]()  # type: ignore[return-value]
-        if isinstance(self.edges, dict):
+        if self.is_hetero:
             edges: Any = {name: _read_edges(value, direction) for name, value in self.edges.items()}
         else:
             edges = _read_edges(self.edges, direction)

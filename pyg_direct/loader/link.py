@@ -27,6 +27,7 @@ from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.planned import PlannedLinks
 from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.sampler import NeighborSampler
+from pyg_direct.loader.stores import list_links, list_relations
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.loader.together import Together
 from pyg_direct.ops.check import check_callables, check_ids
@@ -47,7 +48,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`).
         link_sampler: A `pyg_direct.sampler.NeighborSampler`, or any sampler of PyG's interface.
         edge_label_index: Links, int64 `[2, L]`, sources first, or None for all edges; (relation, links) or a relation
-            on a graph with types.
+            on a graph with types; (None, links or None) on one without types in stores.
         edge_label: A label for each link, `[L, ...]`.
         edge_label_time: A time for each link, integers `[L]`.
         neg_sampling: PyG's `NegativeSampling`, its mode, or a dict of its arguments.
@@ -329,7 +330,7 @@ def _list_links(adj_t: Any) -> Tensor:
 
 
 def _read_links(data: Any, edge_label_index: Any) -> Any:
-    """Links as PyG's loader takes them, checked: a tensor, or (relation, tensor or None)."""
+    """Links as PyG's loader takes them, checked: a tensor, or (relation, tensor)."""
     if isinstance(data, Data):
         if edge_label_index is None and "edge_index" not in data and "adj_t" in data:
             return _list_links(data.adj_t)
@@ -346,7 +347,9 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
             f"edge_label_index must be a relation or (relation, links), got a tuple of {len(edge_label_index)}"
         )
     edge_type, links = (edge_label_index, None) if bare else edge_label_index
-    if not isinstance(edge_type, (str, tuple, list)):
+    is_named = isinstance(edge_type, (str, tuple, list))
+    # As in PyG, a graph without types in stores is that of the relation None.
+    if not is_named and (edge_type is not None or isinstance(data, HeteroData) or list_relations(data[1]) != [None]):
         raise ArgumentTypeError(f"edge_label_index must name a relation, got {edge_type!r}")
     if isinstance(data, HeteroData):
         edge_type = data._to_canonical(*edge_type)
@@ -361,7 +364,9 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
             if "edge_index" not in data[edge_type]:
                 return edge_type, _list_links(data[edge_type].adj_t)
             return edge_type, data[edge_type].edge_index
-    return edge_type, None if links is None else _check_links_shape(links)
+    elif links is None:
+        return edge_type, list_links(data[1], edge_type)
+    return edge_type, _check_links_shape(links)
 
 
 def _check_links_shape(links: Any) -> Tensor:

@@ -56,7 +56,8 @@ class Producers(ReportedLoader):
     The loader is sent to each of them and does not work here. Batches come through channels of at most `ahead` batches
     each: those of CPU producers in shared memory, those of GPUs as handles of their memory, copied to `device` here.
     Iterating again asks the same processes for the next epoch; they end with this object, with this process, or by
-    `close()`. `record` and `report` tell how long batches were waited for and used here.
+    `close()`. One that is killed is named within seconds, by an error. `record` and `report` tell how long batches
+    were waited for and used here.
 
     Args:
         loader: One of this package's loaders; also one with `ranks`.
@@ -83,9 +84,10 @@ class Producers(ReportedLoader):
         self.loader, self.ahead = loader, ahead
         self.devices = [resolve_device(d) for d in devices]
         self.device = resolve_device(device)
-        if any(d.type == "cuda" for d in self.devices) and _has_expandable_segments():
-            raise DeviceError("devices: batches in GPU memory are sent to other processes only without "
-                              "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")  # fmt: skip
+        if any(d.type == "cuda" for d in self.devices):
+            # Of what a program sets, here or as it is imported there, the producers know.
+            _refuse_expandable_segments(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+                                        + os.environ.get("PYTORCH_ALLOC_CONF", ""))  # fmt: skip
         self._threads = threads or max(1, (os.cpu_count() or 1) // len(self.devices))
         self._processes: list[Any] = []
         self._orders: list[Any] = []
@@ -153,20 +155,30 @@ class Producers(ReportedLoader):
 
     def _receive(self, lane: int, turn: int) -> tuple[int, Any]:
         while True:
+            self._expect_alive()
             try:
                 message = self._channels[lane].get(timeout=_SECONDS)
             except queue.Empty:
-                process = self._processes[lane]
-                if not process.is_alive():
-                    code = process.exitcode
-                    self.close()
-                    raise PygDirectError(f"producer {lane} on {self.devices[lane]} (process {process.pid}) ended with "
-                                         f"exit code {code}") from None  # fmt: skip
                 continue
-            # Also of an epoch that was left: opening a message gives its memory back.
-            sent, kind, what = ForkingPickler.loads(message)
+            try:
+                # Also of an epoch that was left: opening a message gives its memory back.
+                sent, kind, what = ForkingPickler.loads(message)
+            except (EOFError, OSError):
+                # It is asked for the memory: one that was killed meanwhile is what is to be told.
+                self._processes[lane].join(_SECONDS)
+                self._expect_alive()
+                raise
             if sent == turn:
                 return kind, what
+
+    def _expect_alive(self) -> None:
+        """Raise if a producer has ended, whoever's turn it is."""
+        for lane, process in enumerate(self._processes):
+            if not process.is_alive():
+                code = process.exitcode
+                self.close()
+                raise PygDirectError(f"producer {lane} on {self.devices[lane]} (process {process.pid}) ended with "
+                                     f"exit code {code}")  # fmt: skip
 
     def close(self) -> None:
         """End the processes."""
@@ -183,9 +195,10 @@ class Producers(ReportedLoader):
         self.loader.load_state_dict(state)
 
 
-def _has_expandable_segments() -> bool:
-    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
-    return "expandable_segments:true" in settings.replace(" ", "").lower()
+def _refuse_expandable_segments(settings: str) -> None:
+    if "expandable_segments:true" in settings.replace(" ", "").lower():
+        raise DeviceError("devices: batches in GPU memory are sent to other processes only without "
+                          "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")  # fmt: skip
 
 
 def _end(processes: list[Any], channels: list[Any]) -> None:
@@ -217,6 +230,9 @@ def _produce(loader: Any, device: torch.device, threads: int, orders: Any, chann
         turn, seed, epoch, begin, lane = orders.get()
         loader.seed = seed
         try:
+            if device.type == "cuda":
+                # Newer versions of torch tell what a program has set.
+                _refuse_expandable_segments(getattr(torch._C, "_accelerator_getAllocatorSettings", str)())
             loader._prepare()
             batches = iterate_batches(loader, seed, epoch, begin, loader._input(), lane)
             for batch in loader._iterate(epoch, begin, loader._work_here(epoch, batches)):

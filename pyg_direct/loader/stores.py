@@ -44,6 +44,24 @@ def read_stores(features: FeatureStore, graph: GraphStore, time_attr: str | None
     return num_nodes, edges, node_time, edge_time
 
 
+def list_relations(graph: GraphStore) -> list[Any]:
+    """The relations that a store has edges of; [None] where there are no types."""
+    return list(dict.fromkeys(attr.edge_type for attr in graph.get_all_edge_attrs()))
+
+
+def list_links(graph: GraphStore, edge_type: Any) -> Tensor:
+    """The edges of a relation, or of a graph without types for None, as the store lists them: `[2, E]`.
+
+    Raises:
+        ArgumentError: the store has none of that name.
+    """
+    edge_type, known = None if edge_type is None else tuple(edge_type), list_relations(graph)
+    if edge_type not in known:
+        raise ArgumentError(f"edge_label_index must name a known relation, got {edge_type} of {known}")
+    rows, cols, _ = graph.coo([edge_type])
+    return torch.stack([rows, cols] if edge_type is None else [rows[edge_type], cols[edge_type]])
+
+
 def _read_layout(graph: GraphStore, attr: Any) -> Any:
     first, second = graph.get_edge_index(attr)
     if attr.layout == EdgeLayout.COO:
@@ -97,7 +115,7 @@ class StoreAttributes:
 
     def __init__(self, features: FeatureStore, graph: GraphStore, device: torch.device, custom_cls: Any) -> None:
         self._features, self._graph, self._device, self._class = features, graph, device, custom_cls
-        self._edge_types = list(dict.fromkeys(attr.edge_type for attr in graph.get_all_edge_attrs()))
+        self._edge_types = list_relations(graph)
         self._num_edges = self._num_nodes = 0
         if self._edge_types == [None]:
             self._num_nodes, edges, *_ = read_stores(features, graph, None)

@@ -1,7 +1,9 @@
 """A graph, and the same in two parts."""
 
+import numpy as np
 import pytest
 
+from tests.distributed.partitions import EDGES, NODES
 from tests.distributed.ranks import make_data, write_data
 
 
@@ -14,3 +16,9 @@ def data():
 def folder(tmp_path, data):
     write_data(tmp_path / "p", data, 2, times=True, weights=True)
     return tmp_path / "p"
+
+
+@pytest.fixture
+def edges():
+    """Ends of random edges, `[2, EDGES]`."""
+    return np.random.default_rng(0).integers(0, NODES, (2, EDGES))

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+NODES, EDGES = 60, 400
+
 
 def read_manifest(folder):
     return json.loads((Path(folder) / "manifest.json").read_text())

@@ -7,23 +7,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from typer.testing import CliRunner
 
-from pyg_direct.cli.app import app
-from pyg_direct.distributed import buckets, build, command
+from pyg_direct.distributed import buckets, build
 from pyg_direct.distributed.book import Book
 from pyg_direct.distributed.files import Journal
 from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PartitionError
-from tests.distributed.partitions import collect_rows, list_rows, read_manifest
-
-NODES, EDGES = 60, 400
-
-
-@pytest.fixture
-def edges():
-    return np.random.default_rng(0).integers(0, NODES, (2, EDGES))
+from tests.distributed.partitions import EDGES, NODES, collect_rows, list_rows, read_manifest
 
 
 @pytest.fixture(autouse=True)
@@ -361,60 +352,3 @@ def test_books_agree_with_their_format():
 
     assert owners.tolist() == [mix(x) for x in range(1000)]
     assert torch.bincount(owners).min() > 100
-
-
-def test_command(tmp_path, edges):
-    np.save(tmp_path / "edges.npy", edges)
-    np.save(tmp_path / "x.npy", np.ones((NODES, 2)))
-
-    result = CliRunner().invoke(app, ["partition", str(tmp_path / "p"), "--edges", str(tmp_path / "edges.npy"),
-                                      "--num-parts", "3", "--node-rows", f"x={tmp_path / 'x.npy'}",
-                                      "--num-nodes", str(NODES)])  # fmt: skip
-
-    assert result.exit_code == 0, result.output
-    assert "60 nodes and 400 edges in 3 parts" in result.output
-    assert collect_rows(tmp_path / "p", NODES) == list_rows(*edges, NODES)
-
-
-def test_command_with_types(tmp_path, edges):
-    np.save(tmp_path / "edges.npy", edges)
-    np.save(tmp_path / "x.npy", np.ones((NODES, 2)))
-
-    result = CliRunner().invoke(app, ["partition", str(tmp_path / "p"), "--num-parts", "2", "--no-progress",
-                                      "--edges", f"a:to:b={tmp_path / 'edges.npy'}", "--num-nodes", f"a={NODES}",
-                                      "--num-nodes", f"b={NODES}",
-                                      "--node-rows", f"b.x={tmp_path / 'x.npy'}"])  # fmt: skip
-
-    assert result.exit_code == 0, result.output
-    assert Manifest.read(tmp_path / "p").nodes[1].rows == {"x": "node-1.rows-0.npy"}
-
-
-def test_command_says_what_is_wrong(tmp_path):
-    result = CliRunner().invoke(app, ["partition", str(tmp_path), "--edges", "none.npy", "--num-parts", "2"])
-
-    assert result.exit_code == 2
-    assert "must not exist" in result.output
-
-
-def test_the_command_prints_json(tmp_path, edges):
-    np.save(tmp_path / "edges.npy", edges)
-
-    result = CliRunner().invoke(app, ["partition", str(tmp_path / "p"), "--edges", str(tmp_path / "edges.npy"),
-                                      "--num-parts", "2", "--json", "--no-progress"])  # fmt: skip
-
-    told = json.loads(result.stdout)
-    assert result.exit_code == 0
-    assert (told["num_parts"], told["num_edges"]) == (2, EDGES)
-    assert told["num_cut"] == Manifest.read(tmp_path / "p").num_cut
-
-
-def test_a_partition_that_cannot_be_written_is_a_failure(tmp_path, edges, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise PartitionError("the disk is full")
-
-    monkeypatch.setattr(command, "partition_graph", refuse)
-
-    result = CliRunner().invoke(app, ["partition", str(tmp_path / "p"), "--edges", "edges.npy", "--num-parts", "2"])
-
-    assert result.exit_code == 1
-    assert "the disk is full" in result.output

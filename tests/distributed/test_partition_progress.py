@@ -2,20 +2,12 @@
 
 import contextlib
 
-import numpy as np
 import pytest
 
 from pyg_direct import progress
 from pyg_direct.distributed import assign, build
 from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.distributed.partition import partition_graph
-
-NODES, EDGES = 60, 400
-
-
-@pytest.fixture
-def edges():
-    return np.random.default_rng(0).integers(0, NODES, (2, EDGES))
 
 
 @pytest.fixture(autouse=True)

@@ -46,6 +46,15 @@ def sort_by_time(graph: Parts) -> None:
             pairs.sort(key=lambda pair, of_nodes=of_nodes: of_nodes[pair[0]])  # type: ignore[misc]
 
 
+def sort_by_end(graph: Parts, end: int | None) -> None:
+    """Edges in the order of their sources (0) or targets (1), each node's as they were; None leaves all."""
+    for kind, pairs in graph.edges.items() if end is not None else ():
+        order = sorted(range(len(pairs)), key=lambda edge, pairs=pairs: pairs[edge][end])  # type: ignore[misc]
+        for values in (graph.edges, graph.edge_time, graph.edge_weight):
+            if kind in values:
+                values[kind] = [values[kind][edge] for edge in order]  # type: ignore[index]
+
+
 def make_one_type(random: Random, times: str = "", weighted: bool = False, ordered: bool = False) -> Parts:
     """Up to 14 nodes and 40 edges of one kind."""
     count = random.choice([1, 2, 5, 9, 14])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.fuzz.neighbors import (
     sampling_options,
 )
 from tests.fuzz.space import Row, Space
-from tests.fuzz.ways import RANKS, loading_options, read_loading, read_topology, run_epochs, topology_options
+from tests.fuzz.ways import RANKS, loading_options, read_loading, read_topology, run_epochs, same, topology_options
 from tests.reference.general import Output, Parts
 from tests.reference.negative import draw_negatives
 
@@ -99,8 +100,9 @@ def exclude(out: Output, kind: tuple, pairs: set[tuple[int, int]]) -> None:
             begin += count
 
 
-def run(row: Row, random: Random, device: str) -> int:
-    """Check the batches of a loader."""
+def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same, wrap: Callable[[Any], Any] = same
+        ) -> int:  # fmt: skip
+    """Check the batches of a loader; `hold` and `wrap` as in `neighbors.run`."""
     graph, data = draw_graph(row, random)
     num_neighbors, fanouts = draw_fanouts(row, random, graph)
     options, arguments = read_loading(row, random, device), sampling_arguments(row)
@@ -120,17 +122,24 @@ def run(row: Row, random: Random, device: str) -> int:
     given = None if row["links"] == "all" else to_edge_index(links, getattr(torch, row["ids"]))
     own = {"strict_negatives": row["strict"] == "yes",
            "exclude_target_edges": {"no": False, "yes": True}.get(row["exclude"], row["exclude"])}  # fmt: skip
-    inputs = {"edge_label_index": given if relation == LINKS else (relation, given), "neg_sampling": sampling,
+    held = hold(data)
+    # A graph without types in stores is that of the relation None.
+    named = given if relation == LINKS else (relation, given)
+    named = (None, given) if relation == LINKS and held is not data else named
+    inputs = {"edge_label_index": named, "neg_sampling": sampling,
               "edge_label": None if labels is None else torch.tensor(labels, dtype=torch.int64),
               "edge_label_time": None if times is None else torch.tensor(times, dtype=torch.int64)}  # fmt: skip
 
     def make() -> Any:
+        return wrap(make_loader())
+
+    def make_loader() -> Any:
         if row["via"] == "LinkLoader":
-            sampler = NeighborSampler(data, num_neighbors, device=device,
+            sampler = NeighborSampler(held, num_neighbors, device=device,
                                       placement=row["placement"] if row["topology"] == "same" else row["topology"],
                                       **arguments, **own)  # fmt: skip
-            return LinkLoader(data, sampler, **inputs, **options)
-        return LinkNeighborLoader(data, num_neighbors, **inputs, **arguments, **own, **read_topology(row), **options)
+            return LinkLoader(held, sampler, **inputs, **options)
+        return LinkNeighborLoader(held, num_neighbors, **inputs, **arguments, **own, **read_topology(row), **options)
 
     if labels and min(labels) == 0 and row["negatives"] == "binary":
         # As in PyG: 0 is the label of negatives.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from pyg_direct import NeighborLoader, NodeLoader, SubGraphLoader
 from pyg_direct.sampler import NeighborSampler
 from tests.fuzz.compare import assert_store
-from tests.fuzz.graphs import LINKS, NODES, make_one_type, make_types, to_data, to_hetero
+from tests.fuzz.graphs import LINKS, NODES, make_one_type, make_types, sort_by_end, to_data, to_hetero
 from tests.fuzz.space import Row, Space
-from tests.fuzz.ways import RANKS, loading_options, read_loading, read_topology, run_epochs, topology_options
+from tests.fuzz.ways import RANKS, loading_options, read_loading, read_topology, run_epochs, same, topology_options
 from tests.reference.bidirectional import make_bidirectional
 from tests.reference.compress import compress
 from tests.reference.draw import call_key
@@ -82,11 +83,10 @@ def draw_graph(row: Row, random: Random) -> tuple[Parts, Any]:
     ordered = row.get("sorted") == "yes"
     if row["graph"] == "data":
         graph = make_one_type(random, times, row["weight"] == "yes", ordered)
-        data = to_data(random, graph, dtype)
     else:
         graph = make_types(random, times, row["weight"] == "yes", row["reverses"] == "yes", ordered)
-        data = to_hetero(random, graph, dtype)
-    return graph, data
+    sort_by_end(graph, {"csr": 0, "csc": 1, "both": 1}.get(row.get("layout", "coo")))
+    return graph, (to_data if row["graph"] == "data" else to_hetero)(random, graph, dtype)
 
 
 def draw_fanouts(row: Row, random: Random, graph: Parts) -> tuple[Any, dict[Any, list[int]]]:
@@ -179,8 +179,15 @@ def draw_seeds(row: Row, random: Random, count: int) -> tuple[Any, list[int]]:
     return torch.tensor(ids, dtype=random.choice([torch.int64, torch.int32])), ids
 
 
-def run(row: Row, random: Random, device: str) -> int:
-    """Check the batches of a loader."""
+def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same, wrap: Callable[[Any], Any] = same
+        ) -> int:  # fmt: skip
+    """Check the batches of a loader.
+
+    Args:
+        row, random, device: The case.
+        hold: Gives the graph to loaders as something else than PyG's data.
+        wrap: What is made of each loader.
+    """
     graph, data = draw_graph(row, random)
     num_neighbors, fanouts = draw_fanouts(row, random, graph)
     graph.direction = "in" if row["direction"] == "forward" else "out"
@@ -218,20 +225,23 @@ def run(row: Row, random: Random, device: str) -> int:
         names = [100 + 3 * position for position in range(len(ids))]
         options["input_id"] = torch.tensor(names, dtype=torch.int64)
 
-    places = read_topology(row)
+    places, held = read_topology(row), hold(data)
 
     def make() -> Any:
+        return wrap(make_loader())
+
+    def make_loader() -> Any:
         if row["via"] == "NodeLoader":
-            sampler = NeighborSampler(data, num_neighbors, sample_direction=row["direction"], device=device,
+            sampler = NeighborSampler(held, num_neighbors, sample_direction=row["direction"], device=device,
                                       placement=row["placement"] if row["topology"] == "same" else row["topology"],
                                       **arguments)  # fmt: skip
-            return NodeLoader(data, sampler, input_nodes, input_time, **options)
+            return NodeLoader(held, sampler, input_nodes, input_time, **options)
         if row["via"] == "SubGraphLoader":
             rest = {name: value for name, value in arguments.items() if name != "subgraph_type"}
-            return SubGraphLoader(data, input_nodes, num_neighbors, input_time=input_time, **rest, **places, **options)
+            return SubGraphLoader(held, input_nodes, num_neighbors, input_time=input_time, **rest, **places, **options)
         sampling = {"sampling": "uniform" if row["sampling"] == "uniform" else "labor",
                     "layer_dependency": row["sampling"] == "layers"}  # fmt: skip
-        return NeighborLoader(data, num_neighbors, input_nodes, input_time, hotness=row["hotness"],
+        return NeighborLoader(held, num_neighbors, input_nodes, input_time, hotness=row["hotness"],
                               presample=None if row["presample"] == "none" else float(row["presample"]),
                               super_batch=int(row["super_batch"]), **sampling, **arguments, **places,
                               **options)  # fmt: skip

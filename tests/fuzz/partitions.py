@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pyarrow import parquet, table
 
+from pyg_direct.distributed.files import Journal
 from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.partition import partition_graph
@@ -34,7 +41,8 @@ def space(device: str) -> Space:
     sampling = {name: values for name, values in sampling_options().items() if name not in left_out}
     options = {**sampling, "method": ("hash", "range", "streaming", "given"), "parts": ("1", "2", "3"),
                "direction": ("in", "out"), "ids": ("int64", "int32"), "threads": ("one", "all"),
-               "damage": ("none", "byte", "cut", "lost")}  # fmt: skip
+               "damage": ("none", "byte", "cut", "lost"), "source": ("tensor", "npy", "columns", "parquet"),
+               "edge_rows": ("no", "yes"), "crash": ("no", "yes")}  # fmt: skip
     rules = (
         (("time", "window"), lambda time, window: time != "none" or window == "none"),
         (("time", "direction"), lambda time, direction: time == "none" or direction == "in"),
@@ -49,32 +57,80 @@ def run(row: Row, random: Random, device: str) -> int:
     graph.direction = row["direction"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "parts"
-        rows = write(path, row, random, graph)
+        rows, edge_rows = write(path, row, random, graph)
         check_files(path, graph, rows)
+        check_edges(path, graph, edge_rows)
         batches = sample_parts(path, row, random, graph, device)
         if row["damage"] != "none":
             check_damage(path, row["damage"], random)
     return batches
 
 
-def write(path: Path, row: Row, random: Random, graph: Parts) -> dict[str, torch.Tensor]:
-    """Partition the graph; returns the rows of nodes."""
+class CrashError(Exception):
+    """Ends a partitioning in its middle."""
+
+
+def write_edges(path: Path, source: str, edges: torch.Tensor) -> Any:
+    """Edges as a caller may give them: a tensor, or files beside the partition."""
+    if source == "tensor":
+        return edges
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if source == "parquet":
+        parquet.write_table(table({"s": edges[0].numpy(), "t": edges[1].numpy()}), path.with_suffix(".parquet"),
+                            row_group_size=5)  # fmt: skip
+        return path.with_suffix(".parquet")
+    if source == "npy":
+        np.save(path.with_suffix(".npy"), edges.numpy())
+        return path.with_suffix(".npy")
+    files = [path.with_suffix(f".{end}.npy") for end in (0, 1)]
+    for file, ends in zip(files, edges, strict=True):
+        np.save(file, ends.numpy())
+    return tuple(files)
+
+
+def write(path: Path, row: Row, random: Random, graph: Parts) -> tuple[dict[str, torch.Tensor], dict[Any, np.ndarray]]:
+    """Partition the graph, after a crash somewhere on the way if the row says so; returns rows of nodes and edges."""
     count = int(row["parts"])
     method = row["method"]
     if method == "given":
         method = {kind: torch.tensor([random.randrange(count) for _ in range(size)])
                   for kind, size in graph.num_nodes.items()}  # fmt: skip
     rows = {kind: make_rows(random, size, 3) for kind, size in graph.num_nodes.items()}
-    edges = {kind: to_edge_index(pairs, getattr(torch, row["ids"])) for kind, pairs in graph.edges.items()}
+    edges = {kind: write_edges(path.parent / f"edges-{number}", row["source"],
+                               to_edge_index(pairs, getattr(torch, row["ids"])))
+             for number, (kind, pairs) in enumerate(graph.edges.items())}  # fmt: skip
+    edge_rows = {}
+    if row["edge_rows"] == "yes":
+        edge_rows = {kind: np.arange(2.0 * len(pairs)).reshape(-1, 2) + random.random()
+                     for kind, pairs in graph.edges.items()}  # fmt: skip
 
     def tensors(parts: dict, dtype: torch.dtype = torch.int64) -> dict | None:
         return {kind: torch.tensor(values, dtype=dtype) for kind, values in parts.items()} or None
 
-    partition_graph(path, edges, count, num_nodes=graph.num_nodes, method=method, direction=graph.direction,
-                    node_rows={kind: {"x": values} for kind, values in rows.items()},
-                    node_time=tensors(graph.node_time), edge_time=tensors(graph.edge_time),
-                    edge_weight=tensors(graph.edge_weight, torch.float32))  # fmt: skip
-    return rows
+    make = partial(partition_graph, path, edges, count, num_nodes=graph.num_nodes, method=method,
+                   direction=graph.direction, node_rows={kind: {"x": values} for kind, values in rows.items()},
+                   edge_rows={kind: {"a": values} for kind, values in edge_rows.items()},
+                   node_time=tensors(graph.node_time), edge_time=tensors(graph.edge_time),
+                   edge_weight=tensors(graph.edge_weight, torch.float32))  # fmt: skip
+    if row["crash"] == "yes":
+        crash(make, random.randint(1, 12))
+    if not path.exists():
+        make()
+    return rows, edge_rows
+
+
+def crash(make: Callable[[], Any], fatal: int) -> None:
+    """Partition until something has been noted so often that is not to be done again, if it ever is."""
+    notes, note = itertools.count(1), Journal.note
+
+    def note_or_crash(self: Journal, *args: Any) -> None:
+        note(self, *args)
+        if next(notes) == fatal:
+            raise CrashError
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(CrashError):
+        patch.setattr(Journal, "note", note_or_crash)
+        make()
 
 
 def check_files(path: Path, graph: Parts, rows: dict[str, torch.Tensor]) -> None:
@@ -98,6 +154,23 @@ def check_files(path: Path, graph: Parts, rows: dict[str, torch.Tensor]) -> None
         expected = list_rows(*ends, graph.num_nodes[kind], time)
         assert_equal(f"rows of {entry.name}", collect_rows(path, graph.num_nodes[kind], number, kinds.index(kind)),
                      expected)  # fmt: skip
+
+
+def check_edges(path: Path, graph: Parts, edge_rows: dict[Any, np.ndarray]) -> None:
+    """Times, weights and rows of edges lie with their edges."""
+    for number, entry in enumerate(Manifest.read(path).edges):
+        for part in path.glob("part-*"):
+            ids = np.load(part / f"edge-{number}.ids.npy").tolist()
+            for name, values in (("time", graph.edge_time), ("weight", graph.edge_weight)):
+                if entry.name in values:
+                    expected = [values[entry.name][edge] for edge in ids]
+                    assert_equal(f"{name} of {entry.name}", np.load(part / f"edge-{number}.{name}.npy").tolist(),
+                                 expected)  # fmt: skip
+            if entry.name in edge_rows:
+                in_order = np.load(part / f"edge-{number}.sorted.npy")
+                assert_equal(f"edges of {entry.name}", in_order.tolist(), sorted(ids))
+                assert_equal(f"rows of {entry.name}", np.load(part / f"edge-{number}.rows-0.npy").tolist(),
+                             edge_rows[entry.name][in_order].tolist())  # fmt: skip
 
 
 def sample_parts(path: Path, row: Row, random: Random, graph: Parts, device: str) -> int:

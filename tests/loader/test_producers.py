@@ -3,9 +3,11 @@
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -137,6 +139,44 @@ def test_a_producer_that_is_killed_is_named(tmp_path):
     assert not multiprocessing.active_children()
 
 
+def wait_or_end(note, batch):
+    if batch.input_id[0] == 0:
+        note.write_text(str(time.monotonic()))
+        time.sleep(600)
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.timeout(120)
+def test_a_producer_that_is_killed_is_named_before_its_turn(tmp_path):
+    loader = make_loader(transform=partial(wait_or_end, tmp_path / "waits"), shuffle=False)
+    producers = Producers(loader, ["cpu", "cpu"], device="cpu")
+
+    with pytest.raises(PygDirectError, match=r"producer 1 on cpu \(process \d+\) ended with exit code -9"):
+        next(iter(producers))
+
+    assert time.monotonic() - float((tmp_path / "waits").read_text()) < 60
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_producer_that_is_killed_while_its_batch_is_opened_is_named(monkeypatch, is_killed):
+    producers = Producers(make_loader(), device="cpu")
+
+    def refuse_memory(message):
+        if is_killed:
+            os.kill(producers._processes[0].pid, signal.SIGKILL)
+        raise ConnectionRefusedError("nobody has the memory")
+
+    monkeypatch.setattr(producers_module, "ForkingPickler", SimpleNamespace(loads=refuse_memory))
+
+    error = (PygDirectError, "producer 0 .* exit code -9") if is_killed else (ConnectionRefusedError, "nobody has")
+    with pytest.raises(error[0], match=error[1]):
+        next(iter(producers))
+    producers.close()
+
+
 @pytest.mark.parametrize(("arguments", "options", "error", "message"), [
     ((make_loader(), "cpu"), {}, ArgumentTypeError, "devices must be a list of devices, at least one, got 'cpu'"),
     ((make_loader(), []), {}, ArgumentTypeError, "devices must be a list"),
@@ -155,6 +195,24 @@ def test_expandable_segments_are_refused(monkeypatch):
 
     with pytest.raises(DeviceError, match="only without PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"):
         Producers(make_loader(), ["cpu", "cuda:0"])
+
+
+def test_expandable_segments_that_the_program_asked_for_are_refused(monkeypatch):
+    orders, sent = iter([(1, 0, 0, 0, Lane(0, 1))]), []
+    channel = SimpleNamespace(put=lambda message, timeout: sent.append(pickle.loads(message)))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "expandable_segments:True",
+                        raising=False)  # fmt: skip
+
+    with pytest.raises(StopIteration):
+        producers_module._produce(make_loader(), torch.device("cuda", 0), 1,
+                                  SimpleNamespace(get=lambda: next(orders)), channel)  # fmt: skip
+
+    ((_, kind, error),) = sent
+    assert kind == producers_module._ERROR
+    with pytest.raises(DeviceError, match="only without PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"):
+        error.reraise()
 
 
 @pytest.mark.gpu

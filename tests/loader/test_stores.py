@@ -82,6 +82,19 @@ def test_a_graph_without_types_has_rows_of_edges_too(real_device, name):
         assert torch.equal(ends, data.edge_index[:, batch.e_id.cpu()])
 
 
+@pytest.mark.parametrize("layout", ["csr", "csc"])
+def test_a_graph_without_types_is_kept_in_every_layout(real_device, layout):
+    data, (features, graph) = make_data(), (MyFeatureStore(), MyGraphStore())
+    data.edge_index = sort_edge_index(data.edge_index, sort_by_row=layout == "csr")
+    features.put_tensor(data.x, group_name=None, attr_name="x", index=None)
+    put_in_layout(graph, None, data.edge_index, (70, 70), layout)
+
+    for batch in NeighborLoader((features, graph), [3, 2], torch.arange(70), batch_size=16, device=real_device):
+        ends = batch.n_id[batch.edge_index].cpu()
+        assert torch.equal(ends, data.edge_index[:, batch.e_id.cpu()])
+        assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+
+
 def test_times_come_from_the_store(real_device):
     data = make_hetero()
     features, graph = store_graph(data)
@@ -106,6 +119,31 @@ def test_links_of_a_relation_come_from_the_store(real_device):
         local = batch[WRITES].edge_label_index[:, :50]
         ends = [batch[kind].n_id[end].tolist() for kind, end in zip(("author", "paper"), local, strict=True)]
         assert ends == data[WRITES].edge_index[:, batch[WRITES].input_id].tolist()
+
+
+def test_a_relation_without_links_has_no_batches(real_device):
+    features, graph = store_graph(make_hetero())
+    graph.put_edge_index(torch.empty(2, 0).long(), edge_type=("paper", "praises", "paper"), layout="coo", size=(40, 40))
+
+    assert list(LinkNeighborLoader((features, graph), [2], ("paper", "praises", "paper"), shuffle=True,
+                                   device=real_device)) == []  # fmt: skip
+    with pytest.raises(ArgumentError, match=r"edge_label_index must name a known relation, got \('a', 'b', 'c'\) of"):
+        LinkNeighborLoader((features, graph), [2], ("a", "b", "c"), device=real_device)
+
+
+@pytest.mark.parametrize("count", [None, 20])
+def test_links_of_a_graph_without_types_are_those_of_the_relation_none(real_device, count):
+    data, (features, graph) = make_data(), (MyFeatureStore(), MyGraphStore())
+    graph.put_edge_index(tuple(data.edge_index), edge_type=None, layout="coo", size=(70, 70))
+    links = None if count is None else data.edge_index[:, :count]
+
+    batches = list(LinkNeighborLoader((features, graph), [2], (None, links), neg_sampling="binary", batch_size=50,
+                                      device=real_device))  # fmt: skip
+
+    got = torch.cat([batch.n_id[batch.edge_label_index[:, batch.edge_label > 0]] for batch in batches], dim=1).cpu()
+    assert torch.equal(got, data.edge_index[:, :count])
+    with pytest.raises(ArgumentTypeError, match="edge_label_index must name a relation, got None"):
+        LinkNeighborLoader(store_graph(make_hetero()), [2], (None, links), device=real_device)
 
 
 def test_batches_may_have_a_class_of_their_own(real_device):
