@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 from pyg_direct import NeighborLoader
 from pyg_direct.distributed.loader import DistNeighborLoader
 from pyg_direct.errors import PartitionError, RankError
+from tests.distributed.damage import SAID, damage
 from tests.distributed.ranks import as_dict, assert_equal, make_data, open_graph, write_data
 from tests.processes import free_port, run_ranks, start_method
 
@@ -151,25 +152,20 @@ def run_failures(rank, folder, copies):
 @pytest.mark.slow
 def test_what_one_process_fails_at_is_told_to_the_others(tmp_path):
     write_data(tmp_path / "p", make_data(), 3)
-    names = ["truncated", "missing", "version"]
     # Each host has files of its own; those of host 2 are damaged.
-    for name in names:
+    for kind in SAID:
         for rank in range(3):
-            shutil.copytree(tmp_path / "p", tmp_path / name / str(rank))
-    os.truncate(tmp_path / "truncated/2/part-00002/edge-0.indices.npy", 200)
-    shutil.rmtree(tmp_path / "missing/2/part-00002")
-    manifest = tmp_path / "version/2/manifest.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+            shutil.copytree(tmp_path / "p", tmp_path / kind / str(rank))
+        damage(tmp_path / kind / "2", kind, 2)
 
-    ranks = run_ranks(run_failures, 3, tmp_path / "p", [tmp_path / name for name in names])
+    ranks = run_ranks(run_failures, 3, tmp_path / "p", [tmp_path / kind for kind in SAID])
 
-    words = ["indices.npy must have", "is missing; the manifest lists it", "must have version 1, got 2"]
     for rank, (heard, opened) in enumerate(ranks):
         # Once and for all: what a group was broken by is told again.
         own = "ZeroDivisionError: on purpose"
         told = "RankError: rank 1 failed: ZeroDivisionError: on purpose"
         assert heard[0] == (own if rank == 1 else told)
         assert heard[1].endswith("failed: ZeroDivisionError: on purpose")
-        for text, word in zip(opened, words, strict=True):
+        for text, word in zip(opened, SAID.values(), strict=True):
             assert text.startswith("PartitionError: " if rank == 2 else "RankError: rank 2 failed: PartitionError: ")
             assert word in text
