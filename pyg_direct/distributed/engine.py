@@ -17,7 +17,7 @@ import ray
 from ray._private import ray_constants, services, worker
 
 from pyg_direct.distributed.channel import Channels
-from pyg_direct.distributed.manifest import Manifest
+from pyg_direct.distributed.manifest import Manifest, check_same
 from pyg_direct.distributed.serving import QUESTIONS, PartServer
 from pyg_direct.errors import ArgumentError, PartitionError, RankError
 
@@ -108,7 +108,7 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
     Raises:
         ArgumentError: servers that are there have this name, or Ray ends with this program, which `detached` servers
             should outlive.
-        PartitionError: there is no partition, or one of another version.
+        PartitionError: there is no partition, one of another version, or not the same on all hosts.
         RankError: a server cannot open its part: a file is missing or damaged on its host.
     """
     was_in = ray.is_initialized()
@@ -130,7 +130,8 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
             kept.append(options.remote(str(folder), part, "cuda" if num_gpus else "cpu", check, threads))
         servers = RayServers(name, size, timeout)
         servers._started = kept
-        servers.ask("books", dict.fromkeys(range(size), ()))
+        numbers = servers.ask("identify", dict.fromkeys(range(size), ()))
+        check_same([numbers[part] for part in range(size)], "part")
     except BaseException as error:
         # Those that are detached would stay.
         for actor in kept:

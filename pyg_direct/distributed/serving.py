@@ -94,6 +94,11 @@ class PartServer:
             }
         return {**asdict(self._part.manifest), "files": {}, "row_types": list(rows.items())}
 
+    def identify(self) -> int:
+        """See `Manifest.identify`."""
+        with self._working():
+            return self._part.manifest.identify()
+
     def books(self) -> dict[str, np.ndarray]:
         """Part of each node, for the types that a table tells of."""
         with self._working():

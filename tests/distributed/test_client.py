@@ -14,8 +14,8 @@ from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.distributed.client import ClientGraph
 from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader
 from pyg_direct.distributed.serving import PartServer
-from pyg_direct.errors import ArgumentError
-from tests.distributed.ranks import COMMON, as_dict, assert_equal
+from pyg_direct.errors import ArgumentError, PartitionError
+from tests.distributed.ranks import COMMON, as_dict, assert_equal, write_data
 from tests.runtime.test_loopback import list_listened
 
 SEEDS = torch.arange(0, 300, 3)
@@ -102,6 +102,15 @@ def test_errors_name_the_argument(folder):
         ClientGraph(ServersHere(folder, size=1))
     with pytest.raises(ArgumentError, match="client must be"):
         ClientGraph(ServersHere(folder), client=(2, 2))
+
+
+def test_servers_of_several_partitions_are_refused(folder, data, tmp_path):
+    servers = ServersHere(folder)
+    write_data(tmp_path / "other", data, 2, method="range")
+    servers._servers[1] = PartServer(tmp_path / "other", 1)
+
+    with pytest.raises(PartitionError, match="parts of one partition, got another for part 1 than for part 0"):
+        ClientGraph(servers, device="cpu")
 
 
 def test_clients_that_share_batches_need_a_seed(folder):

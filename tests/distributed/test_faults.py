@@ -145,8 +145,9 @@ def open_damaged(rank, folder):
     return "opened"
 
 
-def run_failures(rank, folder, copies):
-    return fail_in_a_batch(rank, folder), [open_damaged(rank, copy / str(rank)) for copy in copies]
+def run_failures(rank, folder, copies, other):
+    opened = [open_damaged(rank, copy / str(rank)) for copy in copies]
+    return fail_in_a_batch(rank, folder), opened, open_damaged(rank, other if rank == 2 else folder)
 
 
 @pytest.mark.slow
@@ -158,9 +159,13 @@ def test_what_one_process_fails_at_is_told_to_the_others(tmp_path):
             shutil.copytree(tmp_path / "p", tmp_path / kind / str(rank))
         damage(tmp_path / kind / "2", kind, 2)
 
-    ranks = run_ranks(run_failures, 3, tmp_path / "p", [tmp_path / kind for kind in SAID])
+    # That of another partition is whole.
+    write_data(tmp_path / "other", make_data(), 3, method="range")
 
-    for rank, (heard, opened) in enumerate(ranks):
+    ranks = run_ranks(run_failures, 3, tmp_path / "p", [tmp_path / kind for kind in SAID], tmp_path / "other")
+
+    for rank, (heard, opened, mixed) in enumerate(ranks):
+        assert "parts of one partition, got another for rank 2 than for rank 0" in mixed
         # Once and for all: what a group was broken by is told again.
         own = "ZeroDivisionError: on purpose"
         told = "RankError: rank 1 failed: ZeroDivisionError: on purpose"
