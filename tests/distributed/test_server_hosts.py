@@ -150,9 +150,10 @@ def test_batches_are_those_of_one_machine_while_the_network_between_hosts_is_cut
     assert len({part for part, *_ in came}) == 1
     assert min(size for _, size, _ in came) > 200_000
     assert all(is_view for *_, is_view in came)
-    # Both cuts were felt; a server came back on the host that is left.
+    # Both cuts were felt, the second until a server came back on the host that is left.
     half = len(expected)
-    assert 1 < max(waits[:half]) < GIVEN_UP < max(waits[half:]) < 60
+    assert max(waits[1:half]) > 1
+    assert GIVEN_UP / 2 < max(waits[half + 1 :]) < 100
 
 
 def hear(*folders):
