@@ -57,8 +57,10 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
                      [1e3 * found[1]["shared_seconds"]], 1e3 * found[1]["seconds"], "batch of one process")  # fmt: skip
     for count, result in found.items():
         case = f"distributed/{name}/{device}/{count}"
+        crowded = f" on {cores} cores" if device == "cpu" and count * threads > cores else ""
         yield Row.of(case, "edges of all processes", "M/s", [v / 1e6 for v in result["edges"]],
-                     note=f"{BATCH} seeds a batch, {FANOUTS}, without training, {threads} threads each")  # fmt: skip
+                     note=f"{BATCH} seeds a batch, {FANOUTS}, without training, {threads} threads each"
+                          f"{crowded}")  # fmt: skip
         yield Row.of(case, "rows of all processes", "M/s", [v / 1e6 for v in result["rows"]])
         yield from _describe_whole(found, count, case)
         if count == 1:

@@ -98,10 +98,11 @@ def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, crowding
         here = replace(load, shared_seconds=shared * crowding(count))
         predicted = predict_seconds(here, count, (count - 1) / count, median_high(result["empty"]) / (2 * (count - 1)),
                                     median_high(result["bandwidth"]))  # fmt: skip
+        crowded = f"; {crowding(count):g} processes to a core" if crowding(count) > 1 else ""
         yield Row.of(f"{case}/model/{count}", "predicted over measured time of a batch", "x",
                      [predicted / result["seconds"]],
                      note="with the messages and the link of this host; the work of answering others is taken for that "
-                          "of answering oneself")  # fmt: skip
+                          f"of answering oneself{crowded}")  # fmt: skip
     for network in NETWORKS:
         for hosts in HOSTS:
             seconds = predict_seconds(load, hosts, (hosts - 1) / hosts, network.message, network.bandwidth)

@@ -17,6 +17,8 @@ _COMMUNITIES_A_PART = 8
 # Passes over the edges that move whole communities to the part they have most ties to, and bytes for their ties.
 _REFINEMENTS = 3
 _TIES_BYTES = 1 << 30
+# Communities that are looked at at a time.
+_PIECE = 1 << 20
 
 # Calls give the edges anew: (sources, targets), integers over one id space of all node types.
 Stream = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
@@ -54,7 +56,7 @@ def assign_by_stream(stream: Stream, num_nodes: int, num_edges: int, num_parts: 
     """Part of each node, int64 `[N]`: communities found in one pass, packed into parts of equal numbers of nodes.
 
     After the two phases of 2PS (Mayer et al., ICDE 2022): streaming clustering, then clusters to parts, here also by
-    their ties. Memory is 32 bytes a node.
+    their ties. Memory is 32 bytes a node, and up to 1 GiB for ties.
     """
     if num_parts == 1 or num_nodes == 0:
         return np.zeros(num_nodes, np.int64)
@@ -64,46 +66,63 @@ def assign_by_stream(stream: Stream, num_nodes: int, num_edges: int, num_parts: 
     for sources, targets in stream():
         run_cpu(cluster_edges_cpu, sources, targets, degree, community, volume, largest)
     del degree, volume
-    names, labels, sizes = np.unique(community, return_inverse=True, return_counts=True)
+    labels, sizes = _number(community)
     parts = _pack(sizes, num_parts)
-    if len(names) * num_parts * 8 <= _TIES_BYTES:
+    # Beside the ties, up to four words of each community that moves.
+    if len(sizes) * (num_parts + 4) * 8 <= _TIES_BYTES:
         for _ in range(_REFINEMENTS):
-            ties = np.zeros((len(names), num_parts), np.int64)
+            ties = np.zeros((len(sizes), num_parts), np.int64)
             table = parts[labels]
             for sources, targets in stream():
                 run_cpu(count_ties_cpu, sources, targets, table, labels, cpu_chunks(), ties)
-            parts = _move(parts, sizes, ties)
+            del table
+            _move(parts, sizes, ties)
     return parts[labels]
+
+
+def _number(community: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(number of each node's community, in place, among those that are not empty; their sizes)."""
+    counts = np.bincount(community, minlength=len(community))
+    sizes = counts[counts > 0]
+    # Where `np.unique` sorts, with five times the memory, as communities are named by nodes.
+    numbers = np.cumsum(counts > 0, out=counts)
+    numbers -= 1
+    return np.take(numbers, community, out=community, mode="clip"), sizes
 
 
 def _pack(sizes: np.ndarray, num_parts: int) -> np.ndarray:
     """Part of each community, the largest first, to the part that has the fewest nodes."""
     parts, loads = np.zeros(len(sizes), np.int64), np.zeros(num_parts, np.int64)
-    order = np.argsort(-sizes, kind="stable")
-    several = order[: np.searchsorted(-sizes[order], -1)]
-    for item in several:
+    several = np.flatnonzero(sizes > 1)
+    for item in several[np.argsort(-sizes[several], kind="stable")]:
         part = int(loads.argmin())
         parts[item] = part
         loads[part] += sizes[item]
-    single = order[len(several) :]
+    single, at = np.flatnonzero(sizes == 1), 0
     # What is missing to equal loads is filled with single nodes.
-    room = np.maximum(-(-sizes.sum() // num_parts) - loads, 0)
-    parts[single] = np.repeat(np.arange(num_parts), room)[: len(single)]
+    for part, room in enumerate(np.maximum(-(-sizes.sum() // num_parts) - loads, 0).tolist()):
+        parts[single[at : at + room]] = part
+        at += room
     return parts
 
 
-def _move(parts: np.ndarray, sizes: np.ndarray, ties: np.ndarray) -> np.ndarray:
-    """Communities moved to the part that they have most ties to, as far as it has room; those that gain most first."""
+def _move(parts: np.ndarray, sizes: np.ndarray, ties: np.ndarray) -> None:
+    """Move communities to the part that they have most ties to, as far as it has room; those that gain most first."""
     num_parts = ties.shape[1]
-    parts, loads = parts.copy(), np.bincount(parts, weights=sizes, minlength=num_parts).astype(np.int64)
+    loads = np.bincount(parts, weights=sizes, minlength=num_parts).astype(np.int64)
     capacity = int(1.03 * sizes.sum() / num_parts) + 1
-    gains = ties.max(1) - np.take_along_axis(ties, parts[:, None], 1)[:, 0]
-    candidates = np.flatnonzero(gains > 0)
-    best = ties[candidates].argmax(1)
-    for at in torch.from_numpy(gains[candidates]).argsort(descending=True, stable=True).tolist():
+    found = [_find_gains(parts[at : at + _PIECE], ties[at : at + _PIECE], at) for at in range(0, len(parts), _PIECE)]
+    candidates, gains, best = map(np.concatenate, zip(*found, strict=True))
+    for at in torch.from_numpy(gains).argsort(descending=True, stable=True).tolist():
         item, part = candidates[at], best[at]
         if loads[part] + sizes[item] <= capacity:
             loads[parts[item]] -= sizes[item]
             loads[part] += sizes[item]
             parts[item] = part
-    return parts
+
+
+def _find_gains(parts: np.ndarray, ties: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(communities that have most ties to another part, counted from `first`; how many more; to which part)."""
+    gains = ties.max(1) - np.take_along_axis(ties, parts[:, None], 1)[:, 0]
+    items = np.flatnonzero(gains > 0)
+    return items + first, gains[items], ties[items].argmax(1)

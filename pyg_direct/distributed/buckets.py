@@ -98,8 +98,7 @@ class EdgeBuckets:
 
     def compress(self, folder: Path, part: int, count: int, num_rows: int, most: int) -> None:
         """Write the rows of a part, `most` edges at a time."""
-        bucket = {name: np.memmap(self._path(name, part), dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
-                  for name, dtype in self._columns.items()}  # fmt: skip
+        bucket = {name: self._map(name, part, count) for name in self._columns}
         indptr = np.zeros(num_rows + 1, np.int64)
         for begin in range(0, count, most):
             run_cpu(count_rows_cpu, np.asarray(bucket["row"][begin : begin + most]), cpu_chunks(), indptr[1:])
@@ -116,6 +115,11 @@ class EdgeBuckets:
                 self._write_rows(bucket, files, low, high, num_rows, most)
                 low = high
         self._write_attributes(folder, part, count, most)
+
+    def _map(self, name: str, part: int, count: int) -> np.ndarray:
+        """A column of a bucket, left in its file."""
+        dtype = self._columns[name]
+        return np.memmap(self._path(name, part), dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
 
     def drop(self, part: int) -> None:
         """Remove the bucket of a part."""
@@ -146,10 +150,13 @@ class EdgeBuckets:
         """Write rows of edges by ascending edge id, which is the order of the bucket."""
         if not self._rows:
             return
-        ids = np.fromfile(self._path("ids", part), self._columns["ids"], count)
-        write_array(folder / f"edge-{self._number}.sorted.npy", ids.astype(np.int64))
-        for place, rows in enumerate(self._rows):
-            file = ArrayFile(folder / f"edge-{self._number}.rows-{place}.npy", rows.dtype, (count, *rows.shape[1:]))
-            with closing_all([file]):
-                for begin in range(0, count, most):
-                    file.append(rows[ids[begin : begin + most]])
+        stem, ids = f"edge-{self._number}", self._map("ids", part, count)
+        files = [ArrayFile(folder / f"{stem}.sorted.npy", np.int64, (count,)),
+                 *(ArrayFile(folder / f"{stem}.rows-{place}.npy", rows.dtype, (count, *rows.shape[1:]))
+                   for place, rows in enumerate(self._rows))]  # fmt: skip
+        with closing_all(files):
+            for begin in range(0, count, most):
+                taken = np.asarray(ids[begin : begin + most])
+                files[0].append(taken)
+                for file, rows in zip(files[1:], self._rows, strict=True):
+                    file.append(rows[taken])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_direct.distributed.book import Book
 from pyg_direct.distributed.graph import DistGraph
-from pyg_direct.distributed.manifest import EdgeEntry, Manifest, NodeEntry
+from pyg_direct.distributed.manifest import EdgeEntry, Manifest, NodeEntry, check_same
 from pyg_direct.distributed.pairs import PairExchange
 from pyg_direct.distributed.parcel import Parcel
 from pyg_direct.distributed.part import PartTopo, PlacedPart, Table, word_dtype
@@ -82,6 +82,8 @@ class _NoPart:
             raise ArgumentError(
                 f"servers must be one for each of the {self.manifest.num_parts} parts, got {servers.size}"
             )
+        numbers = servers.ask("identify", dict.fromkeys(range(servers.size), ()))
+        check_same([numbers[part] for part in range(servers.size)], "part")
         tables = servers.ask("books", {0: ()})[0]
         self.books = {}
         for entry in nodes:

@@ -17,9 +17,9 @@ import ray
 from ray._private import ray_constants, services, worker
 
 from pyg_direct.distributed.channel import Channels
-from pyg_direct.distributed.manifest import Manifest
+from pyg_direct.distributed.manifest import Manifest, check_same
 from pyg_direct.distributed.serving import QUESTIONS, PartServer
-from pyg_direct.errors import ArgumentError, RankError
+from pyg_direct.errors import ArgumentError, PartitionError, RankError
 
 _NAMESPACE = "pyg_direct"
 # Ray's switch for clusters of several hosts on systems where it keeps to one by default.
@@ -52,7 +52,7 @@ class RayServers:
         """What the servers of these parts answer; arrays are valid until this thread asks again.
 
         Raises:
-            RankError: a server is gone for good, or takes too long.
+            RankError: a server is gone for good, takes too long, or cannot open its part: a file is missing or damaged.
         """
         told = self._channels.tell(method, questions) if method in QUESTIONS else []
         waiting = {part: self._call(part, method, questions[part]) for part in questions if part not in told}
@@ -71,6 +71,10 @@ class RayServers:
             return ray.get(answer, timeout=self._timeout)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             raise RankError(f"the server of part {part} did not answer {method!r}: {error}") from error
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, PartitionError):
+                raise RankError(f"the server of part {part} failed: PartitionError: {error.cause}") from error
+            raise
 
     def _meet(self, part: int, host: str, path: str) -> bool:
         return bool(self._wait(part, "meet", self._call(part, "meet", (host, path))))
@@ -104,6 +108,8 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
     Raises:
         ArgumentError: servers that are there have this name, or Ray ends with this program, which `detached` servers
             should outlive.
+        PartitionError: there is no partition, one of another version, or not the same on all hosts.
+        RankError: a server cannot open its part: a file is missing or damaged on its host.
     """
     was_in = ray.is_initialized()
     _start(address)
@@ -124,7 +130,8 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
             kept.append(options.remote(str(folder), part, "cuda" if num_gpus else "cpu", check, threads))
         servers = RayServers(name, size, timeout)
         servers._started = kept
-        servers.ask("books", dict.fromkeys(range(size), ()))
+        numbers = servers.ask("identify", dict.fromkeys(range(size), ()))
+        check_same([numbers[part] for part in range(size)], "part")
     except BaseException as error:
         # Those that are detached would stay.
         for actor in kept:

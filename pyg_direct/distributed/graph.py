@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_direct.distributed.manifest import Manifest
+from pyg_direct.distributed.manifest import Manifest, check_same
 from pyg_direct.distributed.pairs import PairExchange
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.plan import DistPlan
@@ -129,7 +129,7 @@ class DistGraph:
         if part.num_parts != self.communicator.size:
             raise ArgumentError(f"folder must hold a part for each of the {self.communicator.size} processes, got "
                                 f"{part.num_parts} parts")  # fmt: skip
-        self.communicator.agree(0)
+        check_same(self.communicator.agree(part.manifest.identify()), "rank")
         return part
 
     def _keep(self, rows: RowExchange, folder: str | PathLike[str], replicas: Any) -> None:

@@ -5,8 +5,10 @@ A folder holds `manifest.json`, which is written last, and `.npy` files, whose s
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,13 @@ class Manifest:
                 if full and describe_file(path, bar) != known:
                     raise PartitionError(f"{path} does not have the checksum that the manifest lists")
 
+    def identify(self) -> int:
+        """A number that other partitions do not have, whatever rows of others a host keeps copies of."""
+        files = {name: known for name, known in self.files.items() if not name.startswith("replicas-")}
+        words = json.dumps(asdict(replace(self, files=files)), sort_keys=True)
+        # Not negative, in 64 bits.
+        return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") >> 1
+
     def forget(self, folder: Path, names: str) -> None:
         """Write the manifest without the files whose names begin so: they are about to change."""
         self.files = {name: known for name, known in self.files.items() if not name.startswith(names)}
@@ -157,6 +166,18 @@ class Manifest:
         if isinstance(part, bool) or not isinstance(part, int) or not 0 <= part < self.num_parts:
             raise ArgumentError(f"part must be an integer in [0, {self.num_parts}), got {part!r}")
         return part
+
+
+def check_same(numbers: Sequence[int], who: str) -> None:
+    """Refuse parts of several partitions.
+
+    Args:
+        numbers: What `Manifest.identify` says of those that come together, one a part.
+        who: Those who have them.
+    """
+    other = next((at for at, number in enumerate(numbers) if number != numbers[0]), None)
+    if other is not None:
+        raise PartitionError(f"folder must hold parts of one partition, got another for {who} {other} than for {who} 0")
 
 
 def part_folder(part: int) -> str:

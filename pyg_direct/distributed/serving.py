@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import cached_property, partial
 from os import PathLike
 from typing import Any
 
@@ -19,7 +21,7 @@ from pyg_direct.distributed.pairs import PairExchange
 from pyg_direct.distributed.parcel import Parcel
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.rows import RowExchange
-from pyg_direct.errors import IdError
+from pyg_direct.errors import IdError, PartitionError
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.sampling.general import GeneralPlan
@@ -44,8 +46,7 @@ class PartServer:
 
     def __init__(self, folder: str | PathLike[str], part: int, device: str = "cpu", check: str | None = "size",
                  num_threads: int | None = None) -> None:  # fmt: skip
-        self._part = GraphPart(folder, part, device=torch.device(device), check=check)
-        self._rows, self._pairs = RowExchange(self._part, None), PairExchange(self._part, None)
+        self._open = partial(GraphPart, folder, part, device=torch.device(device), check=check)
         self._pickers: dict[str, tuple[Picker, np.ndarray]] = {}
         self._num_threads = num_threads
         # Clients of this host are each answered by a thread, one at a time.
@@ -83,18 +84,25 @@ class PartServer:
 
     def describe(self) -> dict[str, Any]:
         """The manifest, without the list of files, and dtypes and shapes of rows by kind and attribute."""
-        rows = {
-            kind: {
-                name: (str(feature.dtype).removeprefix("torch."), list(feature.shape[1:]))
-                for name, feature in features.items()
+        with self._working():
+            rows = {
+                kind: {
+                    name: (str(feature.dtype).removeprefix("torch."), list(feature.shape[1:]))
+                    for name, feature in features.items()
+                }
+                for kind, features in self._rows.features.items()
             }
-            for kind, features in self._rows.features.items()
-        }
         return {**asdict(self._part.manifest), "files": {}, "row_types": list(rows.items())}
+
+    def identify(self) -> int:
+        """See `Manifest.identify`."""
+        with self._working():
+            return self._part.manifest.identify()
 
     def books(self) -> dict[str, np.ndarray]:
         """Part of each node, for the types that a table tells of."""
-        return {kind: book.table.numpy() for kind, book in self._part.books.items() if book.table is not None}
+        with self._working():
+            return {kind: book.table.numpy() for kind, book in self._part.books.items() if book.table is not None}
 
     def pick(self, recipe: dict[str, Any], timed: bool, weighted: bool, key: int, hop: int, counts: list[int],
              message: np.ndarray) -> tuple[int, np.ndarray]:  # fmt: skip
@@ -142,6 +150,24 @@ class PartServer:
         """Which pairs in bytes are edges, in bytes; see `PairExchange.answer`."""
         with self._working():
             return self._pairs.answer(edge_type, as_tensor(message).to(self._part.device)).cpu().numpy()
+
+    @cached_property
+    def _part(self) -> GraphPart:
+        # With the first question, and with each one until it can be opened: an actor that fails as it is made again
+        # never answers, and Ray gives its name to no other.
+        try:
+            return self._open()
+        except PartitionError as error:
+            # Each host may have files of its own.
+            raise PartitionError(f"{error} (on {platform.node()})") from error
+
+    @cached_property
+    def _rows(self) -> RowExchange:
+        return RowExchange(self._part, None)
+
+    @cached_property
+    def _pairs(self) -> PairExchange:
+        return PairExchange(self._part, None)
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:

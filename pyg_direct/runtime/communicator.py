@@ -152,7 +152,7 @@ class Communicator:
         self.width = max(self.width, width)
 
     def agree(self, value: int) -> list[int]:
-        """A small number of each process, at least 0, by rank."""
+        """A number of each process, at least 0, by rank."""
         rows = self.make_rows(torch.device("cpu"))
         rows[: self.size, 1] = value
         found: list[int] = self.meet(rows)[1][:, 1].tolist()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
 import platform
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from multiprocessing import process
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pyg_direct.errors import PygDirectError
+from pyg_direct.runtime.letters import Desk, fetch_letter, open_desk
 
 T = TypeVar("T")
 
@@ -66,7 +66,8 @@ def gather(value: Any, device: torch.device | None = None) -> list[Any]:
 def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
     """What `make` returns in the first process of each host, in every process of that host; called by all.
 
-    It goes as a pickle, as it has handles of shared memory inside, and comes from a process of the same host alone.
+    It goes as a pickle, as it has handles of shared memory inside: over a socket that only this user's processes of the
+    host reach, as does the word that opens the handles. What goes through the group tells where it is fetched.
 
     Args:
         make: Called in the first process with what its host's processes say of themselves, by rank.
@@ -81,27 +82,29 @@ def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
     leads = dist.get_rank() == here[0]
     made: Any = None
     error: BaseException | None = None
-    letters: dict[str, str] = {}
-    if leads:
-        try:
-            made = make([hosts[rank][1] for rank in here])
-            # A letter each, as the descriptors in it can be taken once.
-            letters = {str(rank): b64encode(ForkingPickler.dumps(made)).decode() for rank in here[1:]}
-        except Exception as caught:
-            error = caught
-    own_word = b64encode(process.current_process().authkey).decode()
-    said = gather((letters, own_word, None if error is None else repr(error)))
-    failures = [failure for *_, failure in said]
-    if not any(failures):
-        letters, word, _ = said[here[0]]
-        try:
-            if not leads:
-                with _know(b64decode(word)):
-                    made = pickle.loads(b64decode(letters[str(dist.get_rank())]))
-        except Exception as caught:
-            error = caught
-        # The first one hands descriptors out until all have theirs.
-        failures = gather(None if error is None else repr(error))
+    letters: dict[int, bytes] = {}
+    desk: Desk | None = None
+    with ExitStack() as stack:
+        if leads:
+            try:
+                made = make([hosts[rank][1] for rank in here])
+                # A letter each, as the descriptors in it can be taken once.
+                letters = {rank: _seal(made) for rank in here[1:]}
+                desk = stack.enter_context(open_desk()) if letters else None
+            except Exception as caught:
+                error = caught
+        said = gather((None if desk is None else desk.path, None if error is None else repr(error)))
+        failures = [failure for _, failure in said]
+        if not any(failures):
+            try:
+                if desk is not None:
+                    desk.hand_out(letters)
+                elif not leads:
+                    made = _open(fetch_letter(said[here[0]][0], dist.get_rank()))
+            except Exception as caught:
+                error = caught
+            # The first one hands descriptors out until all have theirs.
+            failures = gather(None if error is None else repr(error))
     if error is not None:
         raise error
     failed = next((rank for rank, failure in enumerate(failures) if failure is not None), None)
@@ -112,7 +115,18 @@ def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
     return made  # type: ignore[no-any-return]
 
 
-@contextlib.contextmanager
+def _seal(made: Any) -> bytes:
+    """A letter: the word of this process, and the pickle."""
+    return pickle.dumps((bytes(process.current_process().authkey), bytes(ForkingPickler.dumps(made))))
+
+
+def _open(letter: bytes) -> Any:
+    word, pickled = pickle.loads(letter)
+    with _know(word):
+        return pickle.loads(pickled)
+
+
+@contextmanager
 def _know(word: bytes) -> Iterator[None]:
     """Use another process's word at its sockets; processes that torchrun starts have one each."""
     current = process.current_process()

@@ -95,7 +95,7 @@ def test_processes_share_a_graph_and_its_rows(monkeypatch):
     monkeypatch.setattr(cases.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(cases, "measure_clients", lambda graph, name: iter(()))
 
-    rows = {(row.case.rpartition("/")[2], row.metric): row for row in CASES["distributed"](SCALE)}
+    rows = {(row.case.rpartition("/")[2], row.metric): row for row in CASES["distributed"](2 * SCALE)}
 
     assert rows["2", "speed beside one process"].p50 > 0
     sent, least = rows["2", "row bytes sent a batch"], rows["2", "row bytes with copies of 20 %"]

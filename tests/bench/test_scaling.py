@@ -51,6 +51,7 @@ def test_rows_of_the_model():
     assert compared.p50 == pytest.approx((0.1 + 17 * 0.5e-4 + 1.1e6 / 1e9) / 0.125)
     shared = next(row for row in model_scaling(found, "case", crowding=lambda count: count) if row.unit == "x")
     assert shared.p50 == pytest.approx(compared.p50 + 0.1 / 0.125)
+    assert shared.note == f"{compared.note}; 2 processes to a core"
     curves = [row for row in rows if row.curve]
     assert len(curves) == len(NETWORKS) * len(HOSTS) + 3
     by_metis = next(row.p50 for row in curves if "METIS" in row.metric)

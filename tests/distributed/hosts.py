@@ -1,9 +1,12 @@
 """Two hosts on one machine: network namespaces with addresses of their own, and a cable that can be pulled."""
 
+import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -39,7 +42,25 @@ class Hosts:
 
     def __exit__(self, *_):
         for name in self.names:
+            # What was started there and stays in the background.
+            found = subprocess.run(["ip", "netns", "pids", name], check=False, capture_output=True, text=True)
+            for pid in map(int, found.stdout.split()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+    def on(self, number, *command, mounts=()):
+        """A command as it is run on a host, which bears the host's name, and sees folders in the place of others.
+
+        Args:
+            number: Of the host.
+            command: Words.
+            mounts: (folder, the one in whose place it is seen).
+        """
+        name = self.names[number]
+        steps = [f"hostname {name}", *(f"mount --bind {folder} {place}" for folder, place in mounts), 'exec "$@"']
+        return ["ip", "netns", "exec", name, "unshare", "--mount", "--uts", "sh", "-ec", "; ".join(steps), "sh",
+                *map(str, command)]  # fmt: skip
 
     def cut(self):
         """Pull the cable."""
@@ -59,6 +80,16 @@ def can_make_hosts():
             return True
     except subprocess.CalledProcessError:
         return False
+
+
+def can_name_hosts():
+    """Whether hosts may also have names and mounts of their own."""
+    if not can_make_hosts() or any(shutil.which(program) is None for program in ("unshare", "hostname", "mount")):
+        return False
+    with Hosts() as hosts, tempfile.TemporaryDirectory() as folder:
+        words = hosts.on(0, "hostname", mounts=[(folder, folder)])
+        done = subprocess.run(words, check=False, capture_output=True, text=True)
+        return done.stdout.strip() == hosts.names[0]
 
 
 def enter_host(name, ahead=0):

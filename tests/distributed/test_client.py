@@ -14,8 +14,8 @@ from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.distributed.client import ClientGraph
 from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader
 from pyg_direct.distributed.serving import PartServer
-from pyg_direct.errors import ArgumentError
-from tests.distributed.ranks import COMMON, as_dict, assert_equal
+from pyg_direct.errors import ArgumentError, PartitionError
+from tests.distributed.ranks import COMMON, as_dict, assert_equal, write_data
 from tests.runtime.test_loopback import list_listened
 
 SEEDS = torch.arange(0, 300, 3)
@@ -29,11 +29,14 @@ class ServersHere:
 
     def __init__(self, folder, size=2, delay=0.0):
         self.size, self._servers, self._delay = size, [PartServer(folder, part) for part in range(size)], delay
-        self.num_asked = 0
+        self.num_asked = self.num_waiting = self.most_waiting = 0
 
     def ask(self, method, questions):
         self.num_asked += bool(questions) and method == "pick"
+        self.num_waiting += 1
+        self.most_waiting = max(self.most_waiting, self.num_waiting)
         time.sleep(self._delay)
+        self.num_waiting -= 1
         return {part: getattr(self._servers[part], method)(*question) for part, question in questions.items()}
 
 
@@ -78,11 +81,17 @@ def test_a_slow_client_asks_for_no_more_than_it_has_room_for(folder):
 
 
 def test_a_slow_server_slows_the_client_only(folder):
-    loader = DistNeighborLoader(ClientGraph(ServersHere(folder, delay=0.02), device="cpu"), [2], SEEDS, prefetch=2,
-                                batch_size=25)  # fmt: skip
-    before = threading.active_count()
+    servers = ServersHere(folder, delay=0.05)
+    loader = DistNeighborLoader(ClientGraph(servers, device="cpu"), [2], SEEDS, prefetch=2, batch_size=10)
+    before, ahead = threading.active_count(), []
 
-    assert len(list(loader)) == 4
+    for number, _ in enumerate(loader, 1):
+        ahead.append(servers.num_asked - number)
+
+    assert len(ahead) == 10
+    # However long it takes, one question waits for it, for one of the batches that there is room for.
+    assert servers.most_waiting == 1
+    assert 0 <= min(ahead) <= max(ahead) <= 2
     assert threading.active_count() <= before + 1
 
 
@@ -102,6 +111,15 @@ def test_errors_name_the_argument(folder):
         ClientGraph(ServersHere(folder, size=1))
     with pytest.raises(ArgumentError, match="client must be"):
         ClientGraph(ServersHere(folder), client=(2, 2))
+
+
+def test_servers_of_several_partitions_are_refused(folder, data, tmp_path):
+    servers = ServersHere(folder)
+    write_data(tmp_path / "other", data, 2, method="range")
+    servers._servers[1] = PartServer(tmp_path / "other", 1)
+
+    with pytest.raises(PartitionError, match="parts of one partition, got another for part 1 than for part 0"):
+        ClientGraph(servers, device="cpu")
 
 
 def test_clients_that_share_batches_need_a_seed(folder):

@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 from pyg_direct import NeighborLoader
 from pyg_direct.distributed.loader import DistNeighborLoader
 from pyg_direct.errors import PartitionError, RankError
+from tests.distributed.damage import SAID, damage
 from tests.distributed.ranks import as_dict, assert_equal, make_data, open_graph, write_data
 from tests.processes import free_port, run_ranks, start_method
 
@@ -144,32 +145,32 @@ def open_damaged(rank, folder):
     return "opened"
 
 
-def run_failures(rank, folder, copies):
-    return fail_in_a_batch(rank, folder), [open_damaged(rank, copy / str(rank)) for copy in copies]
+def run_failures(rank, folder, copies, other):
+    opened = [open_damaged(rank, copy / str(rank)) for copy in copies]
+    return fail_in_a_batch(rank, folder), opened, open_damaged(rank, other if rank == 2 else folder)
 
 
 @pytest.mark.slow
 def test_what_one_process_fails_at_is_told_to_the_others(tmp_path):
     write_data(tmp_path / "p", make_data(), 3)
-    names = ["truncated", "missing", "version"]
     # Each host has files of its own; those of host 2 are damaged.
-    for name in names:
+    for kind in SAID:
         for rank in range(3):
-            shutil.copytree(tmp_path / "p", tmp_path / name / str(rank))
-    os.truncate(tmp_path / "truncated/2/part-00002/edge-0.indices.npy", 200)
-    shutil.rmtree(tmp_path / "missing/2/part-00002")
-    manifest = tmp_path / "version/2/manifest.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+            shutil.copytree(tmp_path / "p", tmp_path / kind / str(rank))
+        damage(tmp_path / kind / "2", kind, 2)
 
-    ranks = run_ranks(run_failures, 3, tmp_path / "p", [tmp_path / name for name in names])
+    # That of another partition is whole.
+    write_data(tmp_path / "other", make_data(), 3, method="range")
 
-    words = ["indices.npy must have", "is missing; the manifest lists it", "must have version 1, got 2"]
-    for rank, (heard, opened) in enumerate(ranks):
+    ranks = run_ranks(run_failures, 3, tmp_path / "p", [tmp_path / kind for kind in SAID], tmp_path / "other")
+
+    for rank, (heard, opened, mixed) in enumerate(ranks):
+        assert "parts of one partition, got another for rank 2 than for rank 0" in mixed
         # Once and for all: what a group was broken by is told again.
         own = "ZeroDivisionError: on purpose"
         told = "RankError: rank 1 failed: ZeroDivisionError: on purpose"
         assert heard[0] == (own if rank == 1 else told)
         assert heard[1].endswith("failed: ZeroDivisionError: on purpose")
-        for text, word in zip(opened, words, strict=True):
+        for text, word in zip(opened, SAID.values(), strict=True):
             assert text.startswith("PartitionError: " if rank == 2 else "RankError: rank 2 failed: PartitionError: ")
             assert word in text

@@ -7,7 +7,9 @@ from hypothesis import given, settings, strategies as st
 from pyg_direct import Feature
 from pyg_direct.distributed.feature import DistFeature, PartitionInfo
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.runtime.communicator import Communicator
 from tests.distributed.threads import run_threads
+from tests.processes import run_ranks
 
 CPU = torch.device("cpu")
 N = 50
@@ -63,6 +65,24 @@ def test_written_rows_are_read_by_all():
     expected = ROWS.clone()
     for rank in range(3):
         expected[3 + 10 * rank], expected[4 + 10 * rank] = float(rank), 20.0 + rank
+    assert all(torch.equal(one, expected) for one in got)
+
+
+def write_and_read(rank):
+    communicator = Communicator(device=CPU)
+    feature = open_feature(communicator, HOSTS % 2)
+    feature.put(torch.tensor([3, 4 + rank]), torch.full((2, 3), float(rank)))
+    found = feature[torch.arange(N)]
+    communicator.close()
+    return found
+
+
+@pytest.mark.slow
+def test_processes_read_what_others_wrote():
+    got = run_ranks(write_and_read, 2)
+
+    expected = ROWS.clone()
+    expected[3], expected[4], expected[5] = 1.0, 0.0, 1.0
     assert all(torch.equal(one, expected) for one in got)
 
 

@@ -153,7 +153,7 @@ def run_uneven(rank, folder):
     counts.append(number)
     # What comes after is in step again.
     last = DistSubGraphLoader(graph, [2], torch.arange(20), batch_size=20, seed=2)
-    counts.append([batch.n_id.tolist() for batch in last])
+    counts.append([as_dict(batch) for batch in last])
     graph.close()
     return counts
 
@@ -165,6 +165,9 @@ def test_uneven_ranks_never_wait_for_each_other(ranks):
     assert [found[:2] for found in ranks] == [[0, 0], [3, 3], [6, 6]]
     assert [found[2] for found in ranks] == [9, 2, 9]
     assert [len(found[3]) for found in ranks] == [1, 0, 0]
+    (alone,) = NeighborLoader(make_data(), [2], torch.arange(20), batch_size=20, seed=2, device="cpu",
+                              subgraph_type="induced")  # fmt: skip
+    assert_equal(ranks[0][3][0], as_dict(alone))
 
 
 def run_own(rank, folder):

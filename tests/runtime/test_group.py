@@ -1,6 +1,8 @@
 """What one process of a host gives the others of its group."""
 
+import base64
 import json
+import multiprocessing
 import pickle
 from functools import partial
 
@@ -75,6 +77,28 @@ def test_what_processes_tell_each_other_is_no_pickle():
 
     told = [["ä" * 1000 * rank, rank, None, [True, 2**70]] for rank in range(3)]
     assert results == [(told, [None] * 3, 2**63)] * 3
+
+
+def give_and_listen(rank):
+    told, plain = [], group.gather
+
+    def listen(value, *args):
+        told.append(json.dumps(value))
+        return plain(value, *args)
+
+    group.gather = listen
+    word = multiprocessing.current_process().authkey
+    made = give_to_host(lambda about: (about, share(torch.arange(3))), rank)
+    secrets = [word.hex(), base64.b64encode(word).decode(), repr(bytes(word))]
+    return made[0], sum(map(len, told)), any(secret in text for secret in secrets for text in told)
+
+
+def test_no_word_that_opens_handles_and_no_pickle_goes_through_the_group():
+    results = run_ranks(give_and_listen, 2)
+
+    assert [(about, told) for about, _, told in results] == [([0, 1], False)] * 2
+    # What a host is called, where letters lie, and whether it went well.
+    assert max(size for _, size, _ in results) < 500
 
 
 def send_pickle(rank):

@@ -1,0 +1,87 @@
+"""What programs hear whose servers cannot open their part: which file, and what is wrong with it; nobody waits."""
+
+import importlib.util
+import shutil
+import time
+
+import pytest
+
+from pyg_direct import NeighborLoader
+from pyg_direct.distributed.client import ClientGraph
+from pyg_direct.distributed.loader import DistNeighborLoader
+from pyg_direct.errors import ArgumentError, PartitionError, RankError
+from tests.distributed.damage import SAID, damage
+from tests.distributed.ranks import COMMON, as_dict, assert_equal
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray"),
+    pytest.mark.filterwarnings("ignore"),
+]
+# Seconds; far less than a server is waited for.
+SOON = 60
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Ray for the tests of this file."""
+    import ray
+
+    from pyg_direct.distributed import engine
+
+    engine._start(None)
+    yield engine
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_who_serves_damaged_files_hears_which(engine, folder, kind):
+    damage(folder, kind, 1)
+    begin = time.monotonic()
+
+    with pytest.raises((RankError, PartitionError)) as caught:
+        engine.serve(folder, kind, num_cpus=0.5, check="full")
+
+    # The manifest is read by the program itself.
+    by_server = "the server of part 1 failed: PartitionError: "
+    assert str(caught.value).startswith(f"{'' if kind == 'version' else by_server}{folder}")
+    assert SAID[kind] in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - begin < SOON
+    # None of its servers is left, whose name is free again.
+    with pytest.raises(ArgumentError, match="name must be that of servers"):
+        engine.stop(kind)
+
+
+@pytest.mark.parametrize("kind", ["missing", "version"])
+def test_a_client_whose_server_finds_damaged_files_when_it_comes_back_hears_which(engine, folder, data, kind):
+    import ray
+
+    name = f"back-{kind}"
+    servers = engine.serve(folder, name, num_cpus=0.5)
+    graph = ClientGraph(engine.connect(2, name), device="cpu")
+    batches = iter(DistNeighborLoader(graph, [4, 3], prefetch=1, **COMMON))
+    got = [as_dict(next(batches)) for _ in range(2)]
+    shutil.copytree(folder, folder.parent / "kept")
+    damage(folder, kind, 1)
+    begin = time.monotonic()
+    ray.kill(ray.get_actor(f"{name}/1", namespace="pyg_direct"), no_restart=False)
+    with pytest.raises(RankError, match="the server of part 1 failed: PartitionError: ") as caught:
+        got.extend(as_dict(batch) for batch in batches)
+    seconds = time.monotonic() - begin
+    # Told once more, at once.
+    with pytest.raises(RankError, match="the server of part 1 failed: "):
+        next(iter(DistNeighborLoader(graph, [4, 3], **COMMON)))
+    shutil.rmtree(folder)
+    shutil.move(folder.parent / "kept", folder)
+    # Once the files are whole again, so are the batches.
+    again = [as_dict(batch) for batch in DistNeighborLoader(graph, [4, 3], **COMMON)]
+    servers.close()
+
+    assert str(folder) in str(caught.value)
+    assert SAID[kind] in str(caught.value)
+    assert seconds < SOON
+    expected = [as_dict(batch) for batch in NeighborLoader(data, [4, 3], device="cpu", **COMMON)]
+    assert len(got) < len(expected)
+    for batch, other in [*zip(got, expected, strict=False), *zip(again, expected, strict=True)]:
+        assert_equal(batch, other)

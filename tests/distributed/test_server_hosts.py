@@ -1,0 +1,192 @@
+"""Servers on two hosts of a Ray cluster, with addresses, names and files of their own, and a client on one of them."""
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_direct import NeighborLoader
+from pyg_direct.distributed import DistNeighborLoader
+from pyg_direct.distributed.client import ClientGraph
+from pyg_direct.errors import RankError
+from tests.distributed.damage import SAID, damage
+from tests.distributed.hosts import ADDRESSES, Hosts, can_name_hosts
+from tests.distributed.ranks import COMMON, as_dict, assert_equal, make_data, write_data
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray"),
+    pytest.mark.skipif(not can_name_hosts(), reason="needs network and time namespaces"),
+]
+ROOT, PORT = Path(__file__).parents[2], 6379
+SEEDS = torch.arange(0, 300, 2)
+# A host is given up after so many seconds without an answer.
+GIVEN_UP = 8
+RAY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5e" * 32, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1",
+       "RAY_health_check_initial_delay_ms": "1000", "RAY_health_check_period_ms": "1000",
+       "RAY_health_check_timeout_ms": "1000", "RAY_health_check_failure_threshold": str(GIVEN_UP),
+       "PYTHONPATH": str(ROOT)}  # fmt: skip
+
+
+class Cluster:
+    """Ray on two hosts.
+
+    Args:
+        hosts: They.
+        folder: For files.
+        mounts: (folder, the one in whose place the second host sees it).
+    """
+
+    def __init__(self, hosts, folder, mounts=()):
+        self._hosts, self._environment = hosts, {**os.environ, **RAY}
+        self._mounts = []
+        Path("/tmp/ray").mkdir(exist_ok=True)
+        for number in range(2):
+            own = Path(folder) / f"ray-{number}"
+            own.mkdir()
+            self._mounts.append([(own, "/tmp/ray"), *(mounts if number else ())])
+        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=2", "--object-store-memory=80000000",
+               "--disable-usage-stats"]  # fmt: skip
+        roles = (["--head", f"--port={PORT}", "--include-dashboard=false"], [f"--address={ADDRESSES[0]}:{PORT}"])
+        for number, role in enumerate(roles):
+            words = [*ray, *role, f"--node-ip-address={ADDRESSES[number]}"]
+            done = subprocess.run(self._on(number, *words), env=self._environment, capture_output=True, text=True,
+                                  timeout=120)  # fmt: skip
+            assert done.returncode == 0, done.stdout + done.stderr
+
+    def _on(self, number, *words):
+        return self._hosts.on(number, *words, mounts=self._mounts[number])
+
+    def start(self, name, *args):
+        """A function of this file in a program on the first host."""
+        code = f"import sys; from {__name__} import {name}; {name}(*sys.argv[1:])"
+        return subprocess.Popen(self._on(0, sys.executable, "-c", code, *args), env=self._environment,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)  # fmt: skip
+
+
+def is_view(array):
+    """Whether the numbers lie where they came to, and were not made from a pickle's bytes."""
+    owner = array
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return not array.flags.owndata and not isinstance(owner, bytes | bytearray | None)
+
+
+def load(folder, signals):
+    """Batches of two epochs, with the network cut within each, once for a while and once for good."""
+    from pyg_direct.distributed import engine
+
+    signals, came = Path(signals), []
+
+    class Recorded(engine.RayServers):
+        def _wait(self, part, method, answer):
+            found = super()._wait(part, method, answer)
+            if method == "read":
+                came.append((part, found.nbytes, is_view(found)))
+            return found
+
+    engine.RayServers = Recorded
+    servers = engine.serve(folder, "apart", num_cpus=0.5, address=f"{ADDRESSES[0]}:{PORT}")
+    graph, epochs, waits = ClientGraph(servers, device="cpu"), [], []
+    for cut in ("healed", "gone"):
+        epochs.append([])
+        begin = time.monotonic()
+        for number, batch in enumerate(DistNeighborLoader(graph, [4, 3], SEEDS, **COMMON)):
+            epochs[-1].append(as_dict(batch))
+            waits.append(time.monotonic() - begin)
+            if number == 1:
+                (signals / f"{cut}-now").touch()
+                wait_for(signals / f"{cut}-cut")
+            begin = time.monotonic()
+    torch.save((epochs, came, waits), signals / "found")
+    servers.close()
+
+
+def wait_for(path, program=None):
+    until = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < until, f"{path.name} does not come"
+        assert program is None or program.poll() is None, program.stdout.read()
+        time.sleep(0.02)
+
+
+def make_wide_data():
+    """Rows of a batch are more than Ray sends with its messages."""
+    data = make_data()
+    data.x = torch.rand(data.num_nodes, 3000, generator=torch.Generator().manual_seed(0))
+    return data
+
+
+def test_batches_are_those_of_one_machine_while_the_network_between_hosts_is_cut(tmp_path):
+    data = make_wide_data()
+    write_data(tmp_path / "p", data, 2)
+
+    with Hosts() as hosts, contextlib.ExitStack() as stack:
+        program = Cluster(hosts, tmp_path).start("load", tmp_path / "p", tmp_path)
+        stack.callback(program.stdout.close)
+        for cut in ("healed", "gone"):
+            wait_for(tmp_path / f"{cut}-now", program)
+            hosts.cut()
+            (tmp_path / f"{cut}-cut").touch()
+            if cut == "healed":
+                time.sleep(2)
+                hosts.heal()
+        said, _ = program.communicate(timeout=150)
+    assert program.returncode == 0, said
+    epochs, came, waits = torch.load(tmp_path / "found", weights_only=False)
+
+    expected = [as_dict(batch) for batch in NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON)]
+    for got in epochs:
+        for batch, other in zip(got, expected, strict=True):
+            assert_equal(batch, other)
+    # One part is served on each host, so that rows of one alone came over the network, as they are.
+    assert len({part for part, *_ in came}) == 1
+    assert min(size for _, size, _ in came) > 200_000
+    assert all(is_view for *_, is_view in came)
+    # Both cuts were felt, the second until a server came back on the host that is left.
+    half = len(expected)
+    assert max(waits[1:half]) > 1
+    assert GIVEN_UP / 2 < max(waits[half + 1 :]) < 100
+
+
+def hear(*folders):
+    """What is said of each of some partitions that are to be served."""
+    from pyg_direct.distributed.engine import serve
+
+    for number, folder in enumerate(folders):
+        try:
+            serve(folder, f"p{number}", num_cpus=0.5, address=f"{ADDRESSES[0]}:{PORT}").close()
+            print("heard: nothing")
+        except RankError as error:
+            print("heard:", error)
+
+
+def test_files_that_are_missing_or_of_another_version_on_one_host_are_named_with_it(tmp_path):
+    kinds, mounts = ["missing", "version"], []
+    for kind in kinds:
+        for place in (tmp_path / kind, tmp_path / "other" / kind):
+            write_data(place, make_data(), 2)
+        mounts.append((tmp_path / "other" / kind, tmp_path / kind))
+    for kind in kinds:
+        # Whichever part the host serves.
+        for part in range(2 if kind == "missing" else 1):
+            damage(tmp_path / "other" / kind, kind, part)
+
+    with Hosts() as hosts:
+        program = Cluster(hosts, tmp_path, mounts).start("hear", *(tmp_path / kind for kind in kinds))
+        said, _ = program.communicate(timeout=150)
+
+    heard = [line.removeprefix("heard: ") for line in said.splitlines() if line.startswith("heard: ")]
+    assert len(heard) == 2, said
+    for text, kind in zip(heard, kinds, strict=True):
+        assert text.startswith("the server of part ")
+        assert f" failed: PartitionError: {tmp_path / kind}/" in text
+        assert SAID[kind] in text
+        assert text.endswith(f" (on {hosts.names[1]})")
