@@ -12,6 +12,10 @@ from torch.autograd import Function
 
 from pyg_direct.ops.aggregate import aggregate, spread_known, sum_known
 from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.messages import is_fused, pull_fused, sum_fused, unpack_kept
+
+# Bytes of gradients, from which on they are rather summed by source than added by atomics; as `ops/aggregate` has it.
+_GATHERED_BYTES = 80 << 20
 
 
 def sum_messages(x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_targets: int, *,
@@ -39,23 +43,37 @@ class _Sum(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_targets: int,
                 mean: bool, max_degree: int | None) -> Tensor:  # fmt: skip
-        messages = x.index_select(0, row).add_(edge_rows).relu_()
-        ctx.save_for_backward(messages, indptr, row, target)
         ctx.num_rows, ctx.mean, ctx.num_targets = len(x), mean, num_targets
+        if is_fused(x, edge_rows, num_targets, max_degree):
+            out, kept = sum_fused(x, edge_rows, indptr, row, num_targets, mean=mean, keeps=any(ctx.needs_input_grad))
+            ctx.save_for_backward(kept, None, indptr, row, target)
+            return out
+        messages = x.index_select(0, row).add_(edge_rows).relu_()
+        ctx.save_for_backward(None, messages, indptr, row, target)
         return sum_known(messages, indptr, None, num_targets, mean, max_degree)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # In what torch can differentiate once more.
-        messages, indptr, row, target = ctx.saved_tensors
+        kept, messages, indptr, row, target = ctx.saved_tensors
+        wants_x, wants_edges = ctx.needs_input_grad[:2]
         if ctx.mean:
             degree = indptr[: ctx.num_targets + 1].clamp(max=row.numel()).diff().clamp_(min=1)
             grad = grad / degree.unsqueeze(1).to(grad.dtype)
-        to_edges = torch.ops.aten.threshold_backward(grad.index_select(0, target), messages, 0)
         to_x = None
-        if ctx.needs_input_grad[0]:
+        if messages is not None:
+            to_edges = torch.ops.aten.threshold_backward(grad.index_select(0, target), messages, 0)
+        elif torch.is_grad_enabled():
+            # In what torch can differentiate once more.
+            to_edges = grad.index_select(0, target) * unpack_kept(kept, grad.shape[1])
+        else:
+            # Atomics are for what is in no other memory yet, or is little.
+            spreads = wants_x and not torch.are_deterministic_algorithms_enabled() and (
+                not wants_edges or 4 * row.numel() * grad.shape[1] < _GATHERED_BYTES)  # fmt: skip
+            to_edges, to_x = pull_fused(grad, kept, row, target, ctx.num_rows, to_edges=wants_edges or not spreads,
+                                        to_x=spreads)  # fmt: skip
+        if wants_x and to_x is None:
             to_x = _add_to_sources(to_edges, row, ctx.num_rows)
-        return to_x, to_edges if ctx.needs_input_grad[1] else None, *(None,) * 6
+        return to_x, to_edges if wants_edges else None, *(None,) * 6
 
 
 def _add_to_sources(rows: Tensor, row: Tensor, num_rows: int) -> Tensor:
