@@ -137,6 +137,29 @@ def test_losses_are_told_beside_double_precision(monkeypatch):
     assert rows["ours, loss apart from PyGT's"].p80 < 1e-4
     assert 0 < rows["PyGT, loss apart from PyGT's in double precision"].p80 < 1e-4
     assert 0 < rows["ours, loss apart from PyGT's in double precision"].p80 < 1e-4
+    assert rows["PyGT, edges in another order, loss apart from PyGT's"].p80 < 1e-4
+    assert rows["loss within 0.001 of PyGT's after the last epoch"].p50 == 1
+
+
+def test_other_orders_of_edges_are_the_same_graph():
+    snapshot = synthetic_dtdg(20, 60, 1, 0.0, weighted=True)[0]
+    triples = lambda given: set(zip(*given.edge_index.tolist(), given.edge_attr.tolist(), strict=True))  # noqa: E731
+
+    mixed = dynamic_losses._mix(snapshot, 3)
+
+    assert not torch.equal(mixed.edge_index, snapshot.edge_index)
+    assert triples(mixed) == triples(snapshot)
+
+
+def test_losses_that_are_farther_than_the_goal_are_told_beside_pygt_from_itself():
+    near = [(1e-4, 1e-4)] * 5
+    far = [(2e-3, 4e-3), (0.0, 1e-3), (1e-3, 2e-3), (0.0, 0.0), (1.0, 1.0)]
+
+    within, ratio = dynamic_losses._tell_all({"a": near, "b": far})
+
+    assert (within.p50, within.note) == (1, "of 2; farther: b")
+    assert (ratio.p50, ratio.note) == (2, "b 2")
+    assert len(list(dynamic_losses._tell_all({"a": near}))) == 1
 
 
 @pytest.mark.parametrize(("num_snapshots", "window"), [(10, 8), (24, 8), (8, 8), (9, 3)])
