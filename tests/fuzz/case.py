@@ -10,13 +10,13 @@ from random import Random
 import torch
 
 from pyg_direct.errors import LoaderWarning
-from tests.fuzz import aggregates, convolutions, features, layers, links, neighbors, partitions, snapshots
+from tests.fuzz import aggregates, convolutions, features, frames, layers, links, neighbors, partitions, snapshots
 from tests.fuzz.space import Row, Space
 from tests.fuzz.ways import threads_of
 
 SUBJECTS = {"neighbors": neighbors, "links": links, "layers": layers, "features": features,
             "aggregates": aggregates, "convolutions": convolutions, "snapshots": snapshots,
-            "partitions": partitions}  # fmt: skip
+            "frames": frames, "partitions": partitions}  # fmt: skip
 
 
 @dataclass(frozen=True)

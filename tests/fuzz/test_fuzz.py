@@ -14,7 +14,7 @@ from tests.fuzz.space import Space, Tally
 
 # More than 10,000 together.
 BATCHES = {"neighbors": 2600, "links": 1600, "layers": 1300, "features": 3800, "aggregates": 600,
-           "convolutions": 600, "snapshots": 1200, "partitions": 150}  # fmt: skip
+           "convolutions": 600, "snapshots": 1200, "frames": 600, "partitions": 150}  # fmt: skip
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
