@@ -15,6 +15,8 @@ from pyg_direct.ops.lstm import open_gates, pull_gates
 _BACK = torch.ops.aten
 # Numbers of a state up to which products take no longer in a loop than the calls that would make them.
 _SMALL = 64
+# Rows up to which the gate that forgets takes no longer than to leave it out.
+_FEW = 256
 
 
 def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor,
@@ -30,7 +32,8 @@ def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor,
         out, cell, opened = _BACK._thnn_fused_lstm_cell(gates, zeros.expand_as(gates), zeros.expand(len(x), size), bias,
                                                         state_bias)  # fmt: skip
         return out, (cell, opened)
-    gates = x @ _without_forget(weight).t()
+    is_whole = x.dtype == torch.float32 and len(x) <= _FEW
+    gates = x @ (weight if is_whole else _without_forget(weight)).t()
     if x.dtype == torch.float32:
         return open_gates(gates, bias, state_bias), (gates,)
     admit, content, expose = _bend(gates, bias + state_bias)
@@ -48,6 +51,9 @@ def open_lstm_backward(grad: Tensor, x: Tensor, kept: tuple[Tensor, ...], weight
         return gates @ weight, [gates.t() @ x, torch.zeros_like(of_state), of_bias, of_bias]
     if x.dtype == torch.float32:
         gates = pull_gates(grad.contiguous(), kept[0], bias, state_bias)
+        if gates.shape[1] == bias.numel():
+            of_bias = gates.sum(0)
+            return gates @ weight, [gates.t() @ x, torch.zeros_like(of_state), of_bias, of_bias]
     else:
         admit, content, expose = _bend(kept[0], bias + state_bias)
         cell = (admit * content).tanh_()
