@@ -83,7 +83,8 @@ def test_slow_ways_have_one_turn(clock):
 
 def test_ratios_are_of_equal_turns():
     ways = {}
-    for way, seconds in (("PyGT-A", [6.0, 12.0, 9.0]), ("ours, FrameTrainer", [1.0, 4.0, 3.0])):
+    for way, seconds in (("PyGT", [8.0, 6.0, 5.0]), ("PyGT-A", [6.0, 12.0, 9.0]),
+                         ("ours, stream", [2.0, 2.0, 5.0]), ("ours, FrameTrainer", [1.0, 4.0, 3.0])):  # fmt: skip
         ways[way] = course = dynamic.Course.__new__(dynamic.Course)
         course.measured, course.preparing, course.loss = seconds, [2 * seconds[2], seconds[2]], 0.5
         course.making = 0.5
@@ -95,6 +96,10 @@ def test_ratios_are_of_equal_turns():
 
     ratios = rows["PyGT-A over ours"]
     assert (ratios.p20, ratios.p50, ratios.p80) == (3, 3, 6)
+    streamed = rows["PyGT over ours, stream"]
+    assert (streamed.p20, streamed.p50, streamed.p80) == (1, 3, 4)
+    means = {row.metric: row for row in dynamic.mean_ratios([streamed, ratios])}
+    assert means["PyGT over ours, stream"].p50 == pytest.approx(3)
     assert rows["preparation over an epoch of PyGT-A"].p50 == pytest.approx(3 / 9)
     assert rows["no more time in all than PyGT-A after"].p50 == 1
     assert rows["moved to the GPU an epoch"].p50 == 2
