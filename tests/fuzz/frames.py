@@ -99,7 +99,7 @@ def _pass_messages(cell: Any, x: Tensor, edges: Tensor, weight: Tensor | None) -
 
 def make_optimizer(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Steps in proportion to gradients: others would make large ones of what is rounding."""
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5 if row["step"] == "momentum" else 0.0)
+    return torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.5 if row["step"] == "momentum" else 0.0)
 
 
 class _LeavingError(Exception):
