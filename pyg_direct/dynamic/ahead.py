@@ -1,4 +1,4 @@
-"""Work of the host on snapshots that are soon asked for, on a thread beside training (PiPAD, section 4.5)."""
+"""Work of the host on snapshots that are soon asked for, each on a thread beside training (PiPAD, section 4.5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyg_direct.runtime.host import count_cores
 
 
 class Ahead:
-    """Results by key, begun on a thread before they are asked for.
+    """Results by key, each begun on a thread before it is asked for.
 
     An exception is raised where its result is asked for. A process with a single core gets no thread.
 
@@ -26,7 +26,6 @@ class Ahead:
     def __init__(self) -> None:
         self.lock, self.turn = threading.RLock(), threading.RLock()
         self._coming: dict[Hashable, Future[Any]] = {}
-        self._pool: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> Any:
         # Copies begin with nothing.
@@ -36,10 +35,12 @@ class Ahead:
         """Let the thread do work, unless it has done so or is about to."""
         if key in self._coming or count_cores() < 2:
             return
-        if self._pool is None:
-            # One thread, with loops of one thread: the other cores train.
-            self._pool = ThreadPoolExecutor(1, "pyg_direct-snapshots", initializer=lambda: set_cpu_threads(1))
-        self._coming[key] = self._pool.submit(_run, work, timeline)
+        # With loops of one thread: the other cores train.
+        pool = ThreadPoolExecutor(1, "pyg_direct-snapshots", initializer=lambda: set_cpu_threads(1))
+        self._coming[key] = pool.submit(_run, work, timeline)
+        # It ends with its work: while it has threads of torch's loops, those of all others wait asleep, and a small
+        # loop takes ten times as long.
+        pool.shutdown(wait=False)
 
     def finish(self, key: Hashable) -> Any:
         """The result of work that was begun, once; None where none was."""

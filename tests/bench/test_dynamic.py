@@ -83,7 +83,8 @@ def test_slow_ways_have_one_turn(clock):
 
 def test_ratios_are_of_equal_turns():
     ways = {}
-    for way, seconds in (("PyGT-A", [6.0, 12.0, 9.0]), ("ours, FrameTrainer", [1.0, 4.0, 3.0])):
+    for way, seconds in (("PyGT", [8.0, 6.0, 5.0]), ("PyGT-A", [6.0, 12.0, 9.0]),
+                         ("ours, stream", [2.0, 2.0, 5.0]), ("ours, FrameTrainer", [1.0, 4.0, 3.0])):  # fmt: skip
         ways[way] = course = dynamic.Course.__new__(dynamic.Course)
         course.measured, course.preparing, course.loss = seconds, [2 * seconds[2], seconds[2]], 0.5
         course.making = 0.5
@@ -95,6 +96,10 @@ def test_ratios_are_of_equal_turns():
 
     ratios = rows["PyGT-A over ours"]
     assert (ratios.p20, ratios.p50, ratios.p80) == (3, 3, 6)
+    streamed = rows["PyGT over ours, stream"]
+    assert (streamed.p20, streamed.p50, streamed.p80) == (1, 3, 4)
+    means = {row.metric: row for row in dynamic.mean_ratios([streamed, ratios])}
+    assert means["PyGT over ours, stream"].p50 == pytest.approx(3)
     assert rows["preparation over an epoch of PyGT-A"].p50 == pytest.approx(3 / 9)
     assert rows["no more time in all than PyGT-A after"].p50 == 1
     assert rows["moved to the GPU an epoch"].p50 == 2
@@ -137,6 +142,29 @@ def test_losses_are_told_beside_double_precision(monkeypatch):
     assert rows["ours, loss apart from PyGT's"].p80 < 1e-4
     assert 0 < rows["PyGT, loss apart from PyGT's in double precision"].p80 < 1e-4
     assert 0 < rows["ours, loss apart from PyGT's in double precision"].p80 < 1e-4
+    assert rows["PyGT, edges in another order, loss apart from PyGT's"].p80 < 1e-4
+    assert rows["loss within 0.001 of PyGT's after the last epoch"].p50 == 1
+
+
+def test_other_orders_of_edges_are_the_same_graph():
+    snapshot = synthetic_dtdg(20, 60, 1, 0.0, weighted=True)[0]
+    triples = lambda given: set(zip(*given.edge_index.tolist(), given.edge_attr.tolist(), strict=True))  # noqa: E731
+
+    mixed = dynamic_losses._mix(snapshot, 3)
+
+    assert not torch.equal(mixed.edge_index, snapshot.edge_index)
+    assert triples(mixed) == triples(snapshot)
+
+
+def test_losses_that_are_farther_than_the_goal_are_told_beside_pygt_from_itself():
+    near = [(1e-4, 1e-4)] * 5
+    far = [(2e-3, 4e-3), (0.0, 1e-3), (1e-3, 2e-3), (0.0, 0.0), (1.0, 1.0)]
+
+    within, ratio = dynamic_losses._tell_all({"a": near, "b": far})
+
+    assert (within.p50, within.note) == (1, "of 2; farther: b")
+    assert (ratio.p50, ratio.note) == (2, "b 2")
+    assert len(list(dynamic_losses._tell_all({"a": near}))) == 1
 
 
 @pytest.mark.parametrize(("num_snapshots", "window"), [(10, 8), (24, 8), (8, 8), (9, 3)])

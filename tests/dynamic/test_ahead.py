@@ -1,6 +1,7 @@
 """Snapshots are sliced on a thread before they are asked for; what comes out is the same."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -67,6 +68,21 @@ def test_work_is_begun_once_and_finished_once():
         sliced.begin("a", lambda: calls.append(1) or 5)
 
     assert (sliced.finish("a"), sliced.finish("a"), sliced.finish("b"), calls) == (5, None, None, [1])
+
+
+def test_no_thread_stays_when_its_work_is_done():
+    # One that has begun torch's loops would let those of the program wait asleep.
+    sliced = Ahead()
+
+    sliced.begin("a", lambda: torch.randn(1000, 100).sort())
+    sliced.begin("b", lambda: threading.current_thread())
+    sliced.finish("b").join(60)
+    sliced.finish("a")
+
+    deadline = time.monotonic() + 60
+    while any(t.name.startswith("pyg_direct-snapshots") for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_single_core_gets_no_thread(monkeypatch):

@@ -14,6 +14,7 @@ from tests.fuzz import (
     aggregates,
     convolutions,
     features,
+    frames,
     layers,
     links,
     neighbors,
@@ -27,7 +28,7 @@ from tests.fuzz.ways import threads_of
 
 SUBJECTS = {"neighbors": neighbors, "links": links, "layers": layers, "features": features,
             "aggregates": aggregates, "convolutions": convolutions, "snapshots": snapshots,
-            "partitions": partitions, "stores": stores, "producers": producers}  # fmt: skip
+            "frames": frames, "partitions": partitions, "stores": stores, "producers": producers}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch_geometric.nn import ChebConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_direct.dynamic.edges import is_weighted
 from pyg_direct.dynamic.lazy import find_tag
+from pyg_direct.dynamic.nn.recurrence import is_transformed
 from pyg_direct.dynamic.operator import GCN, Chebyshev, Operator
 from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.errors import warn
@@ -40,8 +40,7 @@ def locate(x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Located | 
     edges = find_tag(edge_index, "edge_index")
     if edges is None or x.dtype not in _DTYPES or x.device != edges.plan.device:
         return None
-    # Transforms of functions (`torch.func`), and derivatives on the way forward.
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+    if is_transformed():
         return None
     part = edges.plan.parts[edges.time]
     if edge_weight is None:

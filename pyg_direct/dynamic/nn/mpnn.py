@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from pyg_direct.dynamic.nn.convolve import Located, convolve, locate
-from pyg_direct.dynamic.nn.mpnn_frame import Frame, RunTogether
+from pyg_direct.dynamic.nn.mpnn_frame import Frame, Multiplier, OneSnapshot, RunTogether
 from pyg_direct.dynamic.nn.recurrence import get_parameters, run_lstm
 from pyg_direct.dynamic.operator import GCN
 
@@ -54,6 +54,9 @@ class MPNNLSTM(nn.Module):
             window = found.plan.get_window(GCN(), found.weighted)
             if window is not None:
                 return self._take(window, found)
+            if X.device.type == "cpu" and self._rate() == 0:
+                # Draws of dropout are those of single calls.
+                return self._run_alone(found, X)
         if found is not None:
             # What follows may read running statistics, and adds to them: those before come first.
             found.plan.finish(id(self))
@@ -102,19 +105,29 @@ class MPNNLSTM(nn.Module):
         out: Tensor = rows[found.time]
         return out
 
+    def _run_alone(self, found: Located, x: Tensor) -> Tensor:
+        """What a snapshot outside of frames gives: a frame of one, which takes fewer calls than its layers."""
+        aggregated = found.plan.aggregate_features(GCN(), found.time, found.weighted).view(x.shape)
+        return self._run(OneSnapshot(found), found.weighted, aggregated.unsqueeze(0), x.unsqueeze(0), self._norms())[0]
+
     def _run_together(self, window: Tensor, found: Located) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], list[int]]:
         """Rows of each snapshot of a frame, means and variances of all, and a list for those that were asked for."""
+        out = self._run(found.plan, found.weighted, window, found.plan.get_features())
+        return out[:-4], out[-4:], []
+
+    def _run(self, multiplier: Multiplier, weighted: bool, window: Tensor, x: Tensor,
+             norms: tuple[nn.BatchNorm1d, ...] = ()) -> tuple[Tensor, ...]:  # fmt: skip
+        """Rows of each snapshot, then means and variances of both layers unless `norms` are told."""
         first, second = self._norms()
-        frame = Frame(found.plan, found.weighted, window, found.plan.get_features(), self._rate(),
-                      (first.eps, second.eps))  # fmt: skip
+        frame = Frame(multiplier, weighted, window, x, self._rate(), (first.eps, second.eps), norms)
         parameters: list[Tensor] = []
         pairs: Any = ((self._convolution_1, first), (self._convolution_2, second))
         for conv, norm in pairs:
             parameters += [conv.lin.weight, conv.bias, norm.weight, norm.bias]
         for layer in (self._recurrent_1, self._recurrent_2):
             parameters += get_parameters(layer)
-        out = RunTogether.apply(frame, *parameters)
-        return out[:-4], out[-4:], []
+        out: tuple[Tensor, ...] = RunTogether.apply(frame, *parameters)
+        return out
 
     def _rate(self) -> float:
         return self.dropout if self.training else 0.0

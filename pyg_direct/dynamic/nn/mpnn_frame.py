@@ -7,17 +7,18 @@ learns too late to leave out the others: here their gradients are not computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from pyg_direct.dynamic.nn.apart import set_apart
+from pyg_direct.dynamic.nn.convolve import Located
 from pyg_direct.dynamic.nn.recurrence import open_lstm, open_lstm_backward
-from pyg_direct.dynamic.operator import GCN
-from pyg_direct.dynamic.plan import SnapshotPlan
+from pyg_direct.dynamic.operator import GCN, Operator
+from pyg_direct.ops.snapshots import multiply_snapshots
 
 _BACK = torch.ops.aten
 _OPERATOR = GCN()
@@ -26,24 +27,51 @@ _OPERATOR = GCN()
 _CACHED = 2**17
 
 
+class Multiplier(Protocol):
+    """What aggregates rows of the snapshots of a frame, as plans do."""
+
+    def multiply_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0,
+                        transposed: bool = False) -> Tensor:  # fmt: skip
+        """Rows `[N, W, F]` of snapshots from `first` on, aggregated, or with `transposed` their gradient."""
+        ...
+
+
+class OneSnapshot(NamedTuple):
+    """A snapshot outside of frames as a frame of its own."""
+
+    found: Located
+
+    def multiply_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0,
+                        transposed: bool = False) -> Tensor:  # fmt: skip
+        """As of a `Multiplier`."""
+        plan, num_nodes = self.found.plan, x.shape[0]
+        matrices = plan.get_matrices(operator, self.found.time, self.found.time + 1, weighted)
+        if num_nodes < plan.num_nodes:
+            x = F.pad(x, (0, 0, 0, 0, 0, plan.num_nodes - num_nodes))
+        return multiply_snapshots(x.contiguous(), matrices, 0, transposed)[:num_nodes]
+
+
 class Frame(NamedTuple):
     """What goes through the layers.
 
     Attributes:
-        plan: That of the frame.
+        plan: That of the frame, or what else aggregates its rows.
         weighted: Whether edges have weights.
         aggregated: First aggregation of the features, `[W, N, F]`.
         x: The features, `[W, N, F]`.
         dropout: Rate, 0 outside of training.
         eps: What is added to the variances of both layers.
+        norms: Layers whose running statistics are to see the snapshot, in a frame of one; none where they are told
+            later.
     """
 
-    plan: SnapshotPlan
+    plan: Multiplier
     weighted: bool
     aggregated: Tensor
     x: Tensor
     dropout: float
     eps: tuple[float, float]
+    norms: tuple[nn.BatchNorm1d, ...] = ()
 
 
 class Normalised(NamedTuple):
@@ -65,16 +93,24 @@ class Normalised(NamedTuple):
     out: Tensor
 
 
-def _convolve(given: Tensor, parameters: Sequence[Tensor], eps: float, dropout: float) -> Normalised:
+def _convolve(given: Tensor, parameters: Sequence[Tensor], frame: Frame, layer: int) -> Normalised:
     weight, bias, scale, shift = parameters
     rectified = F.linear(given, weight, bias).relu_()
     num_nodes, window, size = rectified.shape
+    if window > 1:
+        scale, shift = scale.repeat(window), shift.repeat(window)
+    running: tuple[Any, Any, float] = None, None, 0.0
+    if frame.norms:
+        norm = frame.norms[layer]
+        assert norm.momentum is not None and norm.num_batches_tracked is not None, "asked before"
+        running = norm.running_mean, norm.running_var, norm.momentum
+        norm.num_batches_tracked.add_(1)
     flat, mean, inverse = torch.native_batch_norm(
-        rectified.view(num_nodes, -1), scale.repeat(window), shift.repeat(window), None, None, True, 0.0, eps
+        rectified.view(num_nodes, -1), scale, shift, running[0], running[1], True, running[2], frame.eps[layer]
     )
     out, kept = flat.view(rectified.shape), None
-    if dropout > 0:
-        out, kept = torch.native_dropout(out, dropout, True)
+    if frame.dropout > 0:
+        out, kept = torch.native_dropout(out, frame.dropout, True)
     return Normalised(given, rectified, mean.view(window, size), inverse.view(window, size), kept, out)
 
 
@@ -85,8 +121,9 @@ def _convolve_backward(layer: Normalised, grad: Tensor, seen: slice, scale: Tens
         grad = _BACK.native_dropout_backward(grad, layer.kept[:, seen], 1 / (1 - dropout))
     rectified = layer.rectified[:, seen].contiguous()
     num_nodes, count, size = rectified.shape
+    scale = scale.repeat(count) if count > 1 else scale
     of_rows, of_scale, of_shift = _BACK.native_batch_norm_backward(
-        grad.contiguous().view(num_nodes, -1), rectified.view(num_nodes, -1), scale.repeat(count), None, None,
+        grad.contiguous().view(num_nodes, -1), rectified.view(num_nodes, -1), scale, None, None,
         layer.mean[seen].flatten(), layer.inverse[seen].flatten(), True, eps, [True, True, True],
     )  # fmt: skip
     rows = _BACK.threshold_backward(of_rows.view(-1, size), rectified.view(-1, size), 0)
@@ -95,7 +132,8 @@ def _convolve_backward(layer: Normalised, grad: Tensor, seen: slice, scale: Tens
 
 
 class RunTogether(torch.autograd.Function):
-    """`(Frame, parameters)` to rows `[N, 2 * H + F]` of each snapshot, then mean and variance `[W, H]` of both layers.
+    """`(Frame, parameters)` to rows `[N, 2 * H + F]` of each snapshot, then mean and variance `[W, H]` of both layers
+    where running statistics are told later.
 
     Parameters are weight, bias, scale and shift of both convolutions, then weights of inputs and of states, and biases
     of inputs and of states, of both recurrent layers.
@@ -107,9 +145,9 @@ class RunTogether(torch.autograd.Function):
         # The snapshots of a node side by side.
         given = frame.aggregated.transpose(0, 1).contiguous()
         num_nodes, window, _ = given.shape
-        first = _convolve(given, parameters[:4], frame.eps[0], frame.dropout)
+        first = _convolve(given, parameters[:4], frame, 0)
         given = frame.plan.multiply_window(_OPERATOR, first.out, frame.weighted)
-        second = _convolve(given, parameters[4:8], frame.eps[1], frame.dropout)
+        second = _convolve(given, parameters[4:8], frame, 1)
         out = torch.empty(window, num_nodes, 2 * first.out.shape[2] + frame.x.shape[2], dtype=given.dtype,
                           device=given.device)  # fmt: skip
         step = num_nodes if given.is_cuda else _count_nodes(window * first.out.shape[2])
@@ -122,6 +160,8 @@ class RunTogether(torch.autograd.Function):
             torch.cat([*apart, frame.x[:, part]], 2, out=out[:, part])
         ctx.save_for_backward(*parameters)
         ctx.frame, ctx.first, ctx.second = frame, first, second
+        if frame.norms:
+            return tuple(set_apart(out))
         statistics = [s for layer, eps in zip((first, second), frame.eps, strict=True)
                       for s in (layer.mean, _to_variance(layer.inverse, eps, num_nodes))]  # fmt: skip
         ctx.mark_non_differentiable(*statistics)
@@ -131,7 +171,7 @@ class RunTogether(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: D102
         parameters, frame, first, second = ctx.saved_tensors, ctx.frame, ctx.first, ctx.second
-        places = [place for place, grad in enumerate(grads[:-4]) if grad is not None]
+        places = [place for place, grad in enumerate(grads[: first.out.shape[1]]) if grad is not None]
         if not places:
             return None, *[None] * len(parameters)
         seen = slice(places[0], places[-1] + 1)

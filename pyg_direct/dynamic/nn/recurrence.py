@@ -6,11 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
+from pyg_direct.ops.gru import pull_gru, step_gru as step_small_gru
 from pyg_direct.ops.lstm import open_gates, pull_gates
 
 _BACK = torch.ops.aten
+# Numbers of a state up to which products take no longer in a loop than the calls that would make them.
+_SMALL = 64
+# Rows up to which the gate that forgets takes no longer than to leave it out.
+_FEW = 256
 
 
 def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor,
@@ -26,7 +32,8 @@ def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor,
         out, cell, opened = _BACK._thnn_fused_lstm_cell(gates, zeros.expand_as(gates), zeros.expand(len(x), size), bias,
                                                         state_bias)  # fmt: skip
         return out, (cell, opened)
-    gates = x @ _without_forget(weight).t()
+    is_whole = x.dtype == torch.float32 and len(x) <= _FEW
+    gates = x @ (weight if is_whole else _without_forget(weight)).t()
     if x.dtype == torch.float32:
         return open_gates(gates, bias, state_bias), (gates,)
     admit, content, expose = _bend(gates, bias + state_bias)
@@ -44,6 +51,9 @@ def open_lstm_backward(grad: Tensor, x: Tensor, kept: tuple[Tensor, ...], weight
         return gates @ weight, [gates.t() @ x, torch.zeros_like(of_state), of_bias, of_bias]
     if x.dtype == torch.float32:
         gates = pull_gates(grad.contiguous(), kept[0], bias, state_bias)
+        if gates.shape[1] == bias.numel():
+            of_bias = gates.sum(0)
+            return gates @ weight, [gates.t() @ x, torch.zeros_like(of_state), of_bias, of_bias]
     else:
         admit, content, expose = _bend(kept[0], bias + state_bias)
         cell = (admit * content).tanh_()
@@ -125,12 +135,55 @@ def run_lstm(layer: nn.LSTM, rows: Tensor) -> tuple[Tensor, Tensor]:
     return states, last[0]
 
 
+class _SmallStep(torch.autograd.Function):
+    """The next state, `[1, N, C]`, of a small GRU on a CPU, from `(x, state, parameters)`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, state: Tensor, *parameters: Tensor) -> Tensor:
+        out, kept = step_small_gru(x[0], state[0], parameters)
+        ctx.save_for_backward(x, state, *parameters, kept)
+        return out.unsqueeze(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *given, kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # Gradients of gradients: of views, since input and state may be one tensor.
+            views = [value.view_as(value) for value in given]
+            out = torch.gru_cell(views[0][0], views[1][0], *views[2:]).unsqueeze(0)
+            wanted = [view for view, needed in zip(views, ctx.needs_input_grad, strict=True) if needed]
+            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+        of_x, of_state, *of_parameters = pull_gru(grad[0], given[0][0], given[1][0], given[2:], kept)
+        return of_x.unsqueeze(0), of_state.unsqueeze(0), *of_parameters
+
+
+def _is_small(*given: Tensor) -> bool:
+    """Whether a step of these is one for `_SmallStep`."""
+    return (
+        all(value.dtype == torch.float32 for value in given)
+        and max(given[0].shape[2], given[1].shape[2], given[1].shape[1]) <= _SMALL
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not is_transformed()
+    )
+
+
+def is_transformed() -> bool:
+    """Whether a transform of functions (`torch.func`), or derivatives on the way forward, are at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
 def step_gru(layer: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
     """The next state, `[1, N, C]`, of a GRU of one layer."""
     if x.is_cuda:
         new: Tensor = layer(x, state)[1]
         return new
-    return torch.gru_cell(x[0], state[0], *get_parameters(layer)).unsqueeze(0)
+    parameters = get_parameters(layer)
+    if _is_small(x, state, *parameters):
+        out: Tensor = _SmallStep.apply(x, state, *parameters)
+        return out
+    return torch.gru_cell(x[0], state[0], *parameters).unsqueeze(0)
 
 
 def get_parameters(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

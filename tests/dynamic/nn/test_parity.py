@@ -246,3 +246,48 @@ def test_gradients_through_weights_of_edges_are_pygs(monkeypatch):
 
     torch.testing.assert_close(weights[0].grad, weights[1].grad, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(mine.edge_attr.grad, weights[1].grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("keep", ["device", "host"])
+def test_running_statistics_are_equal_snapshot_by_snapshot(keep, momentum):
+    layer, reference, kind = make_pair("MPNNLSTM")
+    signal = make_signal(True)
+    for module in (layer, reference):
+        for name, norm in module.named_modules():
+            if "norm" in name:
+                norm.momentum = momentum
+
+    for mine, theirs in zip(stream(signal, "cpu", keep=keep), signal, strict=True):
+        run_layer(layer, kind, [mine], "MPNNLSTM")
+        run_layer(reference, kind, [theirs], "MPNNLSTM")
+
+        for (key, one), other in zip(layer.named_buffers(), reference.buffers(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
+    for module in (layer, reference):
+        module.eval()
+    got, expected = (run_layer(one, kind, given, "MPNNLSTM") for one, given in
+                     ((layer, stream(signal, "cpu")), (reference, signal)))  # fmt: skip
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("nodes", [NODES, 300])
+def test_gradients_of_single_snapshots_reach_all_parameters(nodes):
+    from torch_geometric_temporal.nn.recurrent import MPNNLSTM
+
+    layer, reference = ours.MPNNLSTM(CHANNELS, HIDDEN, nodes, 1, 0.0), MPNNLSTM(CHANNELS, HIDDEN, nodes, 1, 0.0)
+    layer.load_state_dict(reference.state_dict())
+    edges = torch.randint(nodes, (2, 4 * nodes))
+    signal = [Data(x=torch.randn(nodes, CHANNELS), edge_index=edges) for _ in range(3)]
+    larger = Data(x=torch.randn(nodes + 5, CHANNELS), edge_index=edges)
+
+    for module, given in ((layer, stream([*signal, larger], "cpu")[:3]), (reference, signal)):
+        for snapshot in given:
+            out = module(snapshot.x, snapshot.edge_index, snapshot.edge_attr)
+        # The last one alone, as of a frame; those before it leave nothing.
+        (out * out).sum().backward()
+
+    for (key, mine), theirs in zip(layer.named_parameters(), reference.parameters(), strict=True):
+        scale = max(1.0, float(theirs.grad.abs().max()))
+        torch.testing.assert_close(mine.grad / scale, theirs.grad / scale, rtol=1e-4, atol=1e-5,
+                                   msg=lambda text, key=key: f"{key}: {text}")  # fmt: skip

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pyg_direct.dynamic.nn.recurrence import run_lstm, step_gates, step_gates_backward
+from pyg_direct.dynamic.nn import recurrence
+from pyg_direct.dynamic.nn.recurrence import run_lstm, step_gates, step_gates_backward, step_gru
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +48,70 @@ def test_gates_are_those_of_the_layer(device, dtype):
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(of_gates @ of_input, expected_grads[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(back + of_state_gates @ of_state, expected_grads[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def gru():
+    torch.manual_seed(0)
+    return torch.nn.GRU(6, 6)
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["", "input is state"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_steps_are_those_of_the_layer(device, gru, dtype, same):
+    layer = gru.to(device, dtype)
+    x, state = (torch.randn(1, 6, 6, device=device, dtype=dtype, requires_grad=True) for _ in range(2))
+    x = state if same else x
+    grad = torch.randn(1, 6, 6, device=device, dtype=dtype)
+    leaves = [*({x, state}), *layer.parameters()]
+    expected = layer(x, state)[1]
+    expected_grads = torch.autograd.grad(expected, leaves, grad)
+
+    got = step_gru(layer, x, state)
+
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip(torch.autograd.grad(got, leaves, grad), expected_grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["", "input is state"])
+def test_steps_have_gradients_of_gradients(gru, same):
+    x, state = (torch.randn(1, 6, 6, requires_grad=True) for _ in range(2))
+    x = state if same else x
+    leaves = [*({x, state}), *gru.parameters()]
+    twice = []
+    for step in (lambda: step_gru(gru, x, state), lambda: torch.gru_cell(x[0], state[0], *gru.parameters())[None]):
+        out = step()
+        first = torch.autograd.grad((out * out).sum(), leaves, create_graph=True)
+        twice.append([*first, *torch.autograd.grad(sum((value * value).sum() for value in first), leaves)])
+
+    for mine, theirs in zip(*twice, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_that_ask_for_no_gradient_get_none(gru):
+    gru.weight_hh_l0.requires_grad_(False)
+    x, state = torch.randn(1, 6, 6), torch.randn(1, 6, 6, requires_grad=True)
+
+    out = step_gru(gru, x, state)
+    (twice,) = torch.autograd.grad(out.sum(), state, create_graph=True)
+    out.sum().backward()
+
+    assert gru.weight_hh_l0.grad is None
+    torch.testing.assert_close(state.grad, twice, rtol=1e-4, atol=1e-5)
+
+
+def test_transforms_of_functions_and_large_states_go_through_torch(monkeypatch, gru):
+    x, state = torch.randn(1, 6, 6), torch.randn(1, 6, 6)
+    expected = gru(x, state)[1]
+    monkeypatch.setattr(recurrence, "step_small_gru", None)
+
+    pulled = torch.func.grad(lambda rows: step_gru(gru, rows, state).sum())(x)
+    _, moved = torch.func.jvp(lambda rows: step_gru(gru, rows, state), (x,), (torch.zeros_like(x),))
+    monkeypatch.setattr(recurrence, "_SMALL", 5)
+    large = step_gru(gru, x, state)
+
+    x.requires_grad_()
+    torch.testing.assert_close(pulled, torch.autograd.grad(gru(x, state)[1].sum(), x)[0], rtol=1e-4, atol=1e-5)
+    assert not moved.any()
+    torch.testing.assert_close(large, expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,204 @@
+"""Epochs of `FrameTrainer`: losses, parameters and statistics beside the plain loop over frames in float64."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from random import Random
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from pyg_direct.dynamic import FrameTrainer, accelerate, stream
+from pyg_direct.dynamic.nn import MPNNLSTM, EvolveGCNO
+from tests.fuzz.aggregates import near
+from tests.fuzz.snapshots import GROUPS, OUT, STATES, WEIGHTED, WIDTHS, apply, make_layer, make_snapshots
+from tests.fuzz.space import Row, Space
+
+MEMORY = ("none", "least", "some", "much")
+FRAMED = ("EvolveGCNO", "MPNNLSTM")
+# Roundings on the way to a number: steps add up those of all frames, and normalising few nodes magnifies them.
+_TERMS, _NORMALISED_TERMS = 1000, 5000
+
+
+def space(device: str) -> Space:
+    """The options of this subject."""
+    options = {
+        "layer": ("TGCN", "GConvGRU", "EvolveGCNO", "MPNNLSTM", "GCN", "SAGE", "Cheb"), "more": ("no", "yes"),
+        "second": ("no", "yes"), "weights": ("none", "all", "some"), "change": ("few", "none", "all"),
+        "edges": ("few", "none", "many"), "count": ("1", "3", "9"), "window": ("1", "2", "3", "8"),
+        "width": tuple(WIDTHS), "given": ("list", "stream", "part"), "keep": ("auto", "device", "host"),
+        "group": tuple(GROUPS), "form": ("mask", "split"), "memory": MEMORY, "target": ("last", "all"),
+        "step": ("plain", "momentum"), "leave": ("never", "once"), "epochs": ("1", "3"), "threads": ("one", "all"),
+    }  # fmt: skip
+    rules = (
+        (("layer", "weights"), lambda layer, weights: layer in (*WEIGHTED, *FRAMED) or weights == "none"),
+        (("layer", "more"), lambda layer, more: layer not in ("GConvGRU", "MPNNLSTM") or more == "no"),
+        (("group", "form"), lambda group, form: group != "auto" or form == "mask"),
+        (("given", "group"), lambda given, group: given != "list" or group == "auto"),
+        (("given", "keep"), lambda given, keep: given != "list" or keep == "auto"),
+        (("count", "window"), lambda count, window: int(window) <= int(count)),
+    )  # fmt: skip
+    return Space(options, rules)
+
+
+class _Model(torch.nn.Module):
+    """A layer, perhaps a convolution behind it, and a linear one; exact in terms of PyG's convolutions."""
+
+    def __init__(self, row: Row, num_nodes: int) -> None:
+        super().__init__()
+        self.row, self.is_exact, width = row, False, OUT
+        if row["layer"] == "EvolveGCNO":
+            width = WIDTHS[row["width"]]
+            self.cell: Any = EvolveGCNO(width, improved=row["more"] == "yes", add_self_loops=row["more"] == "no")
+        elif row["layer"] == "MPNNLSTM":
+            self.cell, width = MPNNLSTM(WIDTHS[row["width"]], OUT, num_nodes, 1, 0.0), 2 * OUT + WIDTHS[row["width"]]
+        else:
+            self.cell = make_layer(row)
+        self.second = GCNConv(width, OUT) if row["second"] == "yes" else None
+        self.linear = torch.nn.Linear(OUT if row["second"] == "yes" else width, 1)
+
+    def forward(self, x: Tensor, edges: Tensor, weight: Tensor | None, state: Any = None) -> tuple[Tensor, Any]:
+        """Prediction and state."""
+        if self.row["layer"] not in FRAMED:
+            out = apply(self.row, self.cell, x, edges, weight, state, is_exact=self.is_exact)
+        elif not self.is_exact:
+            out = self.cell(x, edges, weight)
+        else:
+            out = (_evolve if self.row["layer"] == "EvolveGCNO" else _pass_messages)(self.cell, x, edges, weight)
+        state = out if self.row["layer"] in STATES else None
+        # Sums of many numbers would let steps diverge.
+        out = out.tanh()
+        if self.second is not None:
+            out = self.second(out, edges, weight if self.row["layer"] in (*WEIGHTED, *FRAMED) else None).tanh()
+        return self.linear(out).view(-1), state
+
+
+def _evolve(cell: Any, x: Tensor, edges: Tensor, weight: Tensor | None) -> Tensor:
+    """EvolveGCN-O (Pareja et al., equation 4), as PyTorch Geometric Temporal has it."""
+    before = cell.initial_weight if cell.weight is None else cell.weight
+    cell.weight = cell.recurrent_layer(before, before)[0]
+    edges, weight = gcn_norm(edges, weight, x.shape[0], cell.improved, cell.add_self_loops, dtype=x.dtype)
+    messages = x[edges[0]] if weight is None else x[edges[0]] * weight.unsqueeze(1)
+    return torch.zeros_like(x).index_add(0, edges[1], messages) @ cell.weight[0]
+
+
+def _pass_messages(cell: Any, x: Tensor, edges: Tensor, weight: Tensor | None) -> Tensor:
+    """MPNN-LSTM (Panagopoulos et al.), likewise."""
+    first = cell._batch_norm_1(cell._convolution_1(x, edges, weight).relu())
+    second = cell._batch_norm_2(cell._convolution_2(first, edges, weight).relu())
+    rows, (state, _) = cell._recurrent_1(torch.cat([first, second], 1).unsqueeze(0))
+    _, (deeper, _) = cell._recurrent_2(rows)
+    return torch.cat([state[0], deeper[0], x], 1)
+
+
+def make_optimizer(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Steps in proportion to gradients: others would make large ones of what is rounding."""
+    return torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.5 if row["step"] == "momentum" else 0.0)
+
+
+class _LeavingError(Exception):
+    """Leaves an epoch."""
+
+
+def run(row: Row, random: Random, device: str) -> int:
+    """Check some epochs, perhaps after one that was left; returns the number of frames."""
+    snapshots = make_snapshots(row, random)
+    while row["layer"] == "MPNNLSTM" and snapshots[0].num_nodes < 7:
+        # Statistics of fewer are no numbers, or jump.
+        snapshots = make_snapshots(row, random)
+    for snapshot in snapshots:
+        snapshot.y = torch.randn(snapshot.num_nodes)
+    window, num_nodes = int(row["window"]), snapshots[0].num_nodes
+    times = slice(0, len(snapshots))
+    if row["given"] == "part":
+        begin = random.randint(0, len(snapshots) - window)
+        times = slice(begin, random.randint(begin + window, len(snapshots)))
+    num_frames = times.stop - times.start - window + 1
+    leave = random.randrange(num_frames) if row["leave"] == "once" else None
+    exact = _Model(row, num_nodes).to(device)
+    fast = copy.deepcopy(exact)
+    exact.double().is_exact = True
+    accelerate(fast)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            expected = train_plainly(row, exact, [s.clone().to(device) for s in snapshots[times]], leave)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    trainer = make_trainer(row, fast, [s.clone() for s in snapshots], times, device, num_frames if leave is None
+                           else leave)  # fmt: skip
+    if leave is not None:
+        try:
+            trainer.train_epoch()
+        except _LeavingError:
+            pass
+        else:
+            raise AssertionError("the epoch was not left")
+    got = trainer.fit(int(row["epochs"]))
+
+    terms = _NORMALISED_TERMS if row["layer"] == "MPNNLSTM" else _TERMS
+    for number, (one, other) in enumerate(zip(got, expected, strict=True)):
+        near(f"loss of epoch {number}", torch.tensor(one), other, "float32", terms)
+    wanted = dict(exact.state_dict())
+    for name, one in fast.state_dict().items():
+        # A frame that was left may have told its statistics or not.
+        if leave is None or not name.rpartition(".")[2].startswith(("running_", "num_batches")):
+            near(name, one, wanted[name].cpu(), "float32", terms)
+    return num_frames * int(row["epochs"])
+
+
+def make_trainer(row: Row, model: torch.nn.Module, snapshots: list[Data], times: slice, device: str,
+                 leave: int) -> FrameTrainer:  # fmt: skip
+    """The trainer of a row, whose loss leaves the first epoch at a frame."""
+    least = max(s.x.numel() * s.x.element_size() for s in snapshots)
+    memory = {"none": None, "least": least, "some": "100%", "much": "1M"}[row["memory"]]
+    options: dict[str, Any] = {"device": device, "memory": memory}
+    given: Any = snapshots
+    if row["given"] != "list":
+        given = stream(snapshots, device, keep=row["keep"], group_size=GROUPS[row["group"]], form=row["form"],
+                       memory=memory)[times]  # fmt: skip
+        options = {}
+    # Calls before the one that leaves the first epoch; from a number below zero on there is none.
+    calls = [leave * (1 if row["target"] == "last" else int(row["window"])) if row["leave"] == "once" else -2]
+
+    def loss(y_hat: Tensor, y: Tensor) -> Tensor:
+        calls[0] -= 1
+        if calls[0] == -1:
+            raise _LeavingError
+        return F.mse_loss(y_hat, y)
+
+    # What leaves must be called in every frame.
+    replay = {"replay": False} if device == "cuda" and row["leave"] == "once" else {}
+    return FrameTrainer(model, given, make_optimizer(row, model), window=int(row["window"]), target=row["target"],
+                        loss=loss, **options, **replay)  # fmt: skip
+
+
+def train_plainly(row: Row, model: Any, snapshots: list[Data], leave: int | None) -> list[float]:
+    """Mean losses of the epochs, after the frames before one that is left."""
+    optimizer, window = make_optimizer(row, model), int(row["window"])
+    num_frames, losses = len(snapshots) - window + 1, []
+    for count in [*([] if leave is None else [leave]), *[num_frames] * int(row["epochs"])]:
+        total = 0.0
+        for first in range(count):
+            if hasattr(model.cell, "reinitialize_weight"):
+                model.cell.reinitialize_weight()
+            state, costs = None, []
+            for snapshot in snapshots[first : first + window]:
+                weight = None if snapshot.edge_attr is None else snapshot.edge_attr.double()
+                y_hat, state = model(snapshot.x.double(), snapshot.edge_index, weight, state)
+                costs.append(F.mse_loss(y_hat, snapshot.y.double()))
+            cost = costs[-1] if row["target"] == "last" else torch.stack(costs).mean()
+            optimizer.zero_grad()
+            cost.backward()
+            optimizer.step()
+            total += cost.item()
+        losses.append(total / max(1, count))
+    return losses[0 if leave is None else 1 :]
