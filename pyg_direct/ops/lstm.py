@@ -8,11 +8,15 @@ from torch import Tensor
 from pyg_direct.kernels import lstm as kernels
 from pyg_direct.ops.launch import run_cpu, threads_for
 
+# Numbers of a state in the time of an item that others are woken for: several are found at once, and threads of torch
+# that wait awake are on the cores of others.
+_LIGHT = 64
+
 
 def open_gates(gates: Tensor, bias: Tensor, state_bias: Tensor) -> Tensor:
     """The state of checked fp32 `gates` `[N, 3 * H]` or `[N, 4 * H]`, `[N, H]`; biases `[4 * H]`. Has no gradient."""
     out = gates.new_empty(gates.shape[0], bias.numel() // 4)
-    with threads_for(out.numel()):
+    with threads_for(out.numel() // _LIGHT):
         run_cpu(kernels.open_lstm_cpu, gates, bias.detach(), state_bias.detach(), out)
     return out
 
@@ -22,6 +26,6 @@ def pull_gates(grad: Tensor, gates: Tensor, bias: Tensor, state_bias: Tensor) ->
     out, size = torch.empty_like(gates), grad.shape[1]
     if gates.shape[1] == 4 * size:
         out[:, size : 2 * size] = 0
-    with threads_for(grad.numel()):
+    with threads_for(grad.numel() // _LIGHT):
         run_cpu(kernels.pull_lstm_cpu, grad, gates, bias.detach(), state_bias.detach(), out)
     return out
