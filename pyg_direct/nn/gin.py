@@ -73,22 +73,24 @@ class _Sum(Function):
     def forward(ctx: Any, x: Tensor, own: Tensor, eps: Tensor, fitting: Fitting, mean: bool, is_first: bool
                 ) -> Tensor:  # fmt: skip
         scale = 1 + eps
-        ctx.save_for_backward(x, own, eps, scale)
+        # Rows are kept for the gradient of `eps` alone: a program may write to others meanwhile, as over PyG's code.
+        ctx.save_for_backward(own if ctx.needs_input_grad[2] else None, eps, scale)
         ctx.fitting, ctx.mean, ctx.is_first, ctx.is_same = fitting, mean, is_first, own is x
+        ctx.num_rows = x.shape[0]
         return _add_own(x, own, scale, fitting, mean)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, own, eps, scale = ctx.saved_tensors
+        own, eps, scale = ctx.saved_tensors
         wants = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            return *_differentiate(ctx, x, own, eps, grad), None, None, None
+            return *_differentiate(ctx, own, eps, grad), None, None, None
         edges, transposed = ctx.fitting
         to_x = to_own = None
         if wants[0]:
             # A mean by source overwrites what it is given, which is others' too.
             given = grad.clone() if ctx.mean and transposed is not None else grad.contiguous()
-            to_x = spread_known(given, edges.indptr, edges.row, edges.target, x.shape[0], ctx.mean, edges.max_degree,
+            to_x = spread_known(given, edges.indptr, edges.row, edges.target, ctx.num_rows, ctx.mean, edges.max_degree,
                                 transposed)  # fmt: skip
         if to_x is not None and ctx.is_first:
             # Both gradients meet in one memory.
@@ -98,9 +100,12 @@ class _Sum(Function):
         return to_x, to_own, (grad * own).sum().view(1) if wants[2] else None, None, None, None
 
 
-def _differentiate(ctx: Any, x: Tensor, own: Tensor, eps: Tensor, grad: Tensor) -> list[Tensor | None]:
+def _differentiate(ctx: Any, own: Tensor | None, eps: Tensor, grad: Tensor) -> list[Tensor | None]:
     """The gradients in what torch can differentiate once more, for those who ask for a graph of them."""
     edges = ctx.fitting.edges
+    # Sums are linear in their rows, which others may stand for.
+    own = torch.zeros_like(grad).requires_grad_() if own is None else own
+    x = own if ctx.is_same else grad.new_zeros(ctx.num_rows, grad.shape[1]).requires_grad_()
     summed = aggregate(x, edges.indptr, edges.row, reduce="mean" if ctx.mean else "sum", target=edges.target,
                        num_targets=own.shape[0], max_degree=edges.max_degree)  # fmt: skip
     # One tensor may stand for both.

@@ -129,3 +129,21 @@ def test_a_sum_does_not_wait_for_the_gpu():
     with waits_refused():
         conv(x, batch.edge_index).sum().backward()
     assert x.grad is not None
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_rows_may_be_written_once_they_are_summed(real_device, reduce):
+    """A residual in place, which PyG's own code allows."""
+    conv, batch = GINConv(torch.nn.Linear(WIDTH, WIDTH), aggr=reduce).to(real_device), Batch(real_device)
+    given = torch.randn(batch.num_nodes, WIDTH, device=real_device, requires_grad=True)
+
+    def run():
+        rows = given * 1
+        out = conv(rows, batch.edge_index)
+        rows += 1
+        return [out, *torch.autograd.grad(out.sum() + rows.sum(), [given, *conv.parameters()])]
+
+    expected = run()
+    accelerate(conv)
+
+    assert_near(run(), expected)
