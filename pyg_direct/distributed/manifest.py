@@ -77,11 +77,13 @@ class Manifest:
     num_cut: int
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def write(self, folder: Path, *, progress: bool = True) -> None:
-        """Write the manifest, with checksums of the files that lie in the folder and are not listed yet."""
+    def write(self, folder: Path, *, prefix: str = "", progress: bool = True) -> None:
+        """Write the manifest, with checksums of the files that lie in the folder and are not listed yet, of those whose
+        names begin so.
+        """
         known = {FILE, "journal.json", *self.files}
         names = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
-        new = {name: file for name, file in names.items() if name not in known}
+        new = {name: file for name, file in names.items() if name not in known and name.startswith(prefix)}
         num_bytes = sum(file.stat().st_size for file in new.values())
         with Bar(num_bytes, "partition: checksums", "B", is_shown=progress) as bar:
             for name, file in new.items():

@@ -95,7 +95,7 @@ def plan_replicas(folder: str | PathLike[str], counts: Mapping[int, Mapping[str,
             ids = ids[met[ids].argsort(descending=True, stable=True)]
             most = int(share * manifest.part_nodes[part][number])
             write_array(target / f"node-{number}.npy", ids[:most].numpy())
-    manifest.write(Path(folder))
+    manifest.write(Path(folder), prefix="replicas-")
 
 
 def read_replicas(folder: str | PathLike[str], manifest: Manifest, part: int) -> dict[str, Tensor]:

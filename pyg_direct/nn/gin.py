@@ -74,17 +74,18 @@ class _Sum(Function):
                 ) -> Tensor:  # fmt: skip
         scale = 1 + eps
         # Rows are kept for the gradient of `eps` alone: a program may write to others meanwhile, as over PyG's code.
-        ctx.save_for_backward(own if ctx.needs_input_grad[2] else None, eps, scale)
+        ctx.save_for_backward(own if ctx.needs_input_grad[2] else None, scale)
+        ctx.eps = eps
         ctx.fitting, ctx.mean, ctx.is_first, ctx.is_same = fitting, mean, is_first, own is x
         ctx.num_rows = x.shape[0]
         return _add_own(x, own, scale, fitting, mean)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        own, eps, scale = ctx.saved_tensors
+        own, scale = ctx.saved_tensors
         wants = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            return *_differentiate(ctx, own, eps, grad), None, None, None
+            return *_differentiate(ctx, own, ctx.eps, grad), None, None, None
         edges, transposed = ctx.fitting
         to_x = to_own = None
         if wants[0]:
@@ -103,8 +104,8 @@ class _Sum(Function):
 def _differentiate(ctx: Any, own: Tensor | None, eps: Tensor, grad: Tensor) -> list[Tensor | None]:
     """The gradients in what torch can differentiate once more, for those who ask for a graph of them."""
     edges = ctx.fitting.edges
-    # Sums are linear in their rows, which others may stand for.
-    own = torch.zeros_like(grad).requires_grad_() if own is None else own
+    # Sums are linear in their rows, which others may stand for. Of views: what a tensor came from is not asked for.
+    own, eps = torch.zeros_like(grad).requires_grad_() if own is None else own.view_as(own), eps.view_as(eps)
     x = own if ctx.is_same else grad.new_zeros(ctx.num_rows, grad.shape[1]).requires_grad_()
     summed = aggregate(x, edges.indptr, edges.row, reduce="mean" if ctx.mean else "sum", target=edges.target,
                        num_targets=own.shape[0], max_degree=edges.max_degree)  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyg_direct.ops.aggregate import aggregate, spread_known, sum_known
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.launch import is_heard, runs_on_gpu
 from pyg_direct.ops.messages import is_fused, pull_fused, sum_fused, unpack_kept
 
 # Bytes of gradients, from which on they are rather summed by source than added by atomics; as `ops/aggregate` has it.
@@ -62,9 +62,9 @@ class _Sum(Function):
         to_x = None
         if messages is not None:
             to_edges = torch.ops.aten.threshold_backward(grad.index_select(0, target), messages, 0)
-        elif torch.is_grad_enabled():
-            # In what torch can differentiate once more.
-            to_edges = grad.index_select(0, target) * unpack_kept(kept, grad.shape[1])
+        elif torch.is_grad_enabled() or is_heard(grad):
+            # In what torch can differentiate once more, or do for many gradients at once.
+            to_edges = grad.index_select(0, target).masked_fill(~unpack_kept(kept, grad.shape[1]), 0)
         else:
             # Atomics are for what is in no other memory yet, or is little.
             spreads = wants_x and not torch.are_deterministic_algorithms_enabled() and (
@@ -78,7 +78,8 @@ class _Sum(Function):
 
 def _add_to_sources(rows: Tensor, row: Tensor, num_rows: int) -> Tensor:
     """Rows of edges added up for the source of each, `[N, C]`."""
-    if torch.is_grad_enabled() or torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows):
+    is_plain = torch.is_grad_enabled() or torch.are_deterministic_algorithms_enabled() or is_heard(rows)
+    if is_plain or not runs_on_gpu(rows):
         return rows.new_zeros(num_rows, rows.shape[1]).index_add_(0, row, rows)
     # Each edge is the target of one: torch adds items one by one, and those of 16 bits in 16 bits.
     each = torch.arange(row.numel() + 1, dtype=row.dtype, device=row.device)

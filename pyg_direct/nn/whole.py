@@ -94,7 +94,7 @@ class UnknownEdges:
         return UnknownEdges()
 
     def __reduce__(self) -> Any:
-        # In a pickle, which is read without this package too.
+        # In a pickle, which comes back without what `accelerate` made.
         return dict, ()
 
     def are(self, edge_index: Any) -> bool:
@@ -103,7 +103,7 @@ class UnknownEdges:
 
     def note(self, edge_index: Any) -> None:
         """Keep what was found of edges for layers with gradients."""
-        if type(edge_index) is Tensor and torch.is_grad_enabled():
+        if is_plain_tensor(edge_index) and torch.is_grad_enabled():
             self._edges, self._count = weakref.ref(edge_index), _registry.told
 
 

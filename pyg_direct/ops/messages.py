@@ -55,6 +55,8 @@ def pull_fused(grad: Tensor, kept: Tensor, row: Tensor, target: Tensor, num_rows
         num_rows: N.
     """
     grad, (num_edges, pieces) = grad.contiguous(), kept.shape
+    if grad.data_ptr() % _PIECE:
+        grad = grad.clone()
     of_edges = grad.new_empty(num_edges, grad.shape[1]) if to_edges else None
     of_x = grad.new_zeros(num_rows, grad.shape[1], dtype=torch.float32) if to_x else None
     run_gpu(kernels.pull_messages_gpu, grid_of(num_edges * pieces, 0), grad.data_ptr(), kept.data_ptr(),

@@ -150,3 +150,15 @@ def test_errors_name_the_argument(folder):
         plan_replicas(folder, {0: {"nodes": torch.zeros(3)}}, 0.1)
     with pytest.raises(ArgumentError, match="part must be"):
         plan_replicas(folder, {2: {}}, 0.1)
+
+
+def test_a_stray_file_makes_no_other_partition(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    (folder / "copy.log").write_text("done")
+
+    plan_replicas(folder, {part: {"nodes": torch.arange(300) % 7} for part in range(2)}, 0.1)
+
+    manifest = Manifest.read(folder)
+    assert manifest.identify() == Manifest.read(tmp_path / "copy").identify()
+    assert any(name.startswith("replicas-") for name in manifest.files)
+    assert "copy.log" not in manifest.files

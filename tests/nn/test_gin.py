@@ -147,3 +147,19 @@ def test_rows_may_be_written_once_they_are_summed(real_device, reduce):
     accelerate(conv)
 
     assert_near(run(), expected)
+
+
+def test_a_layer_that_is_used_twice_is_differentiated_again():
+    conv, batch = GINConv(torch.nn.Linear(WIDTH, WIDTH), eps=0.3, train_eps=True).double(), Batch()
+    x = torch.randn(batch.num_nodes, WIDTH, dtype=torch.float64, requires_grad=True)
+
+    def run():
+        loss = conv(conv(x, batch.edge_index).tanh(), batch.edge_index).square().sum()
+        grads = torch.autograd.grad(loss, [x, conv.eps], create_graph=True)
+        again = torch.autograd.grad(sum(grad.square().sum() for grad in grads), [x, *conv.parameters()])
+        return [*grads, *again]
+
+    expected = run()
+    accelerate(conv)
+
+    assert_near(run(), expected, rtol=1e-9, atol=1e-9)

@@ -265,3 +265,17 @@ def test_small_edges_that_come_back_are_not_looked_at_again_until_they_are_told_
     assert_near([layer(x, edge_index)], [expected])
     assert len(looked) == 3
     assert calls
+
+
+@pytest.mark.parametrize("make", [lambda: SAGEConv(WIDTH, OUT), lambda: GINConv(mlp())], ids=["sage", "gin"])
+def test_transforms_of_functions_do_not_make_a_batch_unknown(make, calls):
+    layer, x, edge_index = make(), torch.randn(6, WIDTH), torch.tensor([[5, 4, 3, 2], [0, 0, 1, 2]])
+    register_sorted(edge_index, [3, 3], [4])
+    accelerate(layer)
+    parameters = dict(layer.named_parameters())
+
+    torch.func.grad(lambda given: torch.func.functional_call(layer, given, (x, edge_index)).square().sum())(parameters)
+    assert not calls
+
+    layer(x, edge_index)
+    assert calls

@@ -117,3 +117,30 @@ def test_a_message_that_is_no_number_stays_so(device):
     out = sum_messages(x, edge_rows, *edges, TARGETS, reduce="sum", max_degree=15)
 
     assert out.isnan().nonzero().tolist() == [[target, 1]]
+
+
+def test_gradients_come_in_batches_and_from_the_middle_of_a_tensor(device):
+    x, edge_rows, *edges = make(device, torch.float32, torch.int64, 8)
+    x.requires_grad_(), edge_rows.requires_grad_()
+    out = sum_messages(x, edge_rows, *edges, TARGETS, reduce="sum", max_degree=15)
+    # Rows that do not begin at a multiple of 16 bytes.
+    grads = torch.randn(3 * out.numel() + 1, device=device)[1:].view(3, *out.shape)
+
+    each = [torch.autograd.grad(out, [x, edge_rows], grad, retain_graph=True) for grad in grads]
+    got = torch.autograd.grad(out, [x, edge_rows], grads, is_grads_batched=True, retain_graph=True)
+    expected = [torch.autograd.grad(out, [x, edge_rows], grad.clone(), retain_graph=True) for grad in grads]
+
+    for number, part in enumerate(got):
+        torch.testing.assert_close(part, torch.stack([one[number] for one in expected]), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(torch.stack([one[number] for one in each]), part, rtol=1e-5, atol=1e-5)
+
+
+def test_an_infinite_gradient_stops_at_a_message_that_is_cut_off(device):
+    x, edge_rows, *edges = make(device, torch.float32, torch.int64, 4)
+    edge_rows -= 100
+    x.requires_grad_()
+
+    out = sum_messages(x, edge_rows, *edges, TARGETS, reduce="sum", max_degree=15)
+    (grad,) = torch.autograd.grad(out, x, torch.full_like(out, float("inf")), create_graph=True)
+
+    assert torch.equal(grad, torch.zeros_like(x))

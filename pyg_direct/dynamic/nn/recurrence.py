@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from pyg_direct.ops.gru import pull_gru, step_gru as step_small_gru
+from pyg_direct.ops.launch import is_heard
 from pyg_direct.ops.lstm import open_gates, pull_gates
 
 _BACK = torch.ops.aten
@@ -147,24 +148,30 @@ class _SmallStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *given, kept = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # Gradients of gradients: of views, since input and state may be one tensor.
-            views = [value.view_as(value) for value in given]
-            out = torch.gru_cell(views[0][0], views[1][0], *views[2:]).unsqueeze(0)
+        again = torch.is_grad_enabled()
+        if again or is_heard(grad):
+            # Gradients of gradients, or many at once: of views, since input and state may be one tensor.
+            with torch.enable_grad():
+                views = [value.view_as(value) if again else value.detach().requires_grad_() for value in given]
+                out = torch.gru_cell(views[0][0], views[1][0], *views[2:]).unsqueeze(0)
             wanted = [view for view, needed in zip(views, ctx.needs_input_grad, strict=True) if needed]
-            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
         of_x, of_state, *of_parameters = pull_gru(grad[0], given[0][0], given[1][0], given[2:], kept)
         return of_x.unsqueeze(0), of_state.unsqueeze(0), *of_parameters
 
 
 def _is_small(*given: Tensor) -> bool:
-    """Whether a step of these is one for `_SmallStep`."""
+    """Whether a step of these is one for `_SmallStep`: torch refuses what does not fit."""
+    x, state, of_input, of_state = given[:4]
     return (
         all(value.dtype == torch.float32 for value in given)
+        and x.shape[:2] == state.shape[:2]
+        and (x.shape[2], state.shape[2]) == (of_input.shape[1], of_state.shape[1])
         and max(given[0].shape[2], given[1].shape[2], given[1].shape[1]) <= _SMALL
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
         and not is_transformed()
     )
 

@@ -115,3 +115,23 @@ def test_transforms_of_functions_and_large_states_go_through_torch(monkeypatch, 
     torch.testing.assert_close(pulled, torch.autograd.grad(gru(x, state)[1].sum(), x)[0], rtol=1e-4, atol=1e-5)
     assert not moved.any()
     torch.testing.assert_close(large, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 6), (1, 7, 6), (1, 6, 5), (1, 6, 7)], ids=str)
+def test_what_does_not_fit_a_gru_is_refused_by_torch(gru, shape):
+    state = torch.randn(1, 6, 6)
+
+    with pytest.raises(RuntimeError):
+        step_gru(gru, torch.randn(shape), state)
+
+
+def test_gradients_of_a_gru_come_in_batches(gru):
+    x, state = (torch.randn(1, 6, 6, requires_grad=True) for _ in range(2))
+    inputs, grads = [x, state, *gru.parameters()], torch.randn(3, 1, 6, 6)
+    out = step_gru(gru, x, state)
+    expected = [torch.autograd.grad(out, inputs, grad, retain_graph=True) for grad in grads]
+
+    got = torch.autograd.grad(out, inputs, grads, is_grads_batched=True)
+
+    for number, part in enumerate(got):
+        torch.testing.assert_close(part, torch.stack([one[number] for one in expected]), rtol=1e-4, atol=1e-5)
