@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from os import PathLike
@@ -49,7 +50,7 @@ class RayServers:
         # Servers that this program started live as long as this.
         self._started: list[Any] = []
         self._channels = Channels(self._meet, timeout)
-        self._lines = Lines(self._meet_far, ray.util.get_node_ip_address, timeout)
+        self._lines = Lines(self._meet_far, ray.util.get_node_ip_address)
 
     def ask(self, method: str, questions: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
         """What the servers of these parts answer; arrays are valid until this thread asks again.
@@ -67,11 +68,14 @@ class RayServers:
             if not has_answer:
                 waiting[part] = self._call(part, method, questions[part])
         for part, answer in waiting.items():
+            until = time.monotonic() + self._timeout
             found[part] = self._wait(part, method, answer)
             if lines.get(part) is not None:
-                has_answer, found[part] = self._lines.hear(part, found[part])
+                # Where nothing comes there is as much time for the other way.
+                has_answer, found[part] = self._lines.hear(part, found[part], (until - time.monotonic()) / 2)
                 if not has_answer:
-                    found[part] = self._wait(part, method, self._call(part, method, questions[part]))
+                    again = self._call(part, method, questions[part])
+                    found[part] = self._wait(part, method, again, until - time.monotonic())
             if part in lines:
                 self._lines.consider(part, found[part])
         return found
@@ -81,9 +85,9 @@ class RayServers:
             return self._actors[part].answer.remote(line, method, question)
         return getattr(self._actors[part], method).remote(*question)
 
-    def _wait(self, part: int, method: str, answer: Any) -> Any:
+    def _wait(self, part: int, method: str, answer: Any, seconds: float | None = None) -> Any:
         try:
-            return ray.get(answer, timeout=self._timeout)
+            return ray.get(answer, timeout=self._timeout if seconds is None else max(0.0, seconds))
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             raise RankError(f"the server of part {part} did not answer {method!r}: {error}") from error
         except ray.exceptions.RayTaskError as error:

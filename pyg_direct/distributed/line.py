@@ -21,8 +21,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from pyg_direct.distributed.channel import decode, encode, lay_out
 
-# Bytes from which on an answer goes over a line; fewer are sooner there with the message that would announce them.
-LARGE = 128 << 10
+# Bytes from which on an answer goes over a line. Ray sends up to 100 KiB along with the message that would announce it.
+LARGE = 96 << 10
 SERVER, CLIENT = 0, 1
 # Seconds that the two have to meet, and that bytes may take beside what a network needs that is slower than any in use.
 MEETING, _SILENCE = 5.0, 10.0
@@ -111,7 +111,7 @@ class Line:
 
         Args:
             sent: What `send` said.
-            timeout: Seconds to wait at most; less where nothing that large could take as long.
+            timeout: Seconds to wait at most; fewer where nothing of this size takes as long.
 
         Raises:
             OSError: the other end is gone, or silent.
@@ -133,11 +133,10 @@ class Lines(threading.local):
     Args:
         meet: The offer of a part's server; None where it makes none.
         find_address: The address of this host that others reach.
-        timeout: Seconds that an answer is waited for.
     """
 
-    def __init__(self, meet: Callable[[int], Offer | None], find_address: Callable[[], str], timeout: float) -> None:
-        self._meet, self._find_address, self._timeout = meet, find_address, timeout
+    def __init__(self, meet: Callable[[int], Offer | None], find_address: Callable[[], str]) -> None:
+        self._meet, self._find_address = meet, find_address
         self._lines: dict[int, Line] = {}
         # Parts that were asked something and not heard yet; until when no line is tried.
         self._unheard: set[int] = set()
@@ -155,17 +154,18 @@ class Lines(threading.local):
         self._unheard.add(part)
         return self._lines[part].name
 
-    def hear(self, part: int, reply: tuple[bool, Sent | None, Any]) -> tuple[bool, Any]:
+    def hear(self, part: int, reply: tuple[bool, Sent | None, Any], timeout: float) -> tuple[bool, Any]:
         """(whether there is an answer, it); none where it did not come over the line.
 
         Args:
             part: Whose server was asked.
             reply: What it said: (whether it has this line, what it sent over it, else the answer).
+            timeout: Seconds to wait for what was sent.
         """
         is_open, sent, answer = reply
         if is_open and sent is not None:
             try:
-                answer = self._lines[part].receive(Sent(*sent), self._timeout)
+                answer = self._lines[part].receive(Sent(*sent), timeout)
             except OSError:
                 self._drop(part)
                 return False, None

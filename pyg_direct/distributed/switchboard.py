@@ -49,8 +49,11 @@ class Switchboard:
         if self._find_address is None or not can_open() or len(self._used) >= _MOST:
             return None
         address = self._find_address()
-        if self._store is None:
-            self._store = open_store(address)
+        try:
+            self._store = self._store or open_store(address)
+        except (OSError, RuntimeError):
+            # Others know this host by an address that is not its own.
+            return None
         offer = Offer(address, self._store.port, uuid.uuid4().hex)
         self._used[offer.name] = time.monotonic()
         self._opening[offer.name] = thread = threading.Thread(target=self._meet, args=(offer,), daemon=True,

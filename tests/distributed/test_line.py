@@ -1,6 +1,7 @@
 """Large answers over pairs of Gloo: as they were sent, and heard in the other way where an end is gone or silent."""
 
 import gc
+import importlib.util
 import threading
 import time
 from multiprocessing import get_context
@@ -12,12 +13,13 @@ import torch
 
 from pyg_direct import NeighborLoader
 from pyg_direct.distributed import line, switchboard
+from pyg_direct.distributed.channel import Channels
 from pyg_direct.distributed.client import ClientGraph
 from pyg_direct.distributed.line import CLIENT, LARGE, Line, Lines, Sent, can_open
 from pyg_direct.distributed.loader import DistNeighborLoader
 from pyg_direct.distributed.serving import QUESTIONS, PartServer
 from pyg_direct.distributed.switchboard import Switchboard
-from tests.distributed.ranks import COMMON, as_dict, assert_equal
+from tests.distributed.ranks import COMMON, as_dict, assert_equal, write_data
 from tests.runtime.test_loopback import list_listened
 
 pytestmark = pytest.mark.skipif(not can_open(), reason="needs a torch with Gloo")
@@ -89,7 +91,7 @@ def test_answers_of_another_process_come_as_they_were_sent(apart):
 
 def test_a_server_that_ends_is_heard_at_once(apart):
     pipe, process = apart
-    lines = Lines(lambda part: ask(pipe, "offer"), find_here, 300)
+    lines = Lines(lambda part: ask(pipe, "offer"), find_here)
     lines.consider(3, make_answer(LARGE)[1])
     name = lines.find(3)
     assert name is not None
@@ -99,7 +101,7 @@ def test_a_server_that_ends_is_heard_at_once(apart):
     process.join()
     begin = time.monotonic()
     # What it had not sent by then does not come.
-    found = lines.hear(3, (is_open, Sent(sent.number + 1, *sent[1:]), None))
+    found = lines.hear(3, (is_open, Sent(sent.number + 1, *sent[1:]), None), 300)
 
     assert found == (False, None)
     assert time.monotonic() - begin < line._SILENCE / 2
@@ -126,27 +128,27 @@ def test_a_client_that_ends_leaves_its_server_as_it_was():
 def test_who_is_silent_is_given_up(monkeypatch):
     monkeypatch.setattr(line, "_SILENCE", 0.2)
     board = Switchboard(find_here)
-    lines = Lines(lambda part: board.offer(), find_here, 300)
+    lines = Lines(lambda part: board.offer(), find_here)
     lines.consider(0, make_answer(LARGE)[1])
     is_open, sent, _ = board.put_through(lines.find(0), make_answer(LARGE))
     begin = time.monotonic()
 
     # Bytes with this number are never sent.
-    found = lines.hear(0, (is_open, Sent(sent.number + 1, *sent[1:]), None))
+    found = lines.hear(0, (is_open, Sent(sent.number + 1, *sent[1:]), None), 300)
 
     assert found == (False, None)
     assert 0.2 <= time.monotonic() - begin < 5
     # The next answer is worth a new one.
     lines.consider(0, make_answer(LARGE)[1])
     name = lines.find(0)
-    has_answer, answer = lines.hear(0, board.put_through(name, make_answer(LARGE, 5)))
+    has_answer, answer = lines.hear(0, board.put_through(name, make_answer(LARGE, 5)), 300)
     assert has_answer
     assert same(answer, make_answer(LARGE, 5))
 
 
 def test_an_answer_that_nobody_heard_is_not_that_to_the_next_question():
     board = Switchboard(find_here)
-    lines = Lines(lambda part: board.offer(), find_here, 300)
+    lines = Lines(lambda part: board.offer(), find_here)
     lines.consider(0, make_answer(LARGE)[1])
     board.put_through(lines.find(0), make_answer(LARGE, 1))
 
@@ -156,7 +158,7 @@ def test_an_answer_that_nobody_heard_is_not_that_to_the_next_question():
     name = lines.find(0)
     board.put_through(name, make_answer(LARGE, 2))
     reply = board.put_through(name, make_answer(LARGE, 3))
-    has_answer, answer = lines.hear(0, reply)
+    has_answer, answer = lines.hear(0, reply, 300)
 
     assert reply[:2] == (False, None)
     assert has_answer
@@ -173,7 +175,7 @@ def test_where_the_two_do_not_meet_no_line_is_tried_for_a_while(monkeypatch):
         offers.append(board.offer()._replace(name="other"))
         return offers[-1]
 
-    lines = Lines(meet, find_here, 300)
+    lines = Lines(meet, find_here)
     for _ in range(3):
         lines.consider(0, make_answer(LARGE)[1])
         assert lines.find(0) is None
@@ -259,7 +261,7 @@ class FarServers:
     def __init__(self, folder, breaks):
         self._servers = [PartServer(folder, part, find_address=find_here) for part in range(2)]
         self.size, self._breaks = 2, breaks
-        self._lines = Lines(lambda part: self._servers[part].meet_far(), find_here, 300)
+        self._lines = Lines(lambda part: self._servers[part].meet_far(), find_here)
         self.num_over = self.num_broken = 0
 
     def ask(self, method, questions):
@@ -275,7 +277,7 @@ class FarServers:
                     self.num_broken += 1
                     server._switchboard._drop(name)
                     reply = (reply[0], Sent(reply[1].number + 1, *reply[1][1:]), None)
-                has_answer, found[part] = self._lines.hear(part, reply)
+                has_answer, found[part] = self._lines.hear(part, reply, 300)
             if not has_answer:
                 found[part] = getattr(server, method)(*question)
             if method in QUESTIONS:
@@ -302,3 +304,42 @@ def test_batches_are_those_of_one_machine(folder, data, options, breaks, monkeyp
     assert servers.num_over > 20
     assert (servers.num_broken > 3) == (breaks > 0)
     assert threading.active_count() <= before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+@pytest.mark.filterwarnings("ignore")
+def test_batches_over_lines_are_those_of_one_machine_while_servers_are_killed(data, tmp_path, monkeypatch):
+    import ray
+
+    from pyg_direct.distributed import engine
+
+    got, over = [], set()
+
+    class Recorded(Lines):
+        def hear(self, part, reply, timeout):
+            has_answer, answer = super().hear(part, reply, timeout)
+            over.update({(len(got), part)} if has_answer and reply[1] is not None else ())
+            return has_answer, answer
+
+    monkeypatch.setattr(engine, "Lines", Recorded)
+    data.x = torch.rand(data.num_nodes, 2000)
+    write_data(tmp_path / "wide", data, 2)
+    servers = engine.serve(tmp_path / "wide", "far", num_cpus=0.5)
+    # As if they were on other hosts.
+    servers._channels = Channels(lambda *_: False, 300)
+    try:
+        graph = ClientGraph(servers, device="cpu")
+        for batch in DistNeighborLoader(graph, [4, 3], SEEDS, prefetch=0, **COMMON):
+            got.append(as_dict(batch))
+            if len(got) in (2, 4):
+                ray.kill(ray.get_actor(f"far/{len(got) // 2 - 1}", namespace="pyg_direct"), no_restart=False)
+    finally:
+        servers.close()
+        ray.shutdown()
+
+    expected = [as_dict(batch) for batch in NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON)]
+    for batch, other in zip(got, expected, strict=True):
+        assert_equal(batch, other)
+    # All but the first rows of each server, until it is killed and after it is back.
+    assert over == {(1, 0), (3, 0), (4, 0), (5, 0), (6, 0), (1, 1), (2, 1), (3, 1), (5, 1), (6, 1)}

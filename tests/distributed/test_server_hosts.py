@@ -94,8 +94,8 @@ def load(folder, signals):
             return found
 
     class RecordedLines(engine.Lines):
-        def hear(self, part, reply):
-            has_answer, found = super().hear(part, reply)
+        def hear(self, part, reply, timeout):
+            has_answer, found = super().hear(part, reply, timeout)
             if reply[1] is not None:
                 over.append((len(epochs), has_answer))
             return has_answer, found
