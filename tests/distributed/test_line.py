@@ -19,6 +19,7 @@ from pyg_direct.distributed.line import CLIENT, LARGE, Line, Lines, Sent, can_op
 from pyg_direct.distributed.loader import DistNeighborLoader
 from pyg_direct.distributed.serving import QUESTIONS, PartServer
 from pyg_direct.distributed.switchboard import Switchboard
+from tests.distributed.hosts import ADDRESSES, Hosts, can_make_hosts, enter_host
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, write_data
 from tests.runtime.test_loopback import list_listened
 
@@ -43,9 +44,11 @@ def open_line(board):
     return Line(board.offer(), CLIENT, HERE)
 
 
-def serve_apart(pipe):
+def serve_apart(pipe, host=None, address=HERE):
     """A switchboard in a process of its own, told what to do over a pipe as Ray would."""
-    board = Switchboard(find_here)
+    if host is not None:
+        enter_host(host)
+    board = Switchboard(lambda: address)
     while (told := pipe.recv()) is not None:
         method, *args = told
         if method == "answer":
@@ -253,6 +256,72 @@ def test_nobody_listens_but_at_the_address():
     assert board.put_through(own.name, make_answer(4))[0]
     assert {address.removeprefix("::ffff:") for address, _ in heard} <= {HERE}
     assert board._store.port in {port for _, port in heard}
+
+
+def ask_apart(pipe, host, address):
+    """A client on a host: told what its server said, it says what it heard and after how many seconds."""
+    enter_host(host)
+    line._SILENCE = 1.0
+    lines = Lines(lambda part: offer, lambda: address)
+    while (told := pipe.recv()) is not None:
+        method, *args = told
+        begin, found = time.monotonic(), None
+        if method == "consider":
+            (offer,) = args
+            lines.consider(0, make_answer(LARGE)[1])
+        elif method == "find":
+            found = lines.find(0)
+        else:
+            found = lines.hear(0, *args, 300)
+        pipe.send((found, time.monotonic() - begin))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_hosts(), reason="needs network and time namespaces")
+def test_a_line_that_is_cut_is_given_up_and_the_next_one_carries():
+    context, size = get_context("spawn"), 1 << 20
+    with Hosts() as hosts:
+        pipes, processes = [], []
+        for work, name, address in zip((ask_apart, serve_apart), hosts.names, ADDRESSES, strict=True):
+            mine, theirs = context.Pipe()
+            processes.append(context.Process(target=work, args=(theirs, name, address), daemon=True))
+            processes[-1].start()
+            pipes.append(mine)
+        client, server = pipes
+
+        def hear(number):
+            name = ask(client, "find")[0]
+            reply = ask(server, "answer", name, size, number)
+            return ask(client, "hear", reply)
+
+        ask(client, "consider", ask(server, "offer"))
+        before = hear(1)
+        # What is sent over it stays in the server's hands.
+        hosts.cut()
+        during = hear(2)
+        name = ask(client, "find")[0]
+        hosts.heal()
+        ask(client, "consider", ask(server, "offer"))
+        after = hear(3)
+        hosts.cut()
+        reply = ask(server, "answer", ask(client, "find")[0], size, 4)
+        begin = time.monotonic()
+        for pipe, process in zip(pipes, processes, strict=True):
+            pipe.send(None)
+            process.join(60)
+        seconds = time.monotonic() - begin
+
+    for (has_answer, answer), number in ((before[0], 1), (after[0], 3)):
+        assert has_answer
+        assert same(answer, make_answer(size, number))
+    # As long as so many bytes might take.
+    assert during[0] == (False, None)
+    assert 1 < during[1] < 10
+    assert name is None
+    # Neither end keeps its program from ending, whatever is on the way.
+    assert reply[1] is not None
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert seconds < 10
 
 
 class FarServers:
