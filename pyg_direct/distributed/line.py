@@ -215,8 +215,9 @@ def open_store(address: str) -> Any:
     # torch's own would listen on all interfaces.
     with socket.create_server((address, 0), family=family) as door:
         port = door.getsockname()[1]
-        return TCPStore(address, port, is_master=True, wait_for_workers=False,
-                             timeout=timedelta(seconds=MEETING), master_listen_fd=door.detach())  # fmt: skip
+        # Not over libuv, which takes no socket before torch 2.7.
+        return TCPStore(address, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=MEETING),
+                        master_listen_fd=door.detach(), use_libuv=False)  # fmt: skip
 
 
 @lru_cache
