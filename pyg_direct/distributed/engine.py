@@ -101,7 +101,7 @@ class RayServers:
     def _meet_far(self, part: int) -> Offer | None:
         try:
             offer = ray.get(self._call(part, "meet_far", ()), timeout=MEETING)
-        except (ray.exceptions.RayError, OSError):
+        except ray.exceptions.RayError:
             # Nothing is lost that is not asked for again.
             return None
         return None if offer is None else Offer(*offer)

@@ -1,47 +1,18 @@
 """Large answers over pairs of Gloo: as they were sent, and heard in the other way where an end is gone or silent."""
 
-import gc
-import importlib.util
-import threading
 import time
 from multiprocessing import get_context
 
 import numpy as np
-import psutil
 import pytest
-import torch
 
-from pyg_direct import NeighborLoader
-from pyg_direct.distributed import line, switchboard
-from pyg_direct.distributed.channel import Channels
-from pyg_direct.distributed.client import ClientGraph
+from pyg_direct.distributed import line
 from pyg_direct.distributed.line import CLIENT, LARGE, Line, Lines, Sent, can_open
-from pyg_direct.distributed.loader import DistNeighborLoader
-from pyg_direct.distributed.serving import QUESTIONS, PartServer
 from pyg_direct.distributed.switchboard import Switchboard
 from tests.distributed.hosts import ADDRESSES, Hosts, can_make_hosts, enter_host
-from tests.distributed.ranks import COMMON, as_dict, assert_equal, write_data
-from tests.runtime.test_loopback import list_listened
+from tests.distributed.lines import HERE, find_here, make_answer, open_line, same
 
 pytestmark = pytest.mark.skipif(not can_open(), reason="needs a torch with Gloo")
-HERE = "127.0.0.1"
-SEEDS = torch.arange(0, 300, 3)
-
-
-def find_here():
-    return HERE
-
-
-def make_answer(size, number=0):
-    return 7, (np.arange(size, dtype=np.int64) + number).astype(np.float32).reshape(-1, 2)
-
-
-def same(a, b):
-    return a[0] == b[0] and a[1].dtype == b[1].dtype and a[1].shape == b[1].shape and a[1].tobytes() == b[1].tobytes()
-
-
-def open_line(board):
-    return Line(board.offer(), CLIENT, HERE)
 
 
 def serve_apart(pipe, host=None, address=HERE):
@@ -111,23 +82,6 @@ def test_a_server_that_ends_is_heard_at_once(apart):
     assert lines.find(3) is None
 
 
-def test_a_client_that_ends_leaves_its_server_as_it_was():
-    board = Switchboard(find_here)
-    own, answer = open_line(board), make_answer(LARGE)
-    assert same(own.receive(board.put_through(own.name, answer)[1], 20), answer)
-    name = own.name
-
-    del own
-    until = time.monotonic() + 20
-    while (reply := board.put_through(name, answer))[0] and time.monotonic() < until:
-        time.sleep(0.01)
-
-    assert reply[:2] == (False, None)
-    assert reply[2] is answer
-    assert not board._lines
-    assert not board._used
-
-
 def test_who_is_silent_is_given_up(monkeypatch):
     monkeypatch.setattr(line, "_SILENCE", 0.2)
     board = Switchboard(find_here)
@@ -189,73 +143,22 @@ def test_where_the_two_do_not_meet_no_line_is_tried_for_a_while(monkeypatch):
     assert not board._opening
 
 
-def count_own():
-    gc.collect()
-    process = psutil.Process()
-    return process.num_threads(), process.num_fds()
-
-
-def test_lines_come_and_go_without_a_trace():
+def test_answers_of_several_arrays_come_as_they_were_sent():
     board = Switchboard(find_here)
-    counts = []
+    own, table = open_line(board), np.arange(60_000).reshape(200, 300)
+    table.flags.writeable = False
+    sent = {"a": table.T, "b": [np.ones(3, bool), np.zeros((0, 2))], "c": (table[::2, ::3], None)}
 
-    for _ in range(6):
-        own = open_line(board)
-        is_open, sent, _ = board.put_through(own.name, make_answer(LARGE))
-        own.receive(sent, 20)
-        board._drop(own.name)
-        del own
-        until = time.monotonic() + 5
-        # Ends are put away by the thread of all lines.
-        while counts and count_own() > counts[0] and time.monotonic() < until:
-            time.sleep(0.01)
-        counts.append(count_own())
+    _, told, _ = board.put_through(own.name, sent)
+    found = own.receive(told, 20)
 
-    assert counts[-1] <= counts[0]
-    assert is_open
-
-
-def test_a_server_has_so_many_lines_and_drops_those_that_nobody_uses(monkeypatch):
-    monkeypatch.setattr(switchboard, "_MOST", 2)
-    board = Switchboard(find_here)
-    kept = [open_line(board) for _ in range(2)]
-    for own in kept:
-        assert board.put_through(own.name, make_answer(4))[0]
-
-    assert board.offer() is None
-    monkeypatch.setattr(switchboard, "_LEAST_IDLE", 0.0)
-    monkeypatch.setattr(line, "MEETING", 0.2)
-    time.sleep(0.01)
-    assert board.offer() is not None
-    assert not board.put_through(kept[0].name, make_answer(4))[0]
-    board.close()
-
-
-def test_an_answer_that_was_taken_is_held_no_longer(monkeypatch):
-    board = Switchboard(find_here)
-    own, other = open_line(board), open_line(board)
-    own.receive(board.put_through(own.name, make_answer(LARGE))[1], 20)
-    board.put_through(other.name, make_answer(LARGE))
-    assert board._lines[own.name]._held is not None
-
-    board._due = dict.fromkeys(board._due, 0.0)
-    board._sweep()
-
-    assert board._lines[own.name]._held is None
-    # Its client has not come for it.
-    assert list(board._lines) == [own.name]
-
-
-def test_nobody_listens_but_at_the_address():
-    before = {(process, port) for process, _, port in list_listened()}
-    board = Switchboard(find_here)
-    own = open_line(board)
-
-    heard = [(address, port) for process, address, port in list_listened() if (process, port) not in before]
-
-    assert board.put_through(own.name, make_answer(4))[0]
-    assert {address.removeprefix("::ffff:") for address, _ in heard} <= {HERE}
-    assert board._store.port in {port for _, port in heard}
+    assert same(found["a"], table.T)
+    assert same(found["b"][0], np.ones(3, bool))
+    assert found["b"][1].shape == (0, 2)
+    assert same(found["c"][0], table[::2, ::3])
+    # It lies in their place.
+    _, told, _ = board.put_through(own.name, table)
+    assert same(own.receive(told, 20), table)
 
 
 def ask_apart(pipe, host, address):
@@ -322,93 +225,3 @@ def test_a_line_that_is_cut_is_given_up_and_the_next_one_carries():
     assert reply[1] is not None
     assert [process.exitcode for process in processes] == [0, 0]
     assert seconds < 10
-
-
-class FarServers:
-    """Servers in this process, as if on other hosts; a call of one is what Ray would do."""
-
-    def __init__(self, folder, breaks):
-        self._servers = [PartServer(folder, part, find_address=find_here) for part in range(2)]
-        self.size, self._breaks = 2, breaks
-        self._lines = Lines(lambda part: self._servers[part].meet_far(), find_here)
-        self.num_over = self.num_broken = 0
-
-    def ask(self, method, questions):
-        found = {}
-        for part, question in questions.items():
-            server = self._servers[part]
-            name = self._lines.find(part) if method in QUESTIONS else None
-            reply = server.answer(name, method, question) if name is not None else None
-            has_answer = False
-            if reply is not None:
-                self.num_over += reply[1] is not None
-                if self._breaks and reply[1] is not None and self.num_over % self._breaks == 0:
-                    self.num_broken += 1
-                    server._switchboard._drop(name)
-                    reply = (reply[0], Sent(reply[1].number + 1, *reply[1][1:]), None)
-                has_answer, found[part] = self._lines.hear(part, reply, 300)
-            if not has_answer:
-                found[part] = getattr(server, method)(*question)
-            if method in QUESTIONS:
-                self._lines.consider(part, found[part])
-        return found
-
-
-@pytest.mark.parametrize("breaks", [0, 5])
-@pytest.mark.parametrize("options", [{}, {"time_attr": "time"}], ids=str)
-def test_batches_are_those_of_one_machine(folder, data, options, breaks, monkeypatch):
-    for room in (line, switchboard):
-        monkeypatch.setattr(room, "LARGE", 64)
-    servers = FarServers(folder, breaks)
-    before = threading.active_count()
-
-    graph = ClientGraph(servers, device="cpu")
-    got = [as_dict(batch) for batch in DistNeighborLoader(graph, [4, 3], SEEDS, prefetch=2, **options, **COMMON)]
-    graph.close()
-
-    expected = [as_dict(batch) for batch in NeighborLoader(data, [4, 3], SEEDS, device="cpu", **options, **COMMON)]
-    assert len(got) == len(expected)
-    for batch, other in zip(got, expected, strict=True):
-        assert_equal(batch, other)
-    assert servers.num_over > 20
-    assert (servers.num_broken > 3) == (breaks > 0)
-    assert threading.active_count() <= before
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
-@pytest.mark.filterwarnings("ignore")
-def test_batches_over_lines_are_those_of_one_machine_while_servers_are_killed(data, tmp_path, monkeypatch):
-    import ray
-
-    from pyg_direct.distributed import engine
-
-    got, over = [], set()
-
-    class Recorded(Lines):
-        def hear(self, part, reply, timeout):
-            has_answer, answer = super().hear(part, reply, timeout)
-            over.update({(len(got), part)} if has_answer and reply[1] is not None else ())
-            return has_answer, answer
-
-    monkeypatch.setattr(engine, "Lines", Recorded)
-    data.x = torch.rand(data.num_nodes, 2000)
-    write_data(tmp_path / "wide", data, 2)
-    servers = engine.serve(tmp_path / "wide", "far", num_cpus=0.5)
-    # As if they were on other hosts.
-    servers._channels = Channels(lambda *_: False, 300)
-    try:
-        graph = ClientGraph(servers, device="cpu")
-        for batch in DistNeighborLoader(graph, [4, 3], SEEDS, prefetch=0, **COMMON):
-            got.append(as_dict(batch))
-            if len(got) in (2, 4):
-                ray.kill(ray.get_actor(f"far/{len(got) // 2 - 1}", namespace="pyg_direct"), no_restart=False)
-    finally:
-        servers.close()
-        ray.shutdown()
-
-    expected = [as_dict(batch) for batch in NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON)]
-    for batch, other in zip(got, expected, strict=True):
-        assert_equal(batch, other)
-    # All but the first rows of each server, until it is killed and after it is back.
-    assert over == {(1, 0), (3, 0), (4, 0), (5, 0), (6, 0), (1, 1), (2, 1), (3, 1), (5, 1), (6, 1)}
