@@ -18,7 +18,7 @@ from pyg_direct.bench.beside import (
     measure_samplers_on_gpu,
     measure_tables,
 )
-from pyg_direct.bench.clients import measure_clients
+from pyg_direct.bench.clients import measure_answers, measure_clients
 from pyg_direct.bench.clique import measure_clique
 from pyg_direct.bench.convolutions import measure_convolutions
 from pyg_direct.bench.disk import measure_disk_feature, measure_disk_rows, measure_disk_training
@@ -392,6 +392,7 @@ LONG_CASES: dict[str, Case] = {
     "shared_start": shared_start,
     "clique": clique,
     "distributed": distributed,
+    "answers": measure_answers,
     "partition": partition,
     **DYNAMIC_CASES,
 }

@@ -56,8 +56,8 @@ class Channel:
             OSError: the other end is gone.
         """
         arrays: list[np.ndarray] = []
-        words = json.dumps(_encode(value, arrays)).encode()
-        places, size = _lay_out(arrays)
+        words = json.dumps(encode(value, arrays)).encode()
+        places, size = lay_out(arrays)
         is_new = size > self._mine.num_bytes
         if is_new:
             self._mine = SharedMemory(size + size // 2)
@@ -83,7 +83,7 @@ class Channel:
         num_words, num_bytes = _HEADER.unpack(header + self._read(_HEADER.size - len(header)))
         if descriptors:
             self._theirs = SharedMemory(num_bytes, descriptors[0])
-        return _decode(json.loads(self._read(num_words)), self._theirs.bytes.numpy())
+        return decode(json.loads(self._read(num_words)), self._theirs.bytes.numpy())
 
     def _read(self, size: int) -> bytes:
         pieces = bytearray()
@@ -200,7 +200,7 @@ class Channels(threading.local):
         channel.close()
 
 
-def _lay_out(arrays: list[np.ndarray]) -> tuple[list[int], int]:
+def lay_out(arrays: list[np.ndarray]) -> tuple[list[int], int]:
     """Where each array begins, and the bytes of all."""
     places, at = [], 0
     for array in arrays:
@@ -209,18 +209,20 @@ def _lay_out(arrays: list[np.ndarray]) -> tuple[list[int], int]:
     return places, at
 
 
-def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
-    """What JSON can tell, and the arrays apart: each kind of container is a list that begins with its name."""
+def encode(value: Any, arrays: list[np.ndarray]) -> Any:
+    """What JSON can tell, and the arrays apart, which are appended; each kind of container is a list that begins with
+    its name.
+    """
     if isinstance(value, np.ndarray):
         _check_numbers(value.dtype)
         arrays.append(value)
         return ["array", value.dtype.str, list(value.shape)]
     if isinstance(value, tuple):
-        return ["tuple", *(_encode(item, arrays) for item in value)]
+        return ["tuple", *(encode(item, arrays) for item in value)]
     if isinstance(value, list):
-        return ["list", *(_encode(item, arrays) for item in value)]
+        return ["list", *(encode(item, arrays) for item in value)]
     if isinstance(value, dict):
-        return ["dict", *([_encode(key, arrays), _encode(item, arrays)] for key, item in value.items())]
+        return ["dict", *([encode(key, arrays), encode(item, arrays)] for key, item in value.items())]
     return value
 
 
@@ -231,7 +233,8 @@ def _check_numbers(dtype: np.dtype) -> np.dtype:
     return dtype
 
 
-def _decode(value: Any, memory: np.ndarray) -> Any:
+def decode(value: Any, memory: np.ndarray) -> Any:
+    """The value of what `encode` made, with arrays as `lay_out` has them in uint8 `[n]`."""
     at = 0
 
     def build(value: Any) -> Any:

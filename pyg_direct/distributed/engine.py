@@ -1,13 +1,15 @@
 """Servers of parts as Ray actors: Ray places them, finds them, starts them anew and moves their answers.
 
-Messages are arrays. Between hosts Ray moves them, as bytes; a client and a server of one host move them themselves,
-through memory that both see. Nothing that came over the network is unpickled by this package.
+Messages are arrays. Between hosts Ray moves them, as bytes, and Gloo where they are large answers; a client and a
+server of one host move them themselves, through memory that both see. Nothing that came over the network is unpickled
+by this package.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from os import PathLike
@@ -17,6 +19,7 @@ import ray
 from ray._private import ray_constants, services, worker
 
 from pyg_direct.distributed.channel import Channels
+from pyg_direct.distributed.line import MEETING, Lines, Offer
 from pyg_direct.distributed.manifest import Manifest, check_same
 from pyg_direct.distributed.serving import QUESTIONS, PartServer
 from pyg_direct.errors import ArgumentError, PartitionError, RankError
@@ -47,6 +50,7 @@ class RayServers:
         # Servers that this program started live as long as this.
         self._started: list[Any] = []
         self._channels = Channels(self._meet, timeout)
+        self._lines = Lines(self._meet_far, ray.util.get_node_ip_address)
 
     def ask(self, method: str, questions: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
         """What the servers of these parts answer; arrays are valid until this thread asks again.
@@ -55,20 +59,35 @@ class RayServers:
             RankError: a server is gone for good, takes too long, or cannot open its part: a file is missing or damaged.
         """
         told = self._channels.tell(method, questions) if method in QUESTIONS else []
-        waiting = {part: self._call(part, method, questions[part]) for part in questions if part not in told}
+        far = [part for part in questions if part not in told]
+        lines = {part: self._lines.find(part) for part in far} if method in QUESTIONS else {}
+        waiting = {part: self._call(part, method, questions[part], lines.get(part)) for part in far}
         found = {}
         for part in told:
             has_answer, found[part] = self._channels.hear(part)
             if not has_answer:
                 waiting[part] = self._call(part, method, questions[part])
-        return found | {part: self._wait(part, method, answer) for part, answer in waiting.items()}
+        for part, answer in waiting.items():
+            until = time.monotonic() + self._timeout
+            found[part] = self._wait(part, method, answer)
+            if lines.get(part) is not None:
+                # Where nothing comes there is as much time for the other way.
+                has_answer, found[part] = self._lines.hear(part, found[part], (until - time.monotonic()) / 2)
+                if not has_answer:
+                    again = self._call(part, method, questions[part])
+                    found[part] = self._wait(part, method, again, until - time.monotonic())
+            if part in lines:
+                self._lines.consider(part, found[part])
+        return found
 
-    def _call(self, part: int, method: str, question: tuple[Any, ...]) -> Any:
+    def _call(self, part: int, method: str, question: tuple[Any, ...], line: str | None = None) -> Any:
+        if line is not None:
+            return self._actors[part].answer.remote(line, method, question)
         return getattr(self._actors[part], method).remote(*question)
 
-    def _wait(self, part: int, method: str, answer: Any) -> Any:
+    def _wait(self, part: int, method: str, answer: Any, seconds: float | None = None) -> Any:
         try:
-            return ray.get(answer, timeout=self._timeout)
+            return ray.get(answer, timeout=self._timeout if seconds is None else max(0.0, seconds))
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             raise RankError(f"the server of part {part} did not answer {method!r}: {error}") from error
         except ray.exceptions.RayTaskError as error:
@@ -78,6 +97,14 @@ class RayServers:
 
     def _meet(self, part: int, host: str, path: str) -> bool:
         return bool(self._wait(part, "meet", self._call(part, "meet", (host, path))))
+
+    def _meet_far(self, part: int) -> Offer | None:
+        try:
+            offer = ray.get(self._call(part, "meet_far", ()), timeout=MEETING)
+        except ray.exceptions.RayError:
+            # Nothing is lost that is not asked for again.
+            return None
+        return None if offer is None else Offer(*offer)
 
     def close(self) -> None:
         """End the servers."""
@@ -127,7 +154,8 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
                 name=f"{name}/{part}", namespace=_NAMESPACE, num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=-1,
                 max_task_retries=-1, scheduling_strategy="SPREAD", lifetime=lifetime)  # fmt: skip
             threads = max(1, int(num_cpus))
-            kept.append(options.remote(str(folder), part, "cuda" if num_gpus else "cpu", check, threads))
+            kept.append(options.remote(str(folder), part, "cuda" if num_gpus else "cpu", check, threads,
+                                       ray.util.get_node_ip_address))  # fmt: skip
         servers = RayServers(name, size, timeout)
         servers._started = kept
         numbers = servers.ask("identify", dict.fromkeys(range(size), ()))

@@ -6,7 +6,7 @@ import contextlib
 import platform
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cached_property, partial
 from os import PathLike
@@ -16,11 +16,13 @@ import numpy as np
 import torch
 
 from pyg_direct.distributed.channel import Channel, go_over
+from pyg_direct.distributed.line import Offer, Sent
 from pyg_direct.distributed.owner import Picker
 from pyg_direct.distributed.pairs import PairExchange
 from pyg_direct.distributed.parcel import Parcel
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.rows import RowExchange
+from pyg_direct.distributed.switchboard import Switchboard
 from pyg_direct.errors import IdError, PartitionError
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.jit import set_cpu_threads
@@ -42,10 +44,12 @@ class PartServer:
         folder, part, check: See `GraphPart`.
         device: Where the part lies.
         num_threads: Threads of its loops on the CPU; None for all.
+        find_address: Tells the address of this host that clients on others reach, to which large answers go over lines;
+            None for no lines.
     """
 
     def __init__(self, folder: str | PathLike[str], part: int, device: str = "cpu", check: str | None = "size",
-                 num_threads: int | None = None) -> None:  # fmt: skip
+                 num_threads: int | None = None, find_address: Callable[[], str] | None = None) -> None:  # fmt: skip
         self._open = partial(GraphPart, folder, part, device=torch.device(device), check=check)
         self._pickers: dict[str, tuple[Picker, np.ndarray]] = {}
         self._num_threads = num_threads
@@ -53,7 +57,8 @@ class PartServer:
         self._turn = threading.Lock()
         self._clients: dict[threading.Thread, Channel] = {}
         # A thread that is in torch while Python ends would abort the process.
-        self._finish = weakref.finalize(self, _part_with, self._clients)
+        self._switchboard = Switchboard(find_address)
+        self._finish = weakref.finalize(self, _part_with, self._clients, self._switchboard)
 
     def meet(self, host: str, path: str) -> bool:
         """Answer a client of the same host over memory that both see, beside all others; whether it is one.
@@ -81,6 +86,15 @@ class PartServer:
                 channel.send((answer is not None, answer))
         channel.close()
         self._clients.pop(threading.current_thread(), None)
+
+    def meet_far(self) -> Offer | None:
+        """Where a client of another host can meet this server for a line, which its large answers then go over."""
+        return self._switchboard.offer()
+
+    def answer(self, line: str, method: str, question: tuple[Any, ...]) -> tuple[bool, Sent | None, Any]:
+        """What one of `QUESTIONS` answers, over a client's line if it is large; see `Lines.hear`."""
+        assert method in QUESTIONS
+        return self._switchboard.put_through(line, getattr(self, method)(*question))
 
     def describe(self) -> dict[str, Any]:
         """The manifest, without the list of files, and dtypes and shapes of rows by kind and attribute."""
@@ -177,13 +191,14 @@ class PartServer:
             yield
 
 
-def _part_with(clients: dict[threading.Thread, Channel]) -> None:
-    """End the threads that answer clients."""
+def _part_with(clients: dict[threading.Thread, Channel], switchboard: Switchboard) -> None:
+    """End the threads that answer clients, and those that meet them."""
     threads = list(clients.items())
     for _, channel in threads:
         channel.close()
     for thread, _ in threads:
         thread.join(_END)
+    switchboard.close()
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:

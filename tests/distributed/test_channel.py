@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from pyg_direct import NeighborLoader
-from pyg_direct.distributed.channel import Channel, Channels, _decode, call_over, go_over
+from pyg_direct.distributed.channel import Channel, Channels, call_over, decode, go_over
 from pyg_direct.distributed.client import ClientGraph
 from pyg_direct.distributed.loader import DistNeighborLoader
 from pyg_direct.distributed.partition import partition_graph
@@ -96,7 +96,7 @@ def test_words_that_lie_read_nothing(words):
 @pytest.mark.parametrize("kind", ["|O", "<U2", "|V8", "<M8[s]"])
 def test_objects_are_neither_read_nor_sent(kind):
     with pytest.raises(ValueError, match="arrays of a message must hold numbers, got "):
-        _decode(["array", kind, [1]], np.zeros(64, np.uint8))
+        decode(["array", kind, [1]], np.zeros(64, np.uint8))
     with pytest.raises(ValueError, match="arrays of a message must hold numbers, got "):
         make_pair()[0].send(np.zeros(1, kind))
 

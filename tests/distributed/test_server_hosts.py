@@ -83,18 +83,26 @@ def load(folder, signals):
     """Batches of two epochs, with the network cut within each, once for a while and once for good."""
     from pyg_direct.distributed import engine
 
-    signals, came = Path(signals), []
+    signals, came, epochs, waits = Path(signals), [], [], []
 
     class Recorded(engine.RayServers):
-        def _wait(self, part, method, answer):
-            found = super()._wait(part, method, answer)
+        def ask(self, method, questions):
+            found = super().ask(method, questions)
             if method == "read":
-                came.append((part, found.nbytes, is_view(found)))
+                came.extend((part, found[part].nbytes, is_view(found[part])) for part in questions
+                            if self._channels._channels[part] is None)  # fmt: skip
             return found
 
-    engine.RayServers = Recorded
+    class RecordedLines(engine.Lines):
+        def hear(self, part, reply, timeout):
+            has_answer, found = super().hear(part, reply, timeout)
+            if reply[1] is not None:
+                over.append((len(epochs), has_answer))
+            return has_answer, found
+
+    engine.RayServers, engine.Lines, over = Recorded, RecordedLines, []
     servers = engine.serve(folder, "apart", num_cpus=0.5, address=f"{ADDRESSES[0]}:{PORT}")
-    graph, epochs, waits = ClientGraph(servers, device="cpu"), [], []
+    graph = ClientGraph(servers, device="cpu")
     for cut in ("healed", "gone"):
         epochs.append([])
         begin = time.monotonic()
@@ -105,7 +113,7 @@ def load(folder, signals):
                 (signals / f"{cut}-now").touch()
                 wait_for(signals / f"{cut}-cut")
             begin = time.monotonic()
-    torch.save((epochs, came, waits), signals / "found")
+    torch.save((epochs, came, over, waits), signals / "found")
     servers.close()
 
 
@@ -140,7 +148,7 @@ def test_batches_are_those_of_one_machine_while_the_network_between_hosts_is_cut
                 hosts.heal()
         said, _ = program.communicate(timeout=150)
     assert program.returncode == 0, said
-    epochs, came, waits = torch.load(tmp_path / "found", weights_only=False)
+    epochs, came, over, waits = torch.load(tmp_path / "found", weights_only=False)
 
     expected = [as_dict(batch) for batch in NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON)]
     for got in epochs:
@@ -150,6 +158,9 @@ def test_batches_are_those_of_one_machine_while_the_network_between_hosts_is_cut
     assert len({part for part, *_ in came}) == 1
     assert min(size for _, size, _ in came) > 200_000
     assert all(is_view for *_, is_view in came)
+    # All but the first one over a line, which takes up again where it was cut and is there in the next epoch.
+    assert over.count((1, True)) >= len(expected) - 1
+    assert over.count((2, True)) > 1
     # Both cuts were felt, the second until a server came back on the host that is left.
     half = len(expected)
     assert max(waits[1:half]) > 1

@@ -19,9 +19,11 @@ NAMES = (loopback.GLOO, loopback.NCCL)
 
 def list_listened():
     """(process, address, port) of all sockets that this process and those it started listen on."""
+    # As it is called before psutil 6.
+    list_connections = getattr(psutil.Process, "net_connections", None) or psutil.Process.connections
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return {(process.pid, part.laddr.ip, part.laddr.port) for process in processes
-            for part in process.net_connections("inet") if part.status == psutil.CONN_LISTEN}  # fmt: skip
+            for part in list_connections(process, "inet") if part.status == psutil.CONN_LISTEN}  # fmt: skip
 
 
 def find_addresses():

@@ -1,0 +1,31 @@
+"""Answers of servers of Ray are measured both ways."""
+
+import importlib.util
+
+import pytest
+
+from pyg_direct.bench import clients
+from pyg_direct.bench.cases import LONG_CASES
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray"),
+]
+
+
+def test_answers_come_sooner_over_a_line_than_over_ray(monkeypatch):
+    monkeypatch.setattr(clients, "_SIZES", (1 << 10,))
+
+    rows = {row.metric: row for row in LONG_CASES["answers"](1.0)}
+
+    over_ray, line = (rows[f"from another node, over {way}"] for way in ("Ray", "a line"))
+    assert over_ray.case == line.case == "answers/1024 KiB/cpu"
+    assert line.limit == over_ray.p50
+    # By a third of the time; a busy machine leaves some of it.
+    assert 0 < line.p20 < over_ray.p20
+
+
+def test_where_ray_is_missing_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr(clients.importlib.util, "find_spec", lambda name: None)
+
+    assert list(LONG_CASES["answers"](1.0)) == []
