@@ -36,9 +36,9 @@ def main() -> None:
     print(describe(dataset, device))
 
     options = {"device": device, "placement": args.placement, "feature_cache": args.feature_cache, "seed": args.seed}
-    shared = {"super_batch": args.super_batch}
     train_loader = NeighborLoader(data, num_neighbors=[15, 10, 5], input_nodes=data.train_mask,
-                                  batch_size=args.batch_size, shuffle=True, **options, **shared)  # fmt: skip
+                                  batch_size=args.batch_size, shuffle=True, super_batch=args.super_batch,
+                                  **options)  # fmt: skip
     # All neighbors of all nodes, one layer at a time, for the accuracies.
     all_loader = NeighborLoader(data, num_neighbors=[-1], batch_size=4096, **options)
 

@@ -11,11 +11,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyg_direct.ops.aggregate import aggregate, spread_known, sum_known
+from pyg_direct.ops.aggregate_kernels import GATHERED_BYTES
 from pyg_direct.ops.launch import is_heard, runs_on_gpu
 from pyg_direct.ops.messages import is_fused, pull_fused, sum_fused, unpack_kept
-
-# Bytes of gradients, from which on they are rather summed by source than added by atomics; as `ops/aggregate` has it.
-_GATHERED_BYTES = 80 << 20
 
 
 def sum_messages(x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_targets: int, *,
@@ -68,7 +66,7 @@ class _Sum(Function):
         else:
             # Atomics are for what is in no other memory yet, or is little.
             spreads = wants_x and not torch.are_deterministic_algorithms_enabled() and (
-                not wants_edges or 4 * row.numel() * grad.shape[1] < _GATHERED_BYTES)  # fmt: skip
+                not wants_edges or 4 * row.numel() * grad.shape[1] < GATHERED_BYTES)  # fmt: skip
             to_edges, to_x = pull_fused(grad, kept, row, target, ctx.num_rows, to_edges=wants_edges or not spreads,
                                         to_x=spreads)  # fmt: skip
         if wants_x and to_x is None:

@@ -15,7 +15,7 @@ from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_
 
 # As `cuda_src/aggregate.cu` numbers them.
 WIDE_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_PIECE = 16
+PIECE = 16
 # Counters of 32 bits run a few rows ahead.
 _MOST = 2**31 - 8
 # Blocks of sums that a multiprocessor holds, how often a GPU is filled at least, and targets of a thread at most: on an
@@ -28,7 +28,7 @@ _LIGHT = 16
 # Bytes that a gradient adds to its rows from which on they are rather summed by source: atomics read and write memory
 # for each, and 16-bit rows would be rounded afterwards. On an H200 38 MB take 14 us longer so, 154 MB 35 us less, and
 # 835 MB 0.76 ms instead of 1.2, the sum before it included.
-_GATHERED_BYTES = 80 << 20
+GATHERED_BYTES = 80 << 20
 
 _SCHEMAS = (
     "sum_rows(Tensor x, Tensor indptr, Tensor? row, Tensor? weight, SymInt num_targets, bool mean, int max_degree)"
@@ -147,7 +147,7 @@ def _plain(tensor: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 def is_wide(rows: Tensor, channels: int, most: int) -> bool:
     """Whether rows are read in pieces of 16 bytes, none of which belongs to two heads."""
-    is_aligned = channels * rows.element_size() % _PIECE == 0 and rows.data_ptr() % _PIECE == 0
+    is_aligned = channels * rows.element_size() % PIECE == 0 and rows.data_ptr() % PIECE == 0
     return rows.dtype in WIDE_KINDS and is_aligned and most < _MOST and not SIMULATED
 
 
@@ -178,7 +178,7 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
     partials = slices.make_partials(width, work)
     if is_wide(x, width // heads, max(x.shape[0], num_edges)):
         out = torch.empty(num_targets, width, dtype=x.dtype, device=x.device)
-        pieces = width * x.element_size() // _PIECE
+        pieces = width * x.element_size() // PIECE
         run = length_of_run(num_targets * pieces, x)
         num_runs = -(-num_targets // run)
         run_gpu(kernels.sum_wide_rows_gpu, grid_of((num_runs + slices.capacity) * pieces, 0), x.data_ptr(), indptr,
@@ -227,12 +227,12 @@ def spread_rows(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weigh
         return grad.new_zeros(num_rows, width)
     heads = 1 if weight is None else weight.shape[1]
     indptr, row, shares = indptr.contiguous(), _plain(row, row, indptr.dtype), _plain(weight, grad, work)
-    if num_edges * width * work.itemsize >= _GATHERED_BYTES and max(num_rows, num_edges, num_targets) < _MOST:
+    if num_edges * width * work.itemsize >= GATHERED_BYTES and max(num_rows, num_edges, num_targets) < _MOST:
         return _gather_gradient(grad, indptr, row, _plain(target, row, indptr.dtype), weight, num_rows, mean)
     out = torch.zeros(num_rows, width, dtype=work, device=grad.device)
     if is_wide(grad, width // heads, max(num_rows, num_edges)):
         slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
-        pieces = width * grad.element_size() // _PIECE
+        pieces = width * grad.element_size() // PIECE
         grid, lane_bits = _share_pieces(num_targets + slices.capacity, pieces)
         run_gpu(kernels.spread_wide_rows_gpu, grid, grad.data_ptr(), indptr, row.data_ptr(), row.element_size(),
                 shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean), WIDE_KINDS[grad.dtype],
@@ -261,7 +261,7 @@ def dot_rows(grad: Tensor, x: Tensor, indptr: Tensor, row: Tensor | None, target
         return out
     indptr, grad, x = indptr.contiguous(), grad.detach().contiguous(), x.detach().contiguous()
     if grad.dtype == x.dtype and all(is_wide(t, width // heads, max(t.shape[0], num_edges)) for t in (grad, x)):
-        pieces = width * x.element_size() // _PIECE
+        pieces = width * x.element_size() // PIECE
         lane_bits = _lane_bits(pieces // heads)
         run_gpu(kernels.dot_wide_rows_gpu, grid_of(-(-num_edges // 4) * heads, lane_bits), grad.data_ptr(),
                 x.data_ptr(), indptr.data_ptr(), row.data_ptr(), target.data_ptr(), row.element_size(), num_edges,
@@ -292,7 +292,7 @@ def extreme_rows(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int
     partials = slices.make_partials(width, work)
     if is_wide(x, width, max(x.shape[0], num_edges)):
         out = torch.empty(num_targets, width, dtype=work if slices.capacity else x.dtype, device=x.device)
-        pieces = width * x.element_size() // _PIECE
+        pieces = width * x.element_size() // PIECE
         run = length_of_run(num_targets * pieces, x)
         num_runs = -(-num_targets // run)
         run_gpu(extreme.extreme_wide_rows_gpu, grid_of((num_runs + slices.capacity) * pieces, 0), x.data_ptr(), indptr,
@@ -330,7 +330,7 @@ def spread_extremes(grad: Tensor, x: Tensor, best: Tensor, indptr: Tensor, row: 
     slices = LongRows.of(indptr, num_edges, num_targets, max_degree)
     equals = slices.make_partials(width, torch.int32)
     if all(is_wide(t, width, max(x.shape[0], num_edges)) for t in (grad, x, best)):
-        pieces = width * x.element_size() // _PIECE
+        pieces = width * x.element_size() // PIECE
         addresses = grad.data_ptr(), x.data_ptr(), best.data_ptr()
 
         def spread(num_items: int, of_slices: bool) -> None:

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from pyg_direct.kernels import messages as kernels
 from pyg_direct.kernels.span import LONG_ROW
-from pyg_direct.ops.aggregate_kernels import WIDE_KINDS, grid_of, is_wide
+from pyg_direct.ops.aggregate_kernels import PIECE, WIDE_KINDS, grid_of, is_wide
 from pyg_direct.ops.launch import is_heard, run_gpu, runs_on_gpu
-
-_PIECE = 16
 
 
 def is_fused(x: Tensor, edge_rows: Tensor, num_targets: int, max_degree: int | None) -> bool:
@@ -35,7 +33,7 @@ def sum_fused(x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, num_tar
     """(relu(x[row] + edge_rows) reduced over the edges of each target, `[T, C]`, what `pull_fused` needs of the
     messages, uint8 `[E, P]` for rows of P pieces of 16 bytes, if asked for), where `is_fused`.
     """
-    out, pieces = x.new_empty(num_targets, x.shape[1]), x.shape[1] * x.element_size() // _PIECE
+    out, pieces = x.new_empty(num_targets, x.shape[1]), x.shape[1] * x.element_size() // PIECE
     kept = torch.empty(len(edge_rows), pieces, dtype=torch.uint8, device=x.device) if keeps else None
     indptr, row = indptr.contiguous(), row.contiguous()
     run_gpu(kernels.sum_messages_gpu, grid_of(num_targets * pieces, 0), x.data_ptr(), edge_rows.data_ptr(),
@@ -55,7 +53,7 @@ def pull_fused(grad: Tensor, kept: Tensor, row: Tensor, target: Tensor, num_rows
         num_rows: N.
     """
     grad, (num_edges, pieces) = grad.contiguous(), kept.shape
-    if grad.data_ptr() % _PIECE:
+    if grad.data_ptr() % PIECE:
         grad = grad.clone()
     of_edges = grad.new_empty(num_edges, grad.shape[1]) if to_edges else None
     of_x = grad.new_zeros(num_rows, grad.shape[1], dtype=torch.float32) if to_x else None

@@ -64,7 +64,7 @@ LONG = 400_000_000
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("pause", "least", "most"), [(0.0, 0.0, 0.5), (1.0, 0.9, 1.0)])
+@pytest.mark.parametrize(("pause", "least", "most"), [(0.0, 0.0, 0.4), (1.0, 0.9, 1.0)])
 def test_a_copy_is_hidden_unless_it_is_asked_for_at_once(pause, least, most):
     where, host = torch.device("cuda", 0), torch.zeros(1 << 20).pin_memory()
     copies, timeline = CopyStream(where), Timeline(where)

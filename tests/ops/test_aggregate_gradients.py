@@ -43,7 +43,7 @@ def test_gradients_of_many_wide_rows_are_sums_by_source(real_device, reduce, hub
 
 
 def compare_sums_by_source(device, width, reduce, hub, dtype, heads, monkeypatch):
-    monkeypatch.setattr(aggregate_kernels, "_GATHERED_BYTES", 0)
+    monkeypatch.setattr(aggregate_kernels, "GATHERED_BYTES", 0)
     graph = Graph(device, hub_edges() if hub else 40, hub)
     num_edges = graph.row.numel()
     x = make_rows(width, dtype, device).requires_grad_()

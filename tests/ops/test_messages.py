@@ -54,7 +54,7 @@ def run(x, edge_rows, indptr, row, target, reduce, wants, **options):
                          ids=str)  # fmt: skip
 @pytest.mark.parametrize("gathers", [False, True], ids=["atomics", "by source"])
 def test_equals_float64(device, dtype, width, index, reduce, wants, gathers, launches, monkeypatch):
-    monkeypatch.setattr(gine, "_GATHERED_BYTES", 0 if gathers else 1 << 40)
+    monkeypatch.setattr(gine, "GATHERED_BYTES", 0 if gathers else 1 << 40)
     given = make(device, dtype, index, width)
     expected = run(given[0].double().cpu(), given[1].double().cpu(), *(p.cpu() for p in given[2:]), reduce, wants)
 
