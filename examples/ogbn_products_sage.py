@@ -23,7 +23,8 @@ def main() -> None:
     parser.add_argument("--placement", default="auto", help="auto, cuda, unified, pinned or cpu")
     parser.add_argument("--feature-cache", help="GPU memory for hot rows when features are on the host, e.g. 20%%")
     parser.add_argument("--accelerate", action="store_true", help="the layers through pyg_direct's kernels too")
-    parser.add_argument("--graphed", action="store_true", help="and each step as one CUDA graph, on a GPU")
+    parser.add_argument("--replay", action="store_true", help="and the model's passes as CUDA graphs, on a GPU")
+    parser.add_argument("--graphed", action="store_true", help="or each step as one CUDA graph, in a loop of its own")
     parser.add_argument("--super-batch", type=int, help="batches whose rows on the host are read together, e.g. 8")
     parser.add_argument("--hidden", type=int, help="256 on a GPU, 128 on a CPU")
     parser.add_argument("--lr", type=float, default=0.005)
@@ -45,8 +46,8 @@ def main() -> None:
     hidden = args.hidden or (256 if device.type == "cuda" else 128)
     model = GraphSAGE(dataset.num_features, hidden, num_layers=3, out_channels=dataset.num_classes, dropout=0.3)
     model = model.to(device)
-    if args.accelerate or args.graphed:
-        accelerate(model)
+    if args.accelerate or args.replay or args.graphed:
+        accelerate(model, replay=args.replay)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, fused=device.type == "cuda")
 
     def compute(batch):

@@ -36,7 +36,9 @@ _TURNS = 15
 # (placement, topology placement, feature cache) of an epoch, and what that is.
 _PLACES = {"GPU": ("cuda", None, None), "20 % cached": ("unified", "cuda", "20%"),
            "features on the host": ("unified", "cuda", None), "host": ("unified", None, None)}  # fmt: skip
-# Batches whose rows on the host are read together.
+# What replays the passes of a model within steps that stay ordinary.
+_MODEL = "accelerated, model replayed"
+# Batches whose rows on the host are read together, where there are any.
 _GROUP = 8
 
 
@@ -51,12 +53,18 @@ def measure_accelerated_steps(batch: Data, num_classes: int, name: str, hidden: 
         fast = copy.deepcopy(plain)
         accelerate(fast)
         steps = {"PyG": _make_step(plain, batch), "accelerated": _make_step(fast, batch)}
+        if device.type == "cuda":
+            replayed = copy.deepcopy(plain)
+            accelerate(replayed, replay=True)
+            steps["model replayed"] = _make_step(replayed, batch)
         wall: dict[str, list[float]] = {way: [] for way in steps}
         for turn in range(_TURNS):
             # A host is not always as fast; who begins takes turns too.
             for way in list(steps) if turn % 2 else reversed(steps):
-                wall[way] += time_on_clock(steps[way], 4 if device.type == "cuda" else 1, 1 if turn else _WARM_UP)
-        alone = {way: _time_graph(step) for way, step in steps.items()} if device.type == "cuda" else {}
+                # Passes are recorded after as many.
+                wall[way] += time_on_clock(steps[way], 4 if device.type == "cuda" else 1, 1 if turn else 2 * _WARM_UP)
+        ways = list(steps)[:2] if device.type == "cuda" else []
+        alone = {way: _time_graph(steps[way]) for way in ways}
         case = f"models/{name}/{kind} step"
         yield from _compare(case, "wall", wall)
         yield from _compare(case, "GPU", alone)
@@ -84,13 +92,13 @@ def _time_graph(step: Callable[[], Any]) -> list[float]:
 
 
 def _compare(case: str, metric: str, times: dict[str, list[float]]) -> Iterator[Row]:
-    """Rows of PyG's times and of ours, and their ratio."""
+    """Rows of PyG's times and of ours, and their ratios."""
     for way, seconds in times.items():
         if seconds:
             yield Row.of(case, f"{way}, {metric}", "ms", [1e3 * s for s in seconds])
-    if times and all(times.values()):
-        ratios = [a / b for a, b in zip(sorted(times["PyG"]), sorted(times["accelerated"]), strict=True)]
-        yield Row.of(case, f"PyG over accelerated, {metric}", "x", ratios)
+    for way in list(times)[1:] if all(times.values()) else []:
+        ratios = [a / b for a, b in zip(sorted(times["PyG"]), sorted(times[way]), strict=True)]
+        yield Row.of(case, f"PyG over {way}, {metric}", "x", ratios)
 
 
 def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 48) -> Iterator[Row]:
@@ -120,18 +128,17 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
         for kind, model_class in kinds.items():
             model = model_class(first.x.shape[1], 256, len(_FANOUTS), num_classes).to(first.x.device)
             case, times = f"models/{name}/{kind} epoch, {place}", {}
-            ways = ["PyG's kernels", "accelerated", *(["accelerated, replayed"] if on_gpu else [])]
-            # Where nothing is cached, most rows are read for several batches.
-            shared = [f"{way}, super-batch {_GROUP}" for way in ways[1:] if placement == "unified" and cache is None]
+            ways = ["PyG's kernels", "accelerated", *([_MODEL, "accelerated, replayed"] if on_gpu else [])]
+            shared = [f"{way}, super-batch {_GROUP}" for way in ways[1:] if placement == "unified"]
             for way in [*ways, *shared]:
-                if way == "accelerated":
-                    accelerate(model)
+                if way != ways[0]:
+                    accelerate(model, replay=way.startswith(_MODEL))
                 used, loading, count = loader, alone, batches
                 if way in shared:
                     # Windows of whole groups.
                     used, count = make(copy.copy(data), super_batch=_GROUP), _WINDOWS * 2 * _GROUP
                     loading = _time_alone(used, count)
-                step = _make_epoch_step(model, is_replayed="replayed" in way)
+                step = _make_epoch_step(model, is_replayed=way.startswith("accelerated, replayed"))
                 if "replayed" in way:
                     # Learns how large batches are.
                     run_steps(without_end(used), step, 2 * _WARM_UP, 2)

@@ -20,6 +20,7 @@ from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.nn import attention, gcn, gin, relational, root, transformer
 from pyg_direct.nn.joined import forget_relations, watch_relations
 from pyg_direct.nn.propagate import MESSAGES, propagate
+from pyg_direct.nn.replayed import Replay, attach, detach
 from pyg_direct.nn.transformed import forget_graph, watch_graph
 from pyg_direct.nn.trimmed import forget_trimming, watch_trimming
 from pyg_direct.nn.whole import UnknownEdges
@@ -48,13 +49,16 @@ class Acceleration:
 
     Attributes:
         convolutions: Class of each accelerated convolution, by its name in the model.
+        replay: What is replayed of the model's passes, with the numbers `replayed` and `ordinary`, and a `reason` where
+            none is; None unless that was asked for.
     """
 
-    def __init__(self, model: torch.nn.Module, convolutions: dict[str, str]) -> None:
-        self._model, self.convolutions = model, convolutions
+    def __init__(self, model: torch.nn.Module, convolutions: dict[str, str], replay: Replay | None = None) -> None:
+        self._model, self.convolutions, self.replay = model, convolutions, replay
 
     def undo(self) -> None:
-        """Give the convolutions of the model their own code back."""
+        """Give the model and its convolutions their own code back."""
+        detach(self._model)
         for module in self._model.modules():
             _strip(module)
             forget_trimming(module)
@@ -66,7 +70,7 @@ class Acceleration:
         return f"Acceleration({listed})"
 
 
-def accelerate(model: torch.nn.Module) -> Acceleration:
+def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
     """Let the convolutions of a PyG model aggregate batches of our loaders with one fused kernel each.
 
     SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv, GATv2Conv, RGCNConv and HGTConv are found, also inside
@@ -80,11 +84,25 @@ def accelerate(model: torch.nn.Module) -> Acceleration:
     or DLPack. Batches of other loaders, options that are not covered, explanations, hooks on messages and compiled or
     traced models take PyG's own code, unchanged. The model can be saved, copied and scripted as before.
 
+    Steps of a small model take the host longer to launch than a GPU to compute. With `replay`, training passes of the
+    model, forward and backward, are recorded as CUDA graphs after some, in places for batches that are a little larger,
+    and replayed for batches of the same loader; the training loop stays as it is. Ordinary passes are those without
+    gradients or in `eval()`, over batches that find no room, with types, or of other loaders, while an earlier pass may
+    still go back, and where hooks or explanations look on. The model must be given the edges of a batch, rows of its
+    nodes or edges, its numbers of nodes and edges of each hop, or what stays the same, read nothing back from the GPU,
+    give rows of nodes, and compute the row of a node from it and its neighbors alone; what is Python in it runs when it
+    is recorded. Memory of a pass is held twice.
+
     Args:
         model: Any module; it is changed in place.
+        replay: Replay passes of the model as CUDA graphs; on a CPU nothing changes.
 
     Returns:
         What was accelerated, with `undo()`.
+
+    Raises:
+        ArgumentTypeError: `model` is no module.
+        ArgumentError: with `replay`, a norm of the model looks at all nodes, or the model is itself a convolution.
 
     Example:
         >>> from torch_geometric.nn import GraphSAGE
@@ -97,13 +115,15 @@ def accelerate(model: torch.nn.Module) -> Acceleration:
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
+        detach(module)
         forget_pickled(module)
     found = {name: module for name, module in model.named_modules() if accelerate_one(module)}
     for module in model.modules():
         watch_trimming(module)
         watch_relations(module)
         watch_graph(module)
-    return Acceleration(model, {name: type(module).__name__ for name, module in found.items()})
+    replayed = attach(model) if replay else None
+    return Acceleration(model, {name: type(module).__name__ for name, module in found.items()}, replayed)
 
 
 def accelerate_one(module: torch.nn.Module) -> bool:

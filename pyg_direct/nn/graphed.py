@@ -6,21 +6,18 @@ A step of a small model takes the CPU longer to launch than the GPU to compute. 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _NormBase
 from torch_geometric.data import Data
-from torch_geometric.nn import norm
 
 from pyg_direct.errors import ArgumentError, warn
+from pyg_direct.nn.norms import find_norm_over_nodes
 from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
 from pyg_direct.nn.padded_types import PaddedTypes, TypedSizes, read_typed_sizes
-from pyg_direct.runtime.share import count_spared, products_leave
-from pyg_direct.runtime.waits import waits_refused
+from pyg_direct.runtime.recording import Recorder, find_wait
 
 _NAMES = ("x", "y", "edge_attr", "edge_weight")
 # Batches in a row of those that found no room, after which there is made more.
@@ -83,9 +80,9 @@ class GraphedStep:
             raise ArgumentError(f"spared must be at least 0 or None, got {spared}")
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise ArgumentError("model must be of one process, got DistributedDataParallel")
-        for name, module in model.named_modules():
-            if _mixes_rows(module):
-                raise ArgumentError(f"model must have no norm over all nodes, got {type(module).__name__} at {name!r}")
+        found = find_norm_over_nodes(model)
+        if found is not None:
+            raise ArgumentError(f"model must have no norm over all nodes, got {found}")
         self.model, self.compute, self.optimizer = model, compute, optimizer
         self._names, self._warm_up, self._margin, self._spared = names, warm_up, margin, spared
         self.replayed = self.ordinary = 0
@@ -93,8 +90,7 @@ class GraphedStep:
         self._largest: Sizes | TypedSizes | None = None
         self._seen = self._missed = 0
         self._padded: PaddedBatch | PaddedTypes | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._stream: torch.cuda.Stream | None = None
+        self._graph: Any = None
         self._loss: Tensor | None = None
         self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
 
@@ -149,59 +145,44 @@ class GraphedStep:
         if not self._padded.fill(batch):
             self._padded = None
             return
-        self.reason = self._find_wait()
+        self._forget_gradients()
+        try:
+            self.reason = find_wait(lambda: self._compute().backward())
+        finally:
+            self._forget_gradients()
         if self.reason is not None:
             self._padded = None
             warn(f"steps are not replayed as a CUDA graph: {self.reason}", RuntimeWarning)
             return
         # What was computed of its edges must be computed within the graph.
         self._padded.fill(batch)
-        device = _device_of(batch)
-        # Torch's own stream for it is one of the GPU that was current when it was first asked for.
-        self._stream = self._stream or torch.cuda.Stream(device)
-        graph = torch.cuda.CUDAGraph()
-        gc.collect()
-        torch.cuda.synchronize(device)
-        # Casts that a caller's autocast keeps belong to the step before, and those of a recording to the graph.
-        torch.clear_autocast_cache()
-        spared = count_spared(device.index) if self._spared is None else self._spared
+        recorder, losses = Recorder(_device_of(batch), self._spared), list[Tensor]()
+
+        def step() -> None:
+            losses.append(self._compute())
+            losses[0].backward()
+            if self._steps_inside():
+                self.optimizer.step()
+
         try:
-            # The second makes the GPU the current one, and its stream what it was, also after an error.
-            with (
-                products_leave(spared, device),
-                torch.cuda.stream(torch.cuda.current_stream(device)),
-                torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
-            ):
-                loss = self.compute(self._padded.data)
-                loss.backward()
-                if self._steps_inside():
-                    self.optimizer.step()
+            self._graph = recorder.record(step)
         finally:
-            torch.clear_autocast_cache()
             parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
             self._gradients = [
                 (parameter, parameter.grad) for parameter in dict.fromkeys([*parameters, *self.model.parameters()])
             ]
             self._forget_gradients()
-        self._graph, self._loss = graph, loss.detach()
+        self._loss = losses[0].detach()
+
+    def _compute(self) -> Tensor:
+        """The loss of the batch in the places."""
+        assert self._padded is not None, "no places are made"
+        return self.compute(self._padded.data)
 
     def _forget_gradients(self) -> None:
         """Also those of parameters that the optimizer does not have: a graph would add to memory of their owner's."""
         self.optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)
-
-    def _find_wait(self) -> str | None:
-        """Why a step cannot be recorded: it waits for the GPU. None where it does not."""
-        assert self._padded is not None, "no places are made"
-        self._forget_gradients()
-        try:
-            with waits_refused():
-                self.compute(self._padded.data).backward()
-        except RuntimeError as error:
-            return str(error).splitlines()[0]
-        finally:
-            self._forget_gradients()
-        return None
 
     def _steps_inside(self) -> bool:
         return steps_on_gpu(self.optimizer)
@@ -221,12 +202,3 @@ def _device_of(batch: Any) -> torch.device:
     stores = batch.stores if isinstance(batch, Data) else batch.edge_stores
     device: torch.device = stores[0]._mapping["edge_index"].device
     return device
-
-
-def _mixes_rows(module: torch.nn.Module) -> bool:
-    """Whether a module is a norm that looks at all nodes together."""
-    if isinstance(module, torch.nn.LayerNorm):
-        return False
-    if isinstance(module, norm.LayerNorm):
-        return bool(module.mode == "graph")
-    return isinstance(module, _NormBase) or type(module).__module__.startswith("torch_geometric.nn.norm")

@@ -69,6 +69,45 @@ def copy_hops(rows: Tensor, out: Tensor, counts: Sequence[int], places: Sequence
         first, begin = first + count, begin + room
 
 
+class PaddedEdges:
+    """Places for the edges of batches of up to some size.
+
+    Args:
+        edge_index: Edges like those to come.
+        largest: Nodes and edges of each hop of the largest batches known.
+        margin: How much larger batches may be.
+        num_seeds: Seeds of a batch.
+        max_degree: Upper bound of the edges of a target, None where it is not known.
+
+    Attributes:
+        edge_index: The edges that a model is given; they keep their memory.
+        places: Places for nodes and edges of each hop.
+    """
+
+    def __init__(self, edge_index: Tensor, largest: Sizes, margin: float, num_seeds: int, max_degree: int | None
+                 ) -> None:  # fmt: skip
+        self._max_degree, self._most_edges = max_degree, max_degree or FEW_EDGES
+        self.places = largest.widen(margin, num_seeds, self._most_edges)
+        self.edge_index = edge_index.new_zeros(2, sum(self.places.edges))
+
+    def fill(self, edge_index: Tensor, sizes: Sizes) -> bool:
+        """Take edges over; False where they find no room, or are of another kind."""
+        if (
+            edge_index.dtype != self.edge_index.dtype
+            or edge_index.device != self.edge_index.device
+            or len(sizes.edges) != len(self.places.edges)
+            or not fits(*sizes, *self.places, self._most_edges)
+        ):
+            return False
+        pad_edges(edge_index, *sizes, *self.places, self.edge_index)
+        return True
+
+    def register(self) -> None:
+        """Tell that the edges are sorted, and forget what was known of those before."""
+        # Places left over give a target no more edges than others.
+        register_sorted(self.edge_index, *self.places, self._max_degree)
+
+
 class PaddedBatch:
     """Places for batches of up to some size.
 
@@ -88,9 +127,9 @@ class PaddedBatch:
     def __init__(self, batch: Data, largest: Sizes, margin: float, names: Sequence[str]) -> None:
         known = find_batch(batch.edge_index)
         assert known is not None, "edges are not known to be sorted"
-        self._num_seeds, self._max_degree = batch.batch_size, known.max_degree
-        self._most_edges, self._names = known.max_degree or FEW_EDGES, tuple(names)
-        self.places = places = largest.widen(margin, self._num_seeds, self._most_edges)
+        self._num_seeds, self._names = batch.batch_size, tuple(names)
+        self._edges = PaddedEdges(batch.edge_index, largest, margin, self._num_seeds, known.max_degree)
+        self.places = places = self._edges.places
         self.data, self._of_edges = Data(), dict[str, bool]()
         for name in self._names:
             rows = getattr(batch, name, None)
@@ -98,7 +137,7 @@ class PaddedBatch:
                 raise ArgumentError(f"names must be of tensors with a row for each node or edge, got {name!r}")
             self._of_edges[name] = batch.is_edge_attr(name)
             self.data[name] = rows.new_zeros(sum(self._read(name, places)), *rows.shape[1:])
-        self.data.edge_index = batch.edge_index.new_zeros(2, sum(places.edges))
+        self.data.edge_index = self._edges.edge_index
         self.data.num_nodes = sum(places.nodes)
         self.data.batch_size = self._num_seeds
         self.data.num_sampled_nodes, self.data.num_sampled_edges = list(places.nodes), list(places.edges)
@@ -109,14 +148,11 @@ class PaddedBatch:
         if (
             sizes is None
             or batch.batch_size != self._num_seeds
-            or len(sizes.edges) != len(self.places.edges)
-            or not fits(*sizes, *self.places, self._most_edges)
-            or not all(self._matches(name, batch, sizes) for name in ("edge_index", *self._names))
+            or not all(self._matches(name, batch, sizes) for name in self._names)
+            or not self._edges.fill(batch.edge_index, sizes)
         ):
             return False
-        pad_edges(batch.edge_index, *sizes, *self.places, self.data.edge_index)
-        # What was known of the batch before is forgotten; places left over give a target no more edges than others.
-        register_sorted(self.data.edge_index, *self.places, self._max_degree)
+        self._edges.register()
         for name in self._names:
             copy_hops(batch[name], self.data[name], self._read(name, sizes), self._read(name, self.places))
         return True
@@ -129,6 +165,4 @@ class PaddedBatch:
         given, own = getattr(batch, name, None), self.data[name]
         if not isinstance(given, Tensor) or given.dtype != own.dtype or given.device != own.device:
             return False
-        if name == "edge_index":
-            return True
         return given.shape == (sum(self._read(name, sizes)), *own.shape[1:])

@@ -47,9 +47,8 @@ def find_reduce(self: Any) -> str:
     return _REDUCES[type(self.aggr_module)]
 
 
-def is_plain(self: Any, edge_index: Any) -> bool:
-    """Whether nothing looks at the messages, and they flow as usual."""
-    aggregation = self.aggr_module
+def is_ordinary() -> bool:
+    """Whether a model runs as it is written, neither compiled, traced nor transformed."""
     return (
         not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
@@ -57,6 +56,14 @@ def is_plain(self: Any, edge_index: Any) -> bool:
         and torch._C._functorch.peek_interpreter_stack() is None
         # Derivatives on the way forward.
         and forward_ad._current_level < 0
+    )
+
+
+def is_plain(self: Any, edge_index: Any) -> bool:
+    """Whether nothing looks at the messages, and they flow as usual."""
+    aggregation = self.aggr_module
+    return (
+        is_ordinary()
         and isinstance(edge_index, Tensor)
         and type(aggregation) in _REDUCES
         and self.flow == "source_to_target"

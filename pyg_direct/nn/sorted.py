@@ -80,6 +80,12 @@ class SortedBatch:
         least_sources, least_targets = self._read_bounds(edge_index)
         return least_sources <= num_sources and least_targets <= num_targets <= sum(self._num_targets)
 
+    def read_hops(self, edge_index: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Nodes and edges of each hop; None where `edge_index` holds not all edges, or there are several types."""
+        if edge_index.shape != self.shape or self._num_targets != self._num_nodes:
+            return None
+        return self._num_nodes, self._num_edges
+
     def _read_bounds(self, edge_index: Tensor) -> tuple[int, int]:
         """Ends of the sources and of the targets of the first edges."""
         num_edges = edge_index.shape[1]

@@ -1,7 +1,7 @@
 """Steps replayed as a CUDA graph: the losses of ordinary steps, whatever the size of a batch."""
 
 import copy
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 from pyg_direct import GraphedStep, NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn import graphed
 from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
+from pyg_direct.runtime import recording as recordings
 from pyg_direct.runtime.device import abilities
 from tests.nn.convolutions import assert_near
 from tests.products import read_target
@@ -167,30 +167,6 @@ def test_steps_that_wait_for_the_gpu_stay_ordinary(graph):
     assert step.reason is not None
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_waits_are_looked_for_before_a_step_is_recorded(graph, waits, monkeypatch):
-    model, modes = make_model(graph, "cpu"), []
-    compute = make_compute(model)
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-
-    def run(batch):
-        if waits:
-            raise RuntimeError("called a synchronizing CUDA operation\nand more")
-        return compute(batch)
-
-    step = GraphedStep(model, run, torch.optim.SGD(model.parameters()))
-    batch = next(iter(make_loader(graph, "cpu")))
-    step._padded = PaddedBatch(batch, read_sizes(batch), 0.0, ["x", "y"])
-    step._padded.fill(batch)
-
-    reason = step._find_wait()
-
-    assert reason == ("called a synchronizing CUDA operation" if waits else None)
-    assert modes == ["error", 1]
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 @pytest.fixture
 def recording(monkeypatch):
     """Steps are recorded on a CPU, where they run; the streams, contexts and clearings asked for are listed."""
@@ -201,7 +177,8 @@ def recording(monkeypatch):
         calls.append((name, kwargs.get("stream", args[0])))
         yield
 
-    for name in ("get_sync_debug_mode", "set_sync_debug_mode", "synchronize", "CUDAGraph"):
+    for name in ("get_sync_debug_mode", "set_sync_debug_mode", "synchronize", "CUDAGraph",
+                 "graph_pool_handle"):  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"new of {device}")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"current of {device}")
@@ -216,6 +193,28 @@ def record(step, graph):
     step._largest = read_sizes(batch)
     step._record(batch)
     return step
+
+
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("waits", [False, True])
+def test_waits_are_looked_for_before_a_step_is_recorded(graph, waits, monkeypatch):
+    model, modes = make_model(graph, "cpu"), []
+    compute = make_compute(model)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def run(batch):
+        if waits:
+            raise RuntimeError("called a synchronizing CUDA operation\nand more")
+        return compute(batch)
+
+    step = GraphedStep(model, run, torch.optim.SGD(model.parameters()))
+    with pytest.warns(RuntimeWarning, match="called a synchronizing") if waits else nullcontext():
+        record(step, graph)
+
+    assert step.reason == ("called a synchronizing CUDA operation" if waits else None)
+    assert modes == ["error", 1]
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_step_is_recorded_on_a_stream_of_the_gpu_of_its_batches(graph, recording):
@@ -236,8 +235,8 @@ def test_recorded_products_leave_what_is_asked_for_or_what_features_take(graph, 
         leaving.append((count, device))
         yield
 
-    monkeypatch.setattr(graphed, "count_spared", lambda index: 8)
-    monkeypatch.setattr(graphed, "products_leave", leave)
+    monkeypatch.setattr(recordings, "count_spared", lambda index: 8)
+    monkeypatch.setattr(recordings, "products_leave", leave)
     model = make_model(graph, "cpu")
 
     record(GraphedStep(model, make_compute(model), torch.optim.SGD(model.parameters()), spared=spared), graph)

@@ -1,0 +1,456 @@
+"""Models whose passes are replayed as CUDA graphs: results, gradients and training of ordinary passes.
+
+Without a GPU, recordings are lists of calls that are made again over the same memory.
+"""
+
+import copy
+import gc
+import pickle
+import weakref
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch_geometric.nn import GAT, GCN, GIN, GINEConv, GraphConv, GraphSAGE, SAGEConv
+
+from pyg_direct import NeighborLoader, accelerate
+from pyg_direct.datasets import synthetic_graph
+from pyg_direct.errors import ArgumentError
+from pyg_direct.nn import replayed
+from tests.nn.convolutions import assert_near
+
+MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
+
+
+class CallsAgain:
+    """Stands for `Recorder`: what was recorded runs, and runs again over the same places."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def record(self, work):
+        work()
+        self.work, self.is_forward = work, work.__name__ == "_run"
+        return copy.copy(self)
+
+    def replay(self):
+        recording = self.work.__self__
+        flat = recording._flat
+        if self.is_forward:
+            # A graph keeps nothing of the edges before.
+            recording._edges.register()
+        with torch.enable_grad():
+            self.work()
+        if self.is_forward:
+            recording._out.copy_(recording._made.detach())
+        elif flat is not None:
+            # As a graph does, into the memory that it was recorded with.
+            recording._flat = flat.copy_(recording._flat)
+
+
+@pytest.fixture
+def device(real_device, monkeypatch):
+    # Batches of few seeds differ by more than those of a thousand.
+    monkeypatch.setattr(replayed, "_MARGIN", 0.15)
+    if real_device.type == "cpu":
+        monkeypatch.setattr(replayed, "Recorder", CallsAgain)
+        monkeypatch.setattr(replayed, "_can_record", lambda device: True)
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    return real_device
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return synthetic_graph("products", scale=0.002, device="cpu")
+
+
+@pytest.fixture
+def batches(graph, device):
+    loader = NeighborLoader(graph.to_data(), [5, 4, 3], graph.train_idx, batch_size=32, seed=0, device=device,
+                            shuffle=True)  # fmt: skip
+    return [batch for _ in range(3) for batch in loader][:24]
+
+
+def make_model(graph, device, name="sage", **options):
+    torch.manual_seed(0)
+    return MODELS[name](graph.num_features, 32, 3, graph.num_classes, **options).to(device)
+
+
+def run_trimmed(model, batch):
+    return model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                 num_sampled_edges_per_hop=batch.num_sampled_edges)  # fmt: skip
+
+
+def run_whole(model, batch):
+    return model(batch.x, batch.edge_index)
+
+
+def find_loss(model, batch, run=run_trimmed):
+    return F.cross_entropy(run(model, batch)[: batch.batch_size].float(), batch.y[: batch.batch_size].long())
+
+
+def find_gradients(model, batch, run=run_trimmed):
+    """The loss and what a loop finds at its parameters."""
+    model.zero_grad()
+    loss = find_loss(model, batch, run)
+    loss.backward()
+    return [loss.detach(), *(part.grad for part in model.parameters() if part.grad is not None)]
+
+
+def make_pair(model):
+    """The same model, accelerated and also replayed, and what that says."""
+    ordinary = copy.deepcopy(model)
+    accelerate(ordinary)
+    return ordinary, model, accelerate(model, replay=True).replay
+
+
+@pytest.mark.parametrize("run", [run_trimmed, run_whole])
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_ordinary_passes(graph, device, batches, name, run):
+    ordinary, model, replay = make_pair(make_model(graph, device, name))
+
+    for batch in batches:
+        assert_near(find_gradients(model, batch, run), find_gradients(ordinary, batch, run))
+
+    assert replay.reason is None
+    assert replay.replayed >= 12
+    assert replay.replayed + replay.ordinary == len(batches)
+
+
+@pytest.mark.parametrize("run", [run_trimmed, run_whole])
+def test_all_rows_are_those_of_ordinary_passes(graph, device, batches, run):
+    ordinary, model, replay = make_pair(make_model(graph, device))
+
+    for batch in batches:
+        found, expected = run(model, batch), run(ordinary, batch)
+        assert found.shape == expected.shape
+        assert_near([found], [expected])
+        # Of no pass that goes back are there traces.
+        del found
+
+    assert replay.replayed >= 12
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_loop_trains_as_before(graph, device, batches, momentum):
+    ordinary, model, replay = make_pair(make_model(graph, device))
+    losses = []
+    for trained in (ordinary, model):
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=momentum)
+        losses.append([])
+        for batch in batches:
+            losses[-1].append(float(find_gradients(trained, batch)[0]))
+            optimizer.step()
+
+    assert replay.replayed >= 12
+    torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=1e-4)
+    assert losses[1][-1] < losses[1][0]
+
+
+def test_gradients_of_several_batches_add_up(graph, device, batches):
+    ordinary, model, replay = make_pair(make_model(graph, device))
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    before = replay.replayed
+    for trained in (ordinary, model):
+        trained.zero_grad()
+        for batch in batches[12:20]:
+            find_loss(trained, batch).backward()
+
+    assert replay.replayed >= before + 6
+    assert_near([part.grad for part in model.parameters()], [part.grad for part in ordinary.parameters()])
+
+
+def test_a_pass_waits_for_none_that_may_still_go_back(graph, device, batches):
+    ordinary, model, replay = make_pair(make_model(graph, device))
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    before = replay.replayed, replay.ordinary
+    for trained in (ordinary, model):
+        trained.zero_grad()
+        losses = [find_loss(trained, batch) for batch in batches[12:15]]
+        sum(losses).backward()
+
+    assert (replay.replayed, replay.ordinary) == (before[0] + 1, before[1] + 2)
+    assert_near([part.grad for part in model.parameters()], [part.grad for part in ordinary.parameters()])
+
+
+def test_results_and_gradients_keep_their_memory(graph, device, batches):
+    _, model, replay = make_pair(make_model(graph, device))
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    assert replay.replayed > 0
+    first = run_trimmed(model, batches[12])
+    found = torch.autograd.grad(first.sum(), list(model.parameters()))
+    kept = [part.detach().clone() for part in (first, *found)]
+
+    for batch in batches[13:16]:
+        find_gradients(model, batch)
+
+    assert_near([first.detach(), *found], kept)
+
+
+def test_a_pass_goes_back_once(graph, device, batches):
+    _, model, replay = make_pair(make_model(graph, device))
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    assert replay.replayed > 0
+    loss = find_loss(model, batches[12])
+    loss.backward(retain_graph=True)
+
+    with pytest.raises(RuntimeError, match="a replayed pass goes back once"):
+        loss.backward()
+
+
+def test_evaluation_is_ordinary(graph, device, batches):
+    ordinary, model, replay = make_pair(make_model(graph, device, dropout=0.5))
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    before = replay.replayed, replay.ordinary
+    assert before[0] > 0
+
+    with torch.no_grad():
+        run_trimmed(model, batches[12])
+    for trained in (model, ordinary):
+        trained.eval()
+    assert_near([run_trimmed(model, batches[12])], [run_trimmed(ordinary, batches[12])])
+
+    assert (replay.replayed, replay.ordinary) == before
+
+
+def test_new_values_are_seen_and_new_memory_is_recorded_anew(graph, device, batches):
+    ordinary, model, replay = make_pair(make_model(graph, device))
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    before = replay.ordinary
+
+    other = make_model(graph, device).state_dict()
+    for part in other.values():
+        part.mul_(0.5)
+    for trained in (model, ordinary):
+        trained.load_state_dict(other)
+    assert_near(find_gradients(model, batches[12]), find_gradients(ordinary, batches[12]))
+    assert replay.ordinary == before
+
+    with torch.no_grad():
+        for trained in (model, ordinary):
+            for part in trained.parameters():
+                part.data = part.data * 0.5
+    for batch in batches[:12]:
+        assert_near(find_gradients(model, batch), find_gradients(ordinary, batch))
+    assert replay.ordinary >= before + 8
+    assert replay.replayed > 0
+
+
+def test_frozen_parameters_get_no_gradient(graph, device, batches):
+    ordinary, model, replay = make_pair(make_model(graph, device))
+    for trained in (ordinary, model):
+        for part in trained.convs[0].parameters():
+            part.requires_grad_(False)
+    for batch in batches[:16]:
+        assert_near(find_gradients(model, batch), find_gradients(ordinary, batch))
+
+    assert replay.replayed > 0
+    assert all(part.grad is None for part in model.convs[0].parameters())
+
+
+@pytest.mark.parametrize("hook", ["module", "parameter"])
+def test_where_hooks_look_on_passes_are_ordinary(graph, device, batches, hook):
+    _, model, replay = make_pair(make_model(graph, device))
+    seen = []
+    if hook == "module":
+        handle = model.convs[1].register_forward_hook(lambda *_: seen.append(1))
+    else:
+        handle = next(model.parameters()).register_hook(lambda gradient: seen.append(1))
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    assert (len(seen), replay.replayed) == (12, 0)
+
+    handle.remove()
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    assert replay.replayed > 0
+
+
+def test_rows_that_learn_are_ordinary(graph, device, batches):
+    _, model, replay = make_pair(make_model(graph, device))
+    for batch in batches[:12]:
+        batch = copy.copy(batch)
+        batch.x = batch.x.clone().requires_grad_()
+        find_loss(model, batch).backward()
+        assert batch.x.grad is not None
+
+    assert (replay.replayed, replay.ordinary) == (0, 12)
+
+
+class Weighted(torch.nn.Module):
+    """A user's own: rows of edges, and of nodes that are looked up."""
+
+    def __init__(self, num_nodes, num_classes):
+        super().__init__()
+        self.rows = torch.nn.Embedding(num_nodes, 16)
+        self.first, self.second = GraphConv(16, 16), GINEConv(torch.nn.Linear(16, num_classes))
+
+    def forward(self, n_id, edge_index, weight, attr, scale=1.0):
+        x = self.first(self.rows(n_id), edge_index, weight).relu() * scale
+        return self.second(x, edge_index, attr)
+
+
+def test_rows_of_edges_and_ids_move_along(graph, device, batches):
+    torch.manual_seed(0)
+    ordinary, model, replay = make_pair(Weighted(graph.num_nodes, graph.num_classes).to(device))
+    for number, batch in enumerate(batches):
+        batch.weight = torch.rand(batch.num_edges, device=device)
+        batch.attr = torch.randn(batch.num_edges, 16, device=device)
+        scale = 0.5 if number < 12 else 0.25
+        run = lambda model, batch, s=scale: model(batch.n_id, batch.edge_index, batch.weight, attr=batch.attr, scale=s)  # noqa: E731
+        assert_near(find_gradients(model, batch, run), find_gradients(ordinary, batch, run))
+
+    assert replay.reason is None
+    # Eight of each scale come before.
+    assert 4 <= replay.replayed <= len(batches) - 16
+
+
+def test_autocast_is_that_of_the_loop(graph, device, batches):
+    ordinary, model, replay = make_pair(make_model(graph, device))
+    for batch in batches[:16]:
+        found = []
+        for trained in (model, ordinary):
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                loss = find_loss(trained, batch)
+            trained.zero_grad()
+            loss.backward()
+            found.append([loss.detach(), *(part.grad for part in trained.parameters())])
+        for one, other in zip(*found, strict=True):
+            assert one.dtype == other.dtype == torch.float32
+            assert float((one - other).norm()) <= 2e-2 * float(other.norm()) + 1e-4
+
+    assert replay.replayed > 0
+
+
+def test_dropout_draws_anew(graph, device, batches):
+    _, model, replay = make_pair(make_model(graph, device, dropout=0.5))
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    before = replay.replayed
+    found = [run_trimmed(model, batches[12]).detach() for _ in range(3)]
+
+    assert replay.replayed == before + 3
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found[1], found[2])
+
+
+class Pair(GraphSAGE):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs), None
+
+
+class Pooled(GraphSAGE):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs).mean(0, keepdim=True).expand(7, -1)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Pair, "the model gives tuple"), (Pooled, "the model gives 7 rows")])
+def test_what_cannot_be_cut_to_a_batch_is_told_and_ordinary(graph, device, batches, kind, reason):
+    model = kind(graph.num_features, 32, 3, graph.num_classes).to(device)
+    replay = accelerate(model, replay=True).replay
+
+    for number, batch in enumerate(batches[:12]):
+        told = pytest.warns(RuntimeWarning, match=f"are not replayed as CUDA graphs: {reason}")
+        with told if number == 8 else nullcontext():
+            run_trimmed(model, batch)
+
+    assert (replay.replayed, replay.ordinary) == (0, 12)
+    assert replay.reason.startswith(reason)
+    assert reason in repr(replay)
+
+
+class Waits(GraphSAGE):
+    def forward(self, x, *args, **kwargs):
+        return super().forward(x * float(x.abs().max()), *args, **kwargs)
+
+
+@pytest.mark.gpu
+def test_models_that_wait_for_the_gpu_are_ordinary(graph):
+    model = Waits(graph.num_features, 32, 3, graph.num_classes).to("cuda")
+    replay = accelerate(model, replay=True).replay
+    loader = NeighborLoader(graph.to_data(), [5, 4, 3], graph.train_idx, batch_size=32, seed=0, device="cuda",
+                            drop_last=True)  # fmt: skip
+
+    for number, batch in enumerate([*loader, *loader][:12]):
+        told = pytest.warns(RuntimeWarning, match="are not replayed as CUDA graphs")
+        with told if number == 8 else nullcontext():
+            find_gradients(model, batch)
+
+    assert (replay.replayed, replay.ordinary) == (0, 12)
+    assert replay.reason
+
+
+@pytest.mark.gpu
+@pytest.mark.gpus
+def test_passes_are_replayed_on_a_gpu_that_is_not_the_current_one(graph, monkeypatch):
+    monkeypatch.setattr(replayed, "_MARGIN", 0.15)
+    ordinary, model, replay = make_pair(make_model(graph, "cuda:1"))
+    loader = NeighborLoader(graph.to_data(), [5, 4, 3], graph.train_idx, batch_size=32, seed=0, device="cuda:1")
+
+    for batch in [*loader, *loader, *loader][:20]:
+        assert_near(find_gradients(model, batch), find_gradients(ordinary, batch))
+
+    assert replay.replayed > 0
+
+
+def test_copies_and_undo(graph, device, batches):
+    ordinary, model, replay = make_pair(make_model(graph, device))
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    assert replay.replayed > 0
+
+    copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    for other in (copied, pickled):
+        assert other.state_dict().keys() == ordinary.state_dict().keys()
+        for batch in batches[:12]:
+            assert_near(find_gradients(other, batch), find_gradients(ordinary, batch))
+    assert copied._replay.replayed > 0
+    assert copied._replay is not replay
+
+    again = accelerate(model, replay=True)
+    assert again.replay is not replay
+    again.undo()
+    assert "forward" not in model.__dict__
+    assert "_replay" not in model.__dict__
+    plain = make_model(graph, device)
+    assert vars(model).keys() == vars(plain).keys()
+    assert accelerate(model).replay is None
+
+
+def test_memory_goes_with_the_model(graph, device, batches):
+    model = make_model(graph, device)
+    accelerate(model, replay=True)
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    assert model._replay.replayed > 0
+    died = []
+    weakref.finalize(model._replay._recording, died.append, 1)
+    del model
+    gc.collect()
+
+    assert died == [1]
+
+
+def test_a_cpu_replays_nothing(graph):
+    model = make_model(graph, "cpu")
+    replay = accelerate(model, replay=True).replay
+    loader = NeighborLoader(graph.to_data(), [5, 4, 3], graph.train_idx, batch_size=32, seed=0, device="cpu")
+    for batch in [*loader][:12]:
+        find_gradients(model, batch)
+
+    assert (replay.replayed, replay.ordinary, replay.reason) == (0, 12, None)
+
+
+def test_arguments_are_checked(graph):
+    with pytest.raises(ArgumentError, match=r"no norm over all nodes to be replayed, got BatchNorm at 'norms\.0'"):
+        accelerate(make_model(graph, "cpu", norm="batch_norm"), replay=True)
+    with pytest.raises(ArgumentError, match=r"one that holds convolutions to be replayed, .* got SAGEConv"):
+        accelerate(SAGEConv(3, 3), replay=True)
