@@ -17,7 +17,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GINEConv, GraphConv, GraphSAGE, SA
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn import replayed
+from pyg_direct.nn import passes, replayed
 from tests.nn.convolutions import assert_near
 
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
@@ -36,7 +36,7 @@ class CallsAgain:
 
     def replay(self):
         recording = self.work.__self__
-        flat = recording._flat
+        flat, recording._leaves = recording._flat, recording._parameters
         if self.is_forward:
             # A graph keeps nothing of the edges before.
             recording._edges.register()
@@ -52,9 +52,9 @@ class CallsAgain:
 @pytest.fixture
 def device(real_device, monkeypatch):
     # Batches of few seeds differ by more than those of a thousand.
-    monkeypatch.setattr(replayed, "_MARGIN", 0.15)
+    monkeypatch.setattr(passes, "_MARGIN", 0.15)
     if real_device.type == "cpu":
-        monkeypatch.setattr(replayed, "Recorder", CallsAgain)
+        monkeypatch.setattr(passes, "Recorder", CallsAgain)
         monkeypatch.setattr(replayed, "_can_record", lambda device: True)
         monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
         monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
@@ -256,14 +256,10 @@ def test_frozen_parameters_get_no_gradient(graph, device, batches):
     assert all(part.grad is None for part in model.convs[0].parameters())
 
 
-@pytest.mark.parametrize("hook", ["module", "parameter"])
-def test_where_hooks_look_on_passes_are_ordinary(graph, device, batches, hook):
+def test_where_hooks_look_on_passes_are_ordinary(graph, device, batches):
     _, model, replay = make_pair(make_model(graph, device))
     seen = []
-    if hook == "module":
-        handle = model.convs[1].register_forward_hook(lambda *_: seen.append(1))
-    else:
-        handle = next(model.parameters()).register_hook(lambda gradient: seen.append(1))
+    handle = model.convs[1].register_forward_hook(lambda *_: seen.append(1))
     for batch in batches[:12]:
         find_gradients(model, batch)
     assert (len(seen), replay.replayed) == (12, 0)
@@ -272,6 +268,75 @@ def test_where_hooks_look_on_passes_are_ordinary(graph, device, batches, hook):
     for batch in batches[:12]:
         find_gradients(model, batch)
     assert replay.replayed > 0
+
+
+def test_hooks_of_parameters_and_models_are_called_once_a_pass(graph, device, batches):
+    ordinary, model, replay = make_pair(make_model(graph, device))
+    seen = []
+    for trained in (ordinary, model):
+        trained.convs[0].lin_l.weight.register_hook(lambda gradient: 2 * gradient)
+        trained.register_forward_hook(lambda *_: seen.append(1))
+    for batch in batches[:16]:
+        assert_near(find_gradients(model, batch), find_gradients(ordinary, batch))
+
+    assert replay.replayed > 0
+    assert len(seen) == 32
+
+
+def test_losses_that_are_kept_change_nothing(graph, device, batches):
+    ordinary, model, replay = make_pair(make_model(graph, device))
+    losses = []
+    for batch in batches[:16]:
+        for trained in (model, ordinary):
+            trained.zero_grad()
+            losses.append(find_loss(trained, batch))
+            losses[-1].backward()
+        assert_near([part.grad for part in model.parameters()], [part.grad for part in ordinary.parameters()])
+
+    assert replay.replayed > 0
+
+
+class Remembers(GraphSAGE):
+    """Its rows go through layers that keep lists of their parameters."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.memory = torch.nn.LSTM(self.out_channels, self.out_channels, batch_first=True)
+
+    def forward(self, *args, **kwargs):
+        return self.memory(super().forward(*args, **kwargs).unsqueeze(1))[0].squeeze(1)
+
+
+def test_layers_with_lists_of_their_parameters(graph, device, batches):
+    torch.manual_seed(0)
+    ordinary, model, replay = make_pair(Remembers(graph.num_features, 32, 3, graph.num_classes).to(device))
+    for batch in batches[:16]:
+        found = find_gradients(model, batch)
+        assert len(found) == 1 + len(list(model.parameters()))
+        assert_near(found, find_gradients(ordinary, batch))
+
+    assert (replay.replayed > 0) == (replay.reason is None)
+    assert device.type == "cuda" or replay.replayed > 0
+
+
+class Borrows(GraphSAGE):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs) * self.others[0]
+
+
+def test_gradients_of_what_is_no_parameter_are_not_lost(graph, device, batches):
+    model = Borrows(graph.num_features, 32, 3, graph.num_classes).to(device)
+    model.others = [torch.ones((), device=device, requires_grad=True)]
+    replay = accelerate(model, replay=True).replay
+    for number, batch in enumerate(batches[:12]):
+        told = pytest.warns(RuntimeWarning, match="asked for by what is no parameter of the model")
+        with told if number == 8 else nullcontext():
+            find_gradients(model, batch)
+        assert model.others[0].grad is not None
+        model.others[0].grad = None
+
+    assert (replay.replayed, replay.ordinary) == (0, 12)
+    assert all(type(part) is torch.nn.Parameter and part.grad is not None for part in model.parameters())
 
 
 def test_rows_that_learn_are_ordinary(graph, device, batches):
@@ -391,7 +456,7 @@ def test_models_that_wait_for_the_gpu_are_ordinary(graph):
 @pytest.mark.gpu
 @pytest.mark.gpus
 def test_passes_are_replayed_on_a_gpu_that_is_not_the_current_one(graph, monkeypatch):
-    monkeypatch.setattr(replayed, "_MARGIN", 0.15)
+    monkeypatch.setattr(passes, "_MARGIN", 0.15)
     ordinary, model, replay = make_pair(make_model(graph, "cuda:1"))
     loader = NeighborLoader(graph.to_data(), [5, 4, 3], graph.train_idx, batch_size=32, seed=0, device="cuda:1")
 
