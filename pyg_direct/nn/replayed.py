@@ -24,6 +24,8 @@ from pyg_direct.nn.trimmed import has_hooks
 # Ordinary passes before one is recorded, and batches in a row that found no room after which there is made more.
 _WARM_UP = 8
 _MISSES = 4
+# What stays as it is while passes are recorded.
+_SETTINGS = frozenset((bool, int, float, str, type(None)))
 
 
 class Replay:
@@ -180,12 +182,14 @@ def _read(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | N
 def _read_state(model: Any) -> tuple[Any, ...] | None:
     """Of a model and of torch, what recorded passes depend on; None where something looks at what modules give."""
     state: list[Any] = [torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
-                        torch.are_deterministic_algorithms_enabled()]  # fmt: skip
+                        torch.are_deterministic_algorithms_enabled(),
+                        torch.get_float32_matmul_precision()]  # fmt: skip
     for part in model.modules():
         # Those of the model itself are called around its `forward`.
         if (part is not model and has_hooks(part)) or (isinstance(part, MessagePassing) and _is_watched(part)):
             return None
-        state += [id(part), part.training]
+        # Such as the share of a dropout.
+        state += [id(part), *(value for value in part.__dict__.values() if type(value) in _SETTINGS)]
         for tensor in (*part._parameters.values(), *part._buffers.values()):
             if tensor is not None:
                 state += [tensor.data_ptr(), tensor.requires_grad]

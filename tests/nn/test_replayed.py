@@ -413,6 +413,20 @@ def test_dropout_draws_anew(graph, device, batches):
     assert not torch.equal(found[1], found[2])
 
 
+def test_settings_that_change_are_seen(graph, device, batches):
+    _, model, replay = make_pair(make_model(graph, device, dropout=0.5))
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    before = replay.replayed
+    assert before > 0
+
+    model.dropout.p = 0.0
+    ordinary = copy.deepcopy(model)
+    accelerate(ordinary)
+    assert_near(find_gradients(model, batches[12]), find_gradients(ordinary, batches[12]))
+    assert replay.replayed == before
+
+
 class Pair(GraphSAGE):
     def forward(self, *args, **kwargs):
         return super().forward(*args, **kwargs), None
