@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import warnings
+import math
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -17,13 +18,17 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from pyg_direct.dynamic import FrameTrainer, accelerate, stream
 from pyg_direct.dynamic.nn import MPNNLSTM, EvolveGCNO
 from tests.fuzz.aggregates import near
+from tests.fuzz.compare import deterministic
 from tests.fuzz.snapshots import GROUPS, OUT, STATES, WEIGHTED, WIDTHS, apply, make_layer, make_snapshots
 from tests.fuzz.space import Row, Space
 
 MEMORY = ("none", "least", "some", "much")
 FRAMED = ("EvolveGCNO", "MPNNLSTM")
-# Roundings on the way to a number: steps add up those of all frames, and normalising few nodes magnifies them.
-_TERMS, _NORMALISED_TERMS = 1000, 5000
+# Roundings on the way to a number: steps add up those of all frames.
+_TERMS = 1000
+# Normalising few nodes magnifies them, by up to 316 where a number hardly differs between these, once a step: how far
+# that goes is a matter of the case, told by PyG's own code in float32 with nodes and edges in up to so many orders.
+_ORDERS, _FARTHER = 64, 4
 
 
 def space(device: str) -> Space:
@@ -121,18 +126,12 @@ def run(row: Row, random: Random, device: str) -> int:
         times = slice(begin, random.randint(begin + window, len(snapshots)))
     num_frames = times.stop - times.start - window + 1
     leave = random.randrange(num_frames) if row["leave"] == "once" else None
-    exact = _Model(row, num_nodes).to(device)
-    fast = copy.deepcopy(exact)
-    exact.double().is_exact = True
+    given = _Model(row, num_nodes).to(device)
+    fast = copy.deepcopy(given)
     accelerate(fast)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        try:
-            expected = train_plainly(row, exact, [s.clone().to(device) for s in snapshots[times]], leave)
-        finally:
-            torch.use_deterministic_algorithms(False)
+    part = [snapshot.clone().to(device) for snapshot in snapshots[times]]
+    expected = run_reference(row, given, part, leave, torch.float64)
     trainer = make_trainer(row, fast, [s.clone() for s in snapshots], times, device, num_frames if leave is None
                            else leave)  # fmt: skip
     if leave is not None:
@@ -142,17 +141,69 @@ def run(row: Row, random: Random, device: str) -> int:
             pass
         else:
             raise AssertionError("the epoch was not left")
-    got = trainer.fit(int(row["epochs"]))
+    got = dict(_list_values(trainer.fit(int(row["epochs"])), fast, leave))
+    orders = range(_ORDERS if row["layer"] == "MPNNLSTM" else 0)
+    others = ([reorder(snapshot, order) for snapshot in part] for order in orders)
+    compare(got, expected, (run_reference(row, given, other, leave, torch.float32) for other in others))
+    return num_frames * int(row["epochs"])
 
-    terms = _NORMALISED_TERMS if row["layer"] == "MPNNLSTM" else _TERMS
-    for number, (one, other) in enumerate(zip(got, expected, strict=True)):
-        near(f"loss of epoch {number}", torch.tensor(one), other, "float32", terms)
-    wanted = dict(exact.state_dict())
-    for name, one in fast.state_dict().items():
+
+def _list_values(losses: list[float], model: torch.nn.Module, leave: int | None) -> Iterator[tuple[str, Tensor]]:
+    """What is compared, by name."""
+    for number, one in enumerate(losses):
+        yield f"loss of epoch {number}", torch.tensor(one, dtype=torch.float64)
+    for name, value in model.state_dict().items():
         # A frame that was left may have told its statistics or not.
         if leave is None or not name.rpartition(".")[2].startswith(("running_", "num_batches")):
-            near(name, one, wanted[name].cpu(), "float32", terms)
-    return num_frames * int(row["epochs"])
+            yield name, value.cpu()
+
+
+def compare(got: dict[str, Tensor], expected: dict[str, Tensor], others: Iterator[dict[str, Tensor]]) -> None:
+    """Equal up to as many roundings as steps take, or so many times those of `others`, which are right too and are made
+    one after the other until they tell of enough.
+    """
+    assert list(got) == list(expected)
+    roundings = dict.fromkeys(expected, 0.0)
+    while True:
+        try:
+            for name, one in got.items():
+                near(name, one, expected[name], "float32", max(_TERMS, math.ceil(_FARTHER * roundings[name])))
+        except AssertionError:
+            other = next(others, None)
+            if other is None:
+                raise
+        else:
+            return
+        for name, one in other.items():
+            wanted = expected[name].double()
+            apart = (one.double() - wanted).abs().max() / wanted.abs().max().clamp(min=1)
+            roundings[name] = max(roundings[name], 2 * float(apart) / torch.finfo(torch.float32).eps)
+
+
+def run_reference(row: Row, given: _Model, snapshots: list[Data], leave: int | None,
+                  dtype: torch.dtype) -> dict[str, Tensor]:  # fmt: skip
+    """What is compared, of PyG's convolutions in the plain loop; the model stays as it is."""
+    model = copy.deepcopy(given).to(dtype)
+    model.is_exact = True
+    with deterministic():
+        losses = train_plainly(row, model, snapshots, leave)
+    return dict(_list_values(losses, model, leave))
+
+
+def reorder(snapshot: Data, number: int) -> Data:
+    """The same graph with nodes and edges in another order; of loops of a node the last stays so, as it counts."""
+    random = Random(number)
+    x: Any = snapshot.x
+    edge_index: Any = snapshot.edge_index
+    nodes = random.sample(range(len(x)), len(x))
+    loops = (edge_index[0] == edge_index[1]).tolist()
+    edges = random.sample(range(len(loops)), len(loops))
+    ascending = iter(sorted(edge for edge in edges if loops[edge]))
+    edges = [next(ascending) if loops[edge] else edge for edge in edges]
+    there = torch.tensor(nodes, device=x.device).argsort()
+    weight = snapshot.edge_attr
+    return Data(x=x[nodes], y=snapshot.y[nodes], edge_index=there[edge_index[:, edges]],
+                edge_attr=None if weight is None else weight[edges])  # fmt: skip
 
 
 def make_trainer(row: Row, model: torch.nn.Module, snapshots: list[Data], times: slice, device: str,
@@ -183,7 +234,7 @@ def make_trainer(row: Row, model: torch.nn.Module, snapshots: list[Data], times:
 
 def train_plainly(row: Row, model: Any, snapshots: list[Data], leave: int | None) -> list[float]:
     """Mean losses of the epochs, after the frames before one that is left."""
-    optimizer, window = make_optimizer(row, model), int(row["window"])
+    optimizer, window, dtype = make_optimizer(row, model), int(row["window"]), model.linear.weight.dtype
     num_frames, losses = len(snapshots) - window + 1, []
     for count in [*([] if leave is None else [leave]), *[num_frames] * int(row["epochs"])]:
         total = 0.0
@@ -192,9 +243,9 @@ def train_plainly(row: Row, model: Any, snapshots: list[Data], leave: int | None
                 model.cell.reinitialize_weight()
             state, costs = None, []
             for snapshot in snapshots[first : first + window]:
-                weight = None if snapshot.edge_attr is None else snapshot.edge_attr.double()
-                y_hat, state = model(snapshot.x.double(), snapshot.edge_index, weight, state)
-                costs.append(F.mse_loss(y_hat, snapshot.y.double()))
+                weight = None if snapshot.edge_attr is None else snapshot.edge_attr.to(dtype)
+                y_hat, state = model(snapshot.x.to(dtype), snapshot.edge_index, weight, state)
+                costs.append(F.mse_loss(y_hat, snapshot.y.to(dtype)))
             cost = costs[-1] if row["target"] == "last" else torch.stack(costs).mean()
             optimizer.zero_grad()
             cost.backward()
