@@ -19,7 +19,7 @@ from pyg_direct.dynamic import FrameTrainer, accelerate, stream
 from pyg_direct.dynamic.nn import MPNNLSTM, EvolveGCNO
 from tests.fuzz.aggregates import near
 from tests.fuzz.compare import deterministic
-from tests.fuzz.snapshots import GROUPS, OUT, STATES, WEIGHTED, WIDTHS, apply, make_layer, make_snapshots
+from tests.fuzz.snapshots import GROUPS, OUT, STATES, WEIGHTED, WIDTHS, apply, count_numbers, make_layer, make_snapshots
 from tests.fuzz.space import Row, Space
 
 MEMORY = ("none", "least", "some", "much")
@@ -34,16 +34,17 @@ _ORDERS, _FARTHER = 64, 4
 def space(device: str) -> Space:
     """The options of this subject."""
     options = {
-        "layer": ("TGCN", "GConvGRU", "EvolveGCNO", "MPNNLSTM", "GCN", "SAGE", "Cheb"), "more": ("no", "yes"),
-        "second": ("no", "yes"), "weights": ("none", "all", "some"), "change": ("few", "none", "all"),
-        "edges": ("few", "none", "many"), "count": ("1", "3", "9"), "window": ("1", "2", "3", "8"),
-        "width": tuple(WIDTHS), "given": ("list", "stream", "part"), "keep": ("auto", "device", "host"),
-        "group": tuple(GROUPS), "form": ("mask", "split"), "memory": MEMORY, "target": ("last", "all"),
-        "step": ("plain", "momentum"), "leave": ("never", "once"), "epochs": ("1", "3"), "threads": ("one", "all"),
+        "layer": ("TGCN", "GConvGRU", "EvolveGCNO", "MPNNLSTM", "GCN", "SAGE", "Cheb", "GCLSTM"),
+        "more": ("no", "yes"), "second": ("no", "yes"), "weights": ("none", "all", "some"), "share": ("no", "yes"),
+        "change": ("few", "none", "all"), "edges": ("few", "none", "many"), "count": ("1", "3", "9"),
+        "window": ("1", "2", "3", "8"), "width": tuple(WIDTHS), "given": ("list", "stream", "part"),
+        "keep": ("auto", "device", "host"), "group": tuple(GROUPS), "form": ("mask", "split"), "memory": MEMORY,
+        "target": ("last", "all"), "step": ("plain", "momentum"), "leave": ("never", "once"), "epochs": ("1", "3"),
+        "threads": ("one", "all"),
     }  # fmt: skip
     rules = (
         (("layer", "weights"), lambda layer, weights: layer in (*WEIGHTED, *FRAMED) or weights == "none"),
-        (("layer", "more"), lambda layer, more: layer not in ("GConvGRU", "MPNNLSTM") or more == "no"),
+        (("layer", "more"), lambda layer, more: layer not in ("GConvGRU", "GCLSTM", "MPNNLSTM") or more == "no"),
         (("group", "form"), lambda group, form: group != "auto" or form == "mask"),
         (("given", "group"), lambda given, group: given != "list" or group == "auto"),
         (("given", "keep"), lambda given, keep: given != "list" or keep == "auto"),
@@ -57,7 +58,7 @@ class _Model(torch.nn.Module):
 
     def __init__(self, row: Row, num_nodes: int) -> None:
         super().__init__()
-        self.row, self.is_exact, width = row, False, OUT
+        self.row, self.is_exact, width = row, False, count_numbers(row)
         if row["layer"] == "EvolveGCNO":
             width = WIDTHS[row["width"]]
             self.cell: Any = EvolveGCNO(width, improved=row["more"] == "yes", add_self_loops=row["more"] == "no")
@@ -132,7 +133,7 @@ def run(row: Row, random: Random, device: str) -> int:
 
     part = [snapshot.clone().to(device) for snapshot in snapshots[times]]
     expected = run_reference(row, given, part, leave, torch.float64)
-    trainer = make_trainer(row, fast, [s.clone() for s in snapshots], times, device, num_frames if leave is None
+    trainer = make_trainer(row, fast, [copy.copy(s) for s in snapshots], times, device, num_frames if leave is None
                            else leave)  # fmt: skip
     if leave is not None:
         try:
