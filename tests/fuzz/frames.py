@@ -13,17 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_direct.dynamic import FrameTrainer, accelerate, stream
-from pyg_direct.dynamic.nn import MPNNLSTM, EvolveGCNO
+from pyg_direct.dynamic.nn import MPNNLSTM
 from tests.fuzz.aggregates import near
 from tests.fuzz.compare import deterministic
 from tests.fuzz.snapshots import GROUPS, OUT, STATES, WEIGHTED, WIDTHS, apply, count_numbers, make_layer, make_snapshots
 from tests.fuzz.space import Row, Space
 
 MEMORY = ("none", "least", "some", "much")
-FRAMED = ("EvolveGCNO", "MPNNLSTM")
 # Roundings on the way to a number: steps add up those of all frames.
 _TERMS = 1000
 # Normalising few nodes magnifies them, by up to 316 where a number hardly differs between these, once a step: how far
@@ -43,7 +41,7 @@ def space(device: str) -> Space:
         "threads": ("one", "all"),
     }  # fmt: skip
     rules = (
-        (("layer", "weights"), lambda layer, weights: layer in (*WEIGHTED, *FRAMED) or weights == "none"),
+        (("layer", "weights"), lambda layer, weights: layer in (*WEIGHTED, "MPNNLSTM") or weights == "none"),
         (("layer", "more"), lambda layer, more: layer not in ("GConvGRU", "GCLSTM", "MPNNLSTM") or more == "no"),
         (("group", "form"), lambda group, form: group != "auto" or form == "mask"),
         (("given", "group"), lambda given, group: given != "list" or group == "auto"),
@@ -59,11 +57,9 @@ class _Model(torch.nn.Module):
     def __init__(self, row: Row, num_nodes: int) -> None:
         super().__init__()
         self.row, self.is_exact, width = row, False, count_numbers(row)
-        if row["layer"] == "EvolveGCNO":
-            width = WIDTHS[row["width"]]
-            self.cell: Any = EvolveGCNO(width, improved=row["more"] == "yes", add_self_loops=row["more"] == "no")
-        elif row["layer"] == "MPNNLSTM":
-            self.cell, width = MPNNLSTM(WIDTHS[row["width"]], OUT, num_nodes, 1, 0.0), 2 * OUT + WIDTHS[row["width"]]
+        if row["layer"] == "MPNNLSTM":
+            self.cell: Any = MPNNLSTM(WIDTHS[row["width"]], OUT, num_nodes, 1, 0.0)
+            width = 2 * OUT + WIDTHS[row["width"]]
         else:
             self.cell = make_layer(row)
         self.second = GCNConv(width, OUT) if row["second"] == "yes" else None
@@ -71,27 +67,16 @@ class _Model(torch.nn.Module):
 
     def forward(self, x: Tensor, edges: Tensor, weight: Tensor | None, state: Any = None) -> tuple[Tensor, Any]:
         """Prediction and state."""
-        if self.row["layer"] not in FRAMED:
+        if self.row["layer"] != "MPNNLSTM":
             out = apply(self.row, self.cell, x, edges, weight, state, is_exact=self.is_exact)
-        elif not self.is_exact:
-            out = self.cell(x, edges, weight)
         else:
-            out = (_evolve if self.row["layer"] == "EvolveGCNO" else _pass_messages)(self.cell, x, edges, weight)
+            out = _pass_messages(self.cell, x, edges, weight) if self.is_exact else self.cell(x, edges, weight)
         state = out if self.row["layer"] in STATES else None
         # Sums of many numbers would let steps diverge.
         out = out.tanh()
         if self.second is not None:
-            out = self.second(out, edges, weight if self.row["layer"] in (*WEIGHTED, *FRAMED) else None).tanh()
+            out = self.second(out, edges, weight if self.row["layer"] in (*WEIGHTED, "MPNNLSTM") else None).tanh()
         return self.linear(out).view(-1), state
-
-
-def _evolve(cell: Any, x: Tensor, edges: Tensor, weight: Tensor | None) -> Tensor:
-    """EvolveGCN-O (Pareja et al., equation 4), as PyTorch Geometric Temporal has it."""
-    before = cell.initial_weight if cell.weight is None else cell.weight
-    cell.weight = cell.recurrent_layer(before, before)[0]
-    edges, weight = gcn_norm(edges, weight, x.shape[0], cell.improved, cell.add_self_loops, dtype=x.dtype)
-    messages = x[edges[0]] if weight is None else x[edges[0]] * weight.unsqueeze(1)
-    return torch.zeros_like(x).index_add(0, edges[1], messages) @ cell.weight[0]
 
 
 def _pass_messages(cell: Any, x: Tensor, edges: Tensor, weight: Tensor | None) -> Tensor:

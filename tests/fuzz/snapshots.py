@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import ChebConv, GCNConv, GINConv, GraphConv, SAGEConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_direct.dynamic import accelerate, stream
-from pyg_direct.dynamic.nn import GCLSTM, TGCN, GConvGRU
+from pyg_direct.dynamic.nn import GCLSTM, TGCN, EvolveGCNO, GConvGRU
 from tests.fuzz.aggregates import near
 from tests.fuzz.compare import deterministic
 from tests.fuzz.graphs import make_edges
@@ -23,7 +24,7 @@ WIDTHS = {"1": 1, "3": 3, "8": 8, "17": 17}
 GROUPS: dict[str, int | str] = {"1": 1, "2": 2, "4": 4, "8": 8, "auto": "auto"}
 MEMORY = {"none": None, "some": "100%", "much": "1M"}
 # Those that take weights of edges, and those of a state.
-WEIGHTED = ("GCN", "Graph", "Cheb", "TGCN", "GConvGRU", "GCLSTM")
+WEIGHTED = ("GCN", "Graph", "Cheb", "TGCN", "GConvGRU", "GCLSTM", "EvolveGCNO")
 STATES = ("TGCN", "GConvGRU", "GCLSTM")
 # Roundings on the way to a number: sums, degrees and products; and as many states as there are snapshots.
 _TERMS, _STATE_TERMS = 500, 4000
@@ -32,18 +33,20 @@ _TERMS, _STATE_TERMS = 500, 4000
 def space(device: str) -> Space:
     """The options of this subject."""
     options = {
-        "layer": ("GCN", "SAGE", "Graph", "GIN", "Cheb", "TGCN", "GConvGRU", "GCLSTM"), "more": ("no", "yes", "other"),
-        "weights": ("none", "all", "some"), "change": ("few", "none", "all"), "edges": ("few", "none", "many"),
-        "count": ("1", "3", "9"), "width": tuple(WIDTHS), "keep": ("auto", "device", "host"),
-        "group": tuple(GROUPS), "form": ("mask", "split"), "memory": tuple(MEMORY), "written": ("no", "yes"),
-        "steps": ("epoch", "snapshot", "none"), "visit": ("all", "part", "backwards"), "epochs": ("1", "3"),
-        "threads": ("one", "all"), "nodes": ("same", "other"), "share": ("no", "yes"),
+        "layer": ("GCN", "SAGE", "Graph", "GIN", "Cheb", "TGCN", "GConvGRU", "GCLSTM", "EvolveGCNO"),
+        "more": ("no", "yes", "other"), "weights": ("none", "all", "some"), "change": ("few", "none", "all"),
+        "edges": ("few", "none", "many"), "count": ("1", "3", "9"), "width": tuple(WIDTHS),
+        "keep": ("auto", "device", "host"), "group": tuple(GROUPS), "form": ("mask", "split"), "memory": tuple(MEMORY),
+        "written": ("no", "yes"), "steps": ("epoch", "snapshot", "none"), "visit": ("all", "part", "backwards"),
+        "epochs": ("1", "3"), "threads": ("one", "all"), "nodes": ("same", "other"), "share": ("no", "yes"),
     }  # fmt: skip
     rules = (
         (("layer", "weights"), lambda layer, weights: layer in WEIGHTED or weights == "none"),
         (("group", "form"), lambda group, form: group != "auto" or form == "mask"),
         (("layer", "more"), lambda layer, more: layer not in ("GConvGRU", "GCLSTM") or more == "no"),
         (("layer", "more"), lambda layer, more: layer in ("GCN", "Cheb") or more != "other"),
+        # Weights that evolve lead gradients back to the first snapshot.
+        (("layer", "steps"), lambda layer, steps: layer != "EvolveGCNO" or steps != "snapshot"),
         # A state is that of the same nodes.
         (("layer", "nodes"), lambda layer, nodes: layer not in STATES or nodes == "same"),
     )  # fmt: skip
@@ -67,6 +70,8 @@ def make_layer(row: Row) -> torch.nn.Module:
         return ChebConv(width, OUT, 2 if row["more"] == "no" else 3, "rw" if row["more"] == "other" else "sym")
     if row["layer"] == "GCLSTM":
         return GCLSTM(width, OUT, 2)
+    if row["layer"] == "EvolveGCNO":
+        return EvolveGCNO(width, improved=more, add_self_loops=not more)
     return TGCN(width, OUT, improved=more) if row["layer"] == "TGCN" else GConvGRU(width, OUT, 2)
 
 
@@ -121,7 +126,7 @@ def run(row: Row, random: Random, device: str) -> int:
     order = list(times)[::-1] if row["visit"] == "backwards" else list(times)
     with deterministic():
         expected, wanted = run_epoch(row, exact, [snapshots[t].to(device) for t in order], torch.float64)
-    terms = _STATE_TERMS if row["layer"] in STATES else _TERMS
+    terms = _STATE_TERMS if row["layer"] in (*STATES, "EvolveGCNO") else _TERMS
     for _ in range(int(row["epochs"])):
         visited = [given[t] for t in order] if row["visit"] == "backwards" else part
         got, grads = run_epoch(row, fast, visited, torch.float32)
@@ -136,6 +141,8 @@ def run_epoch(row: Row, layer: Any, snapshots: Any, dtype: torch.dtype) -> tuple
     """(results, gradients of the parameters), after one backward pass or one for each snapshot."""
     results, total, state = [], None, None
     layer.zero_grad(set_to_none=True)
+    if row["layer"] == "EvolveGCNO":
+        layer.reinitialize_weight()
     with torch.set_grad_enabled(row["steps"] != "none"):
         for number, snapshot in enumerate(snapshots):
             x, edges, weight = snapshot.x, snapshot.edge_index, snapshot.edge_attr
@@ -162,6 +169,8 @@ def apply(row: Row, layer: Any, x: Tensor, edges: Tensor, weight: Tensor | None,
     """The layer's result; cells in terms of PyG's convolutions where it is to be exact."""
     if row["layer"] in ("SAGE", "GIN"):
         out: Tensor = layer(x, edges)
+    elif row["layer"] == "EvolveGCNO" and is_exact:
+        out = apply_evolve(layer, x, edges, weight)
     elif row["layer"] not in STATES:
         out = layer(x, edges, weight)
     elif not is_exact:
@@ -177,6 +186,8 @@ def apply(row: Row, layer: Any, x: Tensor, edges: Tensor, weight: Tensor | None,
 
 def count_numbers(row: Row) -> int:
     """Numbers of a node in the results: an LSTM's are its state and that of the cell."""
+    if row["layer"] == "EvolveGCNO":
+        return WIDTHS[row["width"]]
     return 2 * OUT if row["layer"] == "GCLSTM" else OUT
 
 
@@ -214,3 +225,12 @@ def apply_lstm(layer: Any, x: Tensor, edges: Tensor, weight: Tensor | None, stat
 
     cell = gate("f").sigmoid() * cell + gate("i").sigmoid() * gate("c").tanh()
     return torch.cat([gate("o").sigmoid() * cell.tanh(), cell], 1)
+
+
+def apply_evolve(cell: Any, x: Tensor, edges: Tensor, weight: Tensor | None) -> Tensor:
+    """EvolveGCN-O (Pareja et al., equation 4), as PyTorch Geometric Temporal has it."""
+    before = cell.initial_weight if cell.weight is None else cell.weight
+    cell.weight = cell.recurrent_layer(before, before)[0]
+    edges, weight = gcn_norm(edges, weight, x.shape[0], cell.improved, cell.add_self_loops, dtype=x.dtype)
+    messages = x[edges[0]] if weight is None else x[edges[0]] * weight.unsqueeze(1)
+    return torch.zeros_like(x).index_add(0, edges[1], messages) @ cell.weight[0]
