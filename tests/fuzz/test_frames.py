@@ -1,4 +1,4 @@
-"""What random frames allow where normalising few nodes magnifies rounding: PyG's own, and nothing that is wrong."""
+"""What random frames allow where steps magnify rounding: as much as PyG's own code, and nothing that is wrong."""
 
 from random import Random
 
@@ -15,10 +15,17 @@ MAGNIFYING = Case.parse(
     "frames cpu 2049319749 layer=MPNNLSTM width=1 more=no weights=some count=9 window=3 given=part keep=auto group=2 "
     "form=split second=no change=all edges=many memory=none target=last step=plain leave=once epochs=3 threads=one"
 )
+# Sums of 33 edges of one node: 6.6e-5 of the largest number apart, PyG's own 2.4e-4.
+SUMMING = Case.parse(
+    "frames cpu 2835380591 layer=SAGE group=8 more=yes weights=none count=9 window=1 given=stream keep=host form=split "
+    "second=no share=yes change=all edges=many width=3 memory=none target=all step=momentum leave=once epochs=3 "
+    "threads=one"
+)
 
 
-def test_rounding_may_be_as_far_apart_as_that_of_pyg():
-    assert MAGNIFYING.run() == 18
+@pytest.mark.parametrize("case", [MAGNIFYING, SUMMING], ids=["normalised", "summed"])
+def test_rounding_may_be_as_far_apart_as_that_of_pyg(case):
+    assert case.run() > 0
 
 
 @pytest.mark.slow
