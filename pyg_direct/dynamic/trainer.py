@@ -92,10 +92,13 @@ class FrameTrainer:
         if not 1 <= window <= len(given):
             raise ArgumentError(f"window must lie in [1, {len(given)}], the number of snapshots, got {window}")
         snapshots = [given[t] for t in range(len(given))]
-        for name, shapes in (("x", {s.x.shape if s.x is not None else None for s in snapshots}),
-                             ("y", {s.y.shape if s.y is not None else None for s in snapshots})):  # fmt: skip
-            if None in shapes or len(shapes) > 1:
-                raise ArgumentError(f"{name} must have one shape in all snapshots, got {sorted(map(str, shapes))}")
+        for name in ("x", "y"):
+            shapes = [None if snapshot.get(name) is None else tuple(snapshot[name].shape) for snapshot in snapshots]
+            other = next((t for t, shape in enumerate(shapes) if shape is None or shape != shapes[0]), None)
+            if other is not None:
+                got = " and ".join(f"{shapes[t]} at {t}" for t in sorted({0, other}))
+                raise ArgumentError(f"{name} must have one shape in all snapshots of frames, got {got}; a loop over "
+                                    "`stream` takes any")  # fmt: skip
         for part in given.plan.parts:
             for name, value in (("x", part.x), ("edge_attr", part.edge_weight)):
                 if value is not None and value.requires_grad:

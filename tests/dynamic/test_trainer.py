@@ -277,12 +277,18 @@ def test_what_a_stream_has_is_not_asked_for_again(monkeypatch, options, message)
     assert FrameTrainer(model, given, optimizer, window=WINDOW, device="cpu").plan is given.plan
 
 
-def test_snapshots_of_different_sizes_are_refused():
-    signal = make_signal()
-    signal[2].x = signal[2].x[:-1]
-    model = MODELS["TGCN"]()
+@pytest.mark.parametrize(
+    ("time", "name", "shape", "message"),
+    [(2, "x", (12, 3), r"x must have one shape.*at 0 and \(12, 3\) at 2; a loop over `stream`"),
+     (1, "y", (12,), r"y must have one shape.*at 0 and \(12,\) at 1; a loop"), (4, "y", None, "at 0 and None at 4;"),
+     (0, "x", None, "x must have one shape.*got None at 0;")],
+)  # fmt: skip
+def test_snapshots_of_different_sizes_are_refused(time, name, shape, message):
+    signal, model = make_signal(), MODELS["TGCN"]()
+    signal[time][name] = None if shape is None else torch.zeros(shape)
+    signal[time].num_nodes = NODES
 
-    with pytest.raises(ArgumentError, match="x must have one shape"):
+    with pytest.raises(ArgumentError, match=message):
         FrameTrainer(model, signal, torch.optim.SGD(model.parameters(), lr=0.1), window=WINDOW, device="cpu")
 
 
