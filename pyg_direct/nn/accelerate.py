@@ -20,7 +20,7 @@ from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.nn import attention, gcn, gin, relational, root, transformer
 from pyg_direct.nn.joined import forget_relations, watch_relations
 from pyg_direct.nn.propagate import MESSAGES, propagate
-from pyg_direct.nn.replayed import Replay, attach, detach
+from pyg_direct.nn.replayed import Replay, attach, check, detach
 from pyg_direct.nn.transformed import forget_graph, watch_graph
 from pyg_direct.nn.trimmed import forget_trimming, watch_trimming
 from pyg_direct.nn.whole import UnknownEdges
@@ -86,23 +86,27 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
 
     Steps of a small model take the host longer to launch than a GPU to compute. With `replay`, training passes of the
     model, forward and backward, are recorded as CUDA graphs after some, in places for batches that are a little larger,
-    and replayed for batches of the same loader; the training loop stays as it is. Ordinary passes are those without
+    and replayed for batches of the same loader; the training loop stays as it is. Before, a pass is tried over such
+    places: where it waits for the GPU, sets attributes, writes to its arguments, draws random numbers of the host or
+    sees other nodes than neighbors, none is replayed, and a warning says why. Ordinary passes are also those without
     gradients or in `eval()`, over batches that find no room, with types, or of other loaders, while an earlier pass may
-    still go back, and where hooks or explanations look on. The model must be given the edges of a batch, rows of its
-    nodes or edges, its numbers of nodes and edges of each hop, or what stays the same, read nothing back from the GPU,
-    give rows of nodes, and compute the row of a node from it and its neighbors alone; what is Python in it runs when it
-    is recorded. Memory of a pass is held twice.
+    still go back, under checkpoints, and where hooks of layers or explanations look on. A model must be given the edges
+    of a batch, rows of its nodes or edges, its numbers of nodes and edges of each hop, or what stays the same, and give
+    rows of nodes. It may keep settings, tensors and functions as attributes; what is in objects of its own, or changes
+    outside of it, is taken as it was when it was recorded. A replayed pass goes back once, and without a graph of its
+    own; memory of a pass is held twice. A model that DistributedDataParallel is to hold is accelerated before.
 
     Args:
         model: Any module; it is changed in place.
-        replay: Replay passes of the model as CUDA graphs; on a CPU nothing changes.
+        replay: Replay passes of the model as CUDA graphs, on a GPU; those of a model within it no longer are.
 
     Returns:
         What was accelerated, with `undo()`.
 
     Raises:
         ArgumentTypeError: `model` is no module.
-        ArgumentError: with `replay`, a norm of the model looks at all nodes, or the model is itself a convolution.
+        ArgumentError: with `replay`, a norm of the model looks at all nodes, the model is itself a convolution, or what
+            holds it for several GPUs.
 
     Example:
         >>> from torch_geometric.nn import GraphSAGE
@@ -114,6 +118,8 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if replay:
+        check(model)
     for module in model.modules():
         detach(module)
         forget_pickled(module)

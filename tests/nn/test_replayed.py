@@ -17,7 +17,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GINEConv, GraphConv, GraphSAGE, SA
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn import passes, replayed
+from pyg_direct.nn import call as calls, passes
 from tests.nn.convolutions import assert_near
 
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
@@ -59,7 +59,7 @@ def device(real_device, monkeypatch):
     monkeypatch.setattr(passes, "_MARGIN", 0.15)
     if real_device.type == "cpu":
         monkeypatch.setattr(passes, "Recorder", CallsAgain)
-        monkeypatch.setattr(replayed, "_can_record", lambda device: True)
+        monkeypatch.setattr(calls, "_can_record", lambda device: True)
         monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
         monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
     return real_device

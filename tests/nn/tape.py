@@ -1,0 +1,47 @@
+"""Stands for `Recorder` without a GPU: what torch computes is noted, and computed again over the same memory.
+
+Unlike Python that runs again it is as blind as a CUDA graph to all that is not in that memory. Our own loops of the CPU
+are not seen, so that models are replayed with PyG's.
+"""
+
+import gc
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class _Tape(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.calls.append((function, args, kwargs or {}, out))
+        return out
+
+
+class _Graph:
+    def __init__(self, calls):
+        self.calls = calls
+
+    @torch.no_grad()
+    def replay(self):
+        for function, args, kwargs, out in self.calls:
+            for old, new in zip(tree_leaves(out), tree_leaves(function(*args, **kwargs)), strict=True):
+                if isinstance(old, torch.Tensor) and old.numel() and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class TapeRecorder:
+    """Has what `Recorder` has."""
+
+    def __init__(self, device):
+        assert device.type == "cpu"
+
+    def record(self, work):
+        gc.collect()
+        with _Tape() as tape:
+            work()
+        return _Graph(tape.calls)

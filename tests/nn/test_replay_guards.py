@@ -1,0 +1,418 @@
+"""Whatever a model or a loop does: a replayed pass gives what an ordinary one gives, or is not replayed."""
+
+import copy
+import random
+import threading
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import GCN, GraphSAGE
+
+from pyg_direct import NeighborLoader, accelerate
+from pyg_direct.datasets import synthetic_graph
+from pyg_direct.errors import ArgumentError
+from pyg_direct.nn import call as calls, passes, replayed
+from tests.nn.convolutions import assert_near
+from tests.nn.tape import TapeRecorder
+
+WARM = 12
+
+
+@pytest.fixture(autouse=True)
+def _tapes(monkeypatch):
+    monkeypatch.setattr(passes, "_MARGIN", 0.15)
+    monkeypatch.setattr(passes, "Recorder", TapeRecorder)
+    monkeypatch.setattr(calls, "_can_record", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return synthetic_graph("products", scale=0.002, device="cpu")
+
+
+@pytest.fixture
+def batches(graph):
+    loader = NeighborLoader(graph.to_data(), [5, 4, 3], graph.train_idx, batch_size=32, seed=0, device="cpu",
+                            shuffle=True)  # fmt: skip
+    return [batch for _ in range(3) for batch in loader][:24]
+
+
+def make_pair(graph, kind=GraphSAGE, **options):
+    """PyG's model as it is, the same replayed, and what that says."""
+    torch.manual_seed(0)
+    model = kind(graph.num_features, 32, 3, graph.num_classes, **options)
+    return copy.deepcopy(model), model, replayed.attach(model)
+
+
+def run_plainly(model, batch):
+    return model(batch.x, batch.edge_index)
+
+
+def find_gradients(model, batch, run=run_plainly):
+    model.zero_grad()
+    loss = F.cross_entropy(run(model, batch)[: batch.batch_size], batch.y[: batch.batch_size].long())
+    loss.backward()
+    return [loss.detach(), *(part.grad for part in model.parameters() if part.grad is not None)]
+
+
+def compare(models, batches, run=run_plainly):
+    """Gradients of both over some batches, also while passes are refused."""
+    ordinary, model = models
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "passes of the model are not replayed")
+        for batch in batches:
+            found, expected = find_gradients(model, batch, run), find_gradients(ordinary, batch, run)
+            assert len(found) == len(expected)
+            assert_near(found, expected)
+
+
+def go_back(model, batches):
+    for batch in batches:
+        run_plainly(model, batch).sum().backward()
+
+
+def test_tapes_replay(graph, batches):
+    ordinary, model, replay = make_pair(graph)
+    compare((ordinary, model), batches)
+    assert replay.replayed >= WARM
+
+
+def assign_state(model):
+    model.load_state_dict(model.state_dict(), assign=True)
+
+
+def replace_parameter(model):
+    model.convs[0].lin_l.weight = torch.nn.Parameter(model.convs[0].lin_l.weight.data)
+
+
+def turn_weight(model):
+    model.convs[1].lin_l.weight.data = model.convs[1].lin_l.weight.data.t()
+
+
+def normalize(model):
+    for conv in model.convs:
+        conv.normalize = True
+
+
+def change_activation(model):
+    model.act = torch.nn.Tanh()
+
+
+def replace_layer(model):
+    model.convs[1] = copy.deepcopy(model.convs[0] if model.convs[0].in_channels == 32 else model.convs[1])
+    with torch.no_grad():
+        model.convs[1].lin_l.bias.add_(1)
+
+
+@pytest.mark.parametrize("change", [assign_state, replace_parameter, turn_weight, normalize, change_activation,
+                                    replace_layer])  # fmt: skip
+def test_changes_of_a_model_are_seen(graph, batches, change):
+    ordinary, model, replay = make_pair(graph)
+    compare((ordinary, model), batches[:WARM])
+    assert replay.replayed > 0
+    before = replay.ordinary
+    for changed in (ordinary, model):
+        change(changed)
+
+    compare((ordinary, model), batches[WARM:16])
+
+    assert replay.ordinary > before
+    assert sum(part.grad is not None for part in model.parameters()) == len(list(model.parameters()))
+
+
+class Scaled(GraphSAGE):
+    """What it multiplies with is a tensor, a function's, or an item of a list."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.by, self.how, self.options = torch.tensor(2.0), torch.relu, [1.0]
+
+    def forward(self, x, edge_index):
+        return self.how(super().forward(x, edge_index) * self.by * self.options[0]) + x.sum() * 0
+
+
+def set_tensor(model):
+    model.by = torch.tensor(3.0)
+
+
+def set_function(model):
+    model.how = torch.tanh
+
+
+def set_item(model):
+    model.options[0] = 0.1
+
+
+@pytest.mark.parametrize("change", [set_tensor, set_function, set_item])
+def test_attributes_of_a_model_are_seen(graph, batches, change):
+    ordinary, model, replay = make_pair(graph, Scaled)
+    compare((ordinary, model), batches[:WARM])
+    assert replay.replayed > 0
+    for changed in (ordinary, model):
+        change(changed)
+
+    compare((ordinary, model), batches[WARM:16])
+
+
+class Keeps(GraphSAGE):
+    def forward(self, x, edge_index):
+        out = super().forward(x, edge_index)
+        self.kept = out.detach()
+        return out
+
+
+class Appends(GraphSAGE):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen = []
+
+    def forward(self, x, edge_index):
+        self.seen.append(len(x))
+        return super().forward(x, edge_index)
+
+
+class Throws(GraphSAGE):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) * (1 + (random.random() < 0.5))
+
+
+class Writes(GraphSAGE):
+    def forward(self, x, edge_index):
+        return super().forward(x.mul_(0.5), edge_index)
+
+
+class Mixes(GraphSAGE):
+    """As a virtual node does."""
+
+    def forward(self, x, edge_index):
+        out = super().forward(x, edge_index)
+        return out + out.mean(0)
+
+
+class Divides(GraphSAGE):
+    def forward(self, x, edge_index):
+        return super().forward(x / x.norm(dim=1, keepdim=True), edge_index)
+
+
+class Asks(GraphSAGE):
+    def forward(self, x, edge_index):
+        assert len(x) in self.counts
+        return super().forward(x, edge_index)
+
+
+CHANGES = "what the model holds, or is called with besides a batch, changes again and again"
+
+
+@pytest.mark.parametrize(("kind", "reason"), [
+    (Keeps, CHANGES),
+    (Appends, "forward sets 'seen' of Appends ''"),
+    (Throws, "forward draws random numbers of the host"),
+    (Writes, "forward writes to its arguments"),
+    (Mixes, "rows of nodes depend on nodes that are not their neighbors"),
+    (Asks, "assert "),
+])  # fmt: skip
+def test_what_a_replayed_pass_would_not_do_is_told(graph, batches, kind, reason):
+    _, model, replay = make_pair(graph, kind)
+    model.counts = {len(batch.x) for batch in batches}
+    before = [batch.x.clone() for batch in batches]
+    with pytest.warns(RuntimeWarning, match="not replayed as CUDA graphs") as told:
+        go_back(model, [*batches, *batches])
+
+    assert len(told) == 1
+    assert (replay.replayed, replay.ordinary) == (0, 2 * len(batches))
+    assert replay.reason.startswith(reason)
+    if kind is Appends:
+        # One pass was tried.
+        assert len(model.seen) == 2 * len(batches) + 1
+    if kind is Writes:
+        # Also by a pass that is tried.
+        assert_near([batch.x for batch in batches], [x * 0.25 for x in before])
+
+
+class Once(GraphSAGE):
+    """Sets what it has set before to something else in later passes alone."""
+
+    def forward(self, x, edge_index):
+        out = super().forward(x, edge_index)
+        self.norm = {"last": out.detach()}
+        return out
+
+
+def test_what_a_pass_sets_is_found_before_it_is_recorded(graph, batches):
+    ordinary, model, replay = make_pair(graph, Once)
+
+    compare((ordinary, model), batches[:WARM])
+
+    assert replay.replayed == 0
+    assert replay.reason == "forward sets 'norm' of Once ''"
+
+
+def test_rows_that_are_divided_by_their_norm_are_numbers(graph, batches):
+    ordinary, model, replay = make_pair(graph, Divides)
+
+    compare((ordinary, model), batches)
+
+    assert replay.replayed > 0
+
+
+def test_norms_that_come_later_are_seen(graph, batches):
+    ordinary, model, replay = make_pair(graph)
+    for changed in (ordinary, model):
+        changed.norms = torch.nn.ModuleList([torch.nn.BatchNorm1d(32) for _ in range(2)] + [torch.nn.Identity()])
+
+    compare((ordinary, model), batches[:WARM])
+
+    assert "a norm over all nodes, BatchNorm1d at 'norms.0'" in replay.reason
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_repeat_ordinary_passes(graph, batches, reentrant):
+    ordinary, model, replay = make_pair(graph, GCN, dropout=0.5)
+
+    def run(trained, batch):
+        torch.manual_seed(len(batch.x))
+        x = batch.x.clone().requires_grad_(reentrant)
+        return checkpoint(lambda rows: trained(rows, batch.edge_index), x, use_reentrant=reentrant)
+
+    compare((ordinary, model), batches[:WARM], run)
+
+    assert replay.replayed == 0
+
+
+def test_errors_of_a_recording_are_told_once_and_the_loop_goes_on(graph, batches, monkeypatch):
+    ordinary, model, replay = make_pair(graph)
+    tries = []
+
+    def fail(recorder, work):
+        tries.append(1)
+        raise torch.OutOfMemoryError("no memory is left\nfor this")
+
+    monkeypatch.setattr(TapeRecorder, "record", fail)
+    compare((ordinary, model), batches[:WARM])
+
+    assert (len(tries), replay.replayed, replay.reason) == (1, 0, "no memory is left")
+
+
+def test_threads_take_ordinary_passes(graph, batches):
+    ordinary, model, replay = make_pair(graph)
+    compare((ordinary, model), batches[:WARM])
+    assert replay.replayed > 0
+
+    thread = threading.Thread(target=compare, args=((ordinary, model), batches[WARM:14]))
+    thread.start()
+    thread.join()
+    compare((ordinary, model), batches[14:16])
+
+    assert replay.reason == "the model is called in several threads"
+
+
+def test_buffers_are_moved_by_no_trial(graph, batches):
+    class Counts(GraphSAGE):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x, edge_index):
+            self.count.add_(1)
+            return super().forward(x, edge_index)
+
+    _, model, replay = make_pair(graph, Counts)
+    go_back(model, batches[:8])
+    assert float(model.count) == 8
+    go_back(model, batches[8:9])
+    # A tape computes what a graph only records.
+    assert float(model.count) == 10
+    go_back(model, batches[9:12])
+    assert replay.replayed == 3
+    assert float(model.count) == 13
+
+
+def test_sizes_that_alternate_are_recorded_once(graph, batches, monkeypatch):
+    ordinary, model, replay = make_pair(graph)
+    made = []
+    monkeypatch.setattr(replayed.RecordedPasses, "record", lambda *args, real=replayed.RecordedPasses.record: (
+        made.append(1), real(*args))[1])  # fmt: skip
+
+    def run(trained, batch):
+        return trained(batch.x, batch.edge_index, batch_size=batch.batch_size)
+
+    compare((ordinary, model), [*batches, *batches], run)
+
+    sizes = {batch.batch_size for batch in batches}
+    assert len(sizes) > 1
+    assert len(made) <= 2
+    assert replay.replayed > WARM
+
+
+def test_arguments_that_pyg_takes_are_taken(graph, batches):
+    class Lists(GraphSAGE):
+        def forward(self, x, edge_index, parts):
+            return super().forward(x, edge_index) + sum(parts).sum()
+
+    ordinary, model, replay = make_pair(graph, Lists)
+    model.register_buffer("sparse", torch.eye(3).to_sparse())
+
+    def run(trained, batch):
+        return trained(batch.x, batch.edge_index, [torch.ones(2)] * 4)
+
+    compare((ordinary, model), batches[:WARM], run)
+    assert (replay.replayed, replay.reason) == (0, None)
+
+
+def test_a_graph_of_gradients_is_refused_in_words(graph, batches):
+    _, model, replay = make_pair(graph)
+    for batch in batches[:WARM]:
+        find_gradients(model, batch)
+    assert replay.replayed > 0
+    out = run_plainly(model, batches[WARM])
+
+    with pytest.raises(RuntimeError, match=r"goes back once and without a graph of its own; .* retain_graph or create"):
+        torch.autograd.grad(out.sum(), list(model.parameters()), create_graph=True)
+
+
+def test_torchscript_takes_pygs_code(graph, batches):
+    class Small(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    model = Small()
+    accelerate(model, replay=True)
+
+    scripted = torch.jit.script(model)
+
+    assert torch.equal(scripted(torch.ones(2, 3)), model(torch.ones(2, 3)))
+    assert model._replay.ordinary == 1
+
+
+def test_what_is_refused_leaves_a_model_as_it_was(graph):
+    model = GraphSAGE(4, 4, 2, norm="batch_norm")
+    with pytest.raises(ArgumentError, match="no norm over all nodes"):
+        accelerate(model, replay=True)
+    assert all("forward" not in part.__dict__ and "propagate" not in part.__dict__ for part in model.modules())
+
+    held = torch.nn.DataParallel(GraphSAGE(4, 4, 2))
+    with pytest.raises(ArgumentError, match="the one that DataParallel holds to be replayed"):
+        accelerate(held, replay=True)
+
+
+def test_distributed_data_parallel_holds_a_replayed_model(graph, batches, tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        ordinary, model, replay = make_pair(graph)
+        held = torch.nn.parallel.DistributedDataParallel(model)
+        with pytest.raises(ArgumentError, match="the one that DistributedDataParallel holds"):
+            accelerate(held, replay=True)
+        compare((ordinary, held), batches[:16])
+        assert replay.replayed > 0
+    finally:
+        dist.destroy_process_group()
