@@ -109,7 +109,7 @@ class Producers(ReportedLoader):
                                       daemon=True)  # fmt: skip
             process.start()
             # Its only writer is the producer then: the end of that one is the end of a message that it was writing.
-            channel._writer.close()
+            channel._writer.close()  # type: ignore[attr-defined]
             self._processes.append(process)
             self._orders.append(orders)
             self._channels.append(channel)
