@@ -329,8 +329,10 @@ def _send(topology: CSRTopo) -> Any:
             copy = array.cpu().detach().contiguous().view(array.shape)
             known = topology._sent[name] = array, share(copy)
             if not array.is_cuda and not any(placed.blocks for placed in topology._placed.values()):
-                setattr(topology, name, copy)
-                topology._sent[name] = copy, known[1]
+                # Not the copy, which is a view in torch's eyes and keeps what it was one of.
+                view = known[1].view(array.dtype, array.shape)
+                setattr(topology, name, view)
+                topology._sent[name] = view, known[1]
         arrays.append((known[1], array.dtype, array.shape))
     if "room" not in topology._sent:
         topology._sent["room"] = has_room(topology.num_bytes, torch.cuda.device_count())
