@@ -13,6 +13,7 @@ import socket
 import struct
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,6 +32,8 @@ _HEADER = struct.Struct("<QQ")
 _ALIGNMENT = 64
 # Seconds that who called waits for who came.
 _SECONDS = 10.0
+# Seconds until a server that did not come is called again, which may have been started anew on this host.
+_REST = 10.0
 
 
 class Channel:
@@ -146,8 +149,9 @@ class Channels(threading.local):
 
     def __init__(self, meet: Callable[[int, str, str], bool], timeout: float) -> None:
         self._meet, self._timeout = meet, timeout
-        # None for servers of other hosts.
+        # None for servers of other hosts, and until when these are let be.
         self._channels: dict[int, Channel | None] = {}
+        self._rests: dict[int, float] = {}
         # Parts that were told something and not heard yet.
         self._unheard: set[int] = set()
 
@@ -160,9 +164,7 @@ class Channels(threading.local):
             self._drop(part)
         told = []
         for part, question in questions.items():
-            if part not in self._channels:
-                self._channels[part] = call_over(partial(self._meet, part))
-            channel = self._channels[part]
+            channel = self._find(part)
             if channel is None:
                 continue
             self._unheard.add(part)
@@ -192,9 +194,18 @@ class Channels(threading.local):
             self._drop(part)
             return False, None
 
+    def _find(self, part: int) -> Channel | None:
+        channel = self._channels.get(part)
+        if channel is None and time.monotonic() >= self._rests.get(part, 0.0):
+            channel = self._channels[part] = call_over(partial(self._meet, part))
+            # Only after it has answered, which takes as long as it takes to start it anew.
+            self._rests[part] = time.monotonic() + _REST
+        return channel
+
     def _drop(self, part: int) -> None:
         """Meet the server anew before the next question: it may come back on another host."""
         self._unheard.discard(part)
+        self._rests.pop(part, None)
         channel = self._channels.pop(part)
         assert channel is not None
         channel.close()

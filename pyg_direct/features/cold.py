@@ -9,11 +9,9 @@ from typing import NamedTuple
 from pyg_direct.errors import ArgumentError
 from pyg_direct.runtime.device import abilities
 from pyg_direct.runtime.group import gather, identify_host
-from pyg_direct.runtime.host import available_bytes
+from pyg_direct.runtime.host import HOST_SHARE, available_bytes
 
 COLD_POLICIES = ("auto", "unified", "pinned", "shard")
-# Share of the host memory that is free which rows may take.
-_HOST_SHARE = 0.8
 
 
 class Room(NamedTuple):
@@ -52,12 +50,12 @@ def choose_cold(policy: str, num_bytes: int, devices: Sequence[int]) -> str:
         return policy
     if not all(abilities(index).managed_without_migration for index in devices):
         return "pinned"
-    return "unified" if len(devices) * num_bytes <= _HOST_SHARE * available_bytes() else "pinned"
+    return "unified" if len(devices) * num_bytes <= HOST_SHARE * available_bytes() else "pinned"
 
 
 def ask_rooms(is_shared: bool) -> list[Room]:
     """What each process of the group has, by rank; called by all of them."""
-    return [Room(*room) for room in gather((identify_host(), int(_HOST_SHARE * available_bytes()), is_shared))]
+    return [Room(*room) for room in gather((identify_host(), int(HOST_SHARE * available_bytes()), is_shared))]
 
 
 def find_too_small(rooms: Sequence[Room], num_bytes: int) -> Room | None:

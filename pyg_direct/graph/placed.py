@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, CudaError
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import budget_of, free_bytes
 from pyg_direct.runtime.memory import Block, allocate_or_fall_back, move
 from pyg_direct.runtime.probe import check_filled, choose_host_memory
+from pyg_direct.runtime.shared import find_shared, pin
 
 PLACEMENTS = ("cuda", "unified", "pinned", "cpu")
 # Arrays beside the neighbors up to this share of the free GPU memory go there, even where the neighbors do not.
@@ -139,6 +141,12 @@ def place_array(source: Tensor, placement: str, device: torch.device, what: str)
     if placement == "cuda":
         with show_wait(f"copying {what} to GPU memory", items=source.numel()):
             return source.to(device), source, None
+    shared = find_shared(source) if placement == "pinned" and source.numel() > 0 else None
+    if shared is not None:
+        # One copy for all processes that see it; less may be locked than held.
+        with contextlib.suppress(CudaError):
+            block = pin(shared, device)
+            return block.view_on_gpu(source.dtype, source.shape, device), source, block
     if source.is_cuda:
         block = allocate_or_fall_back(source.numel() * source.element_size(), placement, device)
         on_cpu = block.view_on_cpu(source.dtype, source.shape)
@@ -164,7 +172,7 @@ def interleave(indices: Tensor, edge_ids: Tensor, device: torch.device) -> tuple
 
 
 # What a topology holds that is of this process alone.
-_OWN_TO_PROCESS = ("_placed", "_lock", "_sent")
+_OWN_TO_PROCESS = ("_placed", "_lock", "_sent", "_has_room")
 
 
 def sendable_state(topology: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from pyg_direct.graph.pyg import Rows, read_array, read_edges
 from pyg_direct.ops.check import check_topology
 from pyg_direct.ops.compress import compress
 from pyg_direct.runtime.device import free_bytes, resolve_device
+from pyg_direct.runtime.host import has_room
 from pyg_direct.runtime.shared import SharedMemory, share
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
@@ -58,6 +59,9 @@ class CSRTopo:
         >>> topo.node_count, topo.edge_count, topo.degree.tolist()
         (4, 3, [1, 0, 2, 0])
     """
+
+    # Whether the host of the process that sent it here had room for a copy for each GPU.
+    _has_room = True
 
     def __init__(
         self,
@@ -166,6 +170,22 @@ class CSRTopo:
                 setattr(self, name, array.clone().share_memory_())
         return self
 
+    def adopt(self, other: CSRTopo) -> bool:
+        """Take the arrays of an equal topology in the place of its own, which are freed; whether it was equal.
+
+        One that was placed already, or lies in GPU memory, keeps its own too.
+        """
+        names = ("_indptr", "_indices", "_eid")
+        pairs = [(getattr(self, name), getattr(other, name)) for name in names]
+        if self._placed or any(a is not None and a.is_cuda for pair in pairs for a in pair):
+            return False
+        if not all(a is b if a is None or b is None else a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
+            return False
+        for name, (_, array) in zip(names, pairs, strict=True):
+            setattr(self, name, array)
+        self._sent = {}
+        return True
+
     def to_cpu(self) -> CSRTopo:
         """The topology with arrays in ordinary memory, which any process can read; itself where that is so."""
         if not self._indices.is_cuda and not any(p.blocks for p in self._placed.values()):
@@ -183,7 +203,9 @@ class CSRTopo:
         target = resolve_device(device)
         if target.type == "cuda" and (self._indices.is_cuda or ("cuda", target, None) in self._placed):
             return "cuda"
-        return choose_placement(self.num_bytes, target)
+        place = choose_placement(self.num_bytes, target)
+        # All processes that it was sent to choose alike; what they share is page-locked where it lies.
+        return "pinned" if place == "unified" and not self._has_room else place
 
     def place(self, placement: str = "auto", device: Device = None, *, topology_cache: int | str | None = None
               ) -> PlacedTopology:  # fmt: skip
@@ -307,17 +329,22 @@ def _send(topology: CSRTopo) -> Any:
             copy = array.cpu().detach().contiguous().view(array.shape)
             known = topology._sent[name] = array, share(copy)
             if not array.is_cuda and not any(placed.blocks for placed in topology._placed.values()):
-                setattr(topology, name, copy)
-                topology._sent[name] = copy, known[1]
+                # Not the copy, which is a view in torch's eyes and keeps what it was one of.
+                view = known[1].view(array.dtype, array.shape)
+                setattr(topology, name, view)
+                topology._sent[name] = view, known[1]
         arrays.append((known[1], array.dtype, array.shape))
-    return _receive, (type(topology), arrays, topology._feature_order)
+    if "room" not in topology._sent:
+        topology._sent["room"] = has_room(topology.num_bytes, torch.cuda.device_count())
+    return _receive, (type(topology), arrays, topology._feature_order, topology._sent["room"])
 
 
-def _receive(kind: type[CSRTopo], arrays: list[Any], feature_order: Tensor | None) -> CSRTopo:
+def _receive(kind: type[CSRTopo], arrays: list[Any], feature_order: Tensor | None, has_room: bool) -> CSRTopo:
     names = ("_indptr", "_indices", "_eid")
     state: dict[str, Any] = {n: None if a is None else a[0].view(*a[1:]) for n, a in zip(names, arrays, strict=True)}
     topology = kind.__new__(kind)
     topology.__setstate__({**state, "_feature_order": feature_order})
+    topology._has_room = has_room
     return topology
 
 

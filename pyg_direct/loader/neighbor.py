@@ -20,6 +20,7 @@ from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, EpochLoader, settle_sharing, settle_workers
 from pyg_direct.loader.graph import count_nodes
+from pyg_direct.loader.hosts import keep_once
 from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds
 from pyg_direct.loader.order import largest_fanout, note_hops
 from pyg_direct.loader.output import from_output, to_output
@@ -114,12 +115,14 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         cache_policy: With processes of a `torch.distributed` group, one a GPU, which all iterate: they keep node
             attributes of more than 16 bytes a row together, once in host memory, those of the first process of a host;
             `device_replicate`: each GPU has hot rows of its own; `p2p_clique_replicate`: GPUs that NVLink joins read
-            theirs from each other, so that `feature_cache`, which is for each GPU, caches as many times more. None:
-            every process has its own. See `Feature`.
-        cold_policy: With `cache_policy`, where GPUs read the other rows: `unified`, `pinned`, `shard` or `auto`; see
-            `Feature`. With `shard`, batches are made in step with the other processes, which all iterate; one that has
-            fewer batches, or leaves an epoch early, takes part in those of the others meanwhile, and ends its process
-            group after they are done (`dist.barrier()`).
+            theirs from each other, so that `feature_cache`, which is for each GPU, caches as many times more. Neighbor
+            lists of a `Data` that is sampled uniformly are once in host memory too. None: every process has its own.
+            See `Feature`.
+        cold_policy: With `cache_policy`, where GPUs read the other rows, and with `topology_placement="auto"` neighbor
+            lists that do not fit their memory: `unified`, a copy for each; `pinned`, one for all; or `auto`, the first
+            where the host has room; and for rows `shard`; see `Feature`. With `shard`, batches are made in step with
+            the other processes, which all iterate; one that has fewer batches, or leaves an epoch early, takes part in
+            those of the others meanwhile, and ends its process group after they are done (`dist.barrier()`).
         hotness: What ranks rows for `feature_cache`: `degree`; `expected`, the chance that a batch meets a node
             (`expected_reads`); or `frequency`: that chance, corrected by reads that are counted while `presample`
             epochs are sampled before the first one, as far as so many tell. Only for a `Data` that is sampled
@@ -267,8 +270,11 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         return self._attributes
 
     def _place_topology(self, topology: CSRTopo) -> PlacedTopology:
+        place = self.topology_placement
+        if self.sharing:
+            place = keep_once(topology, place, self.device, self.sharing["cold_policy"])
         try:
-            return topology.place(self.topology_placement, self.device, topology_cache=self.topology_cache)
+            return topology.place(place, self.device, topology_cache=self.topology_cache)
         except torch.OutOfMemoryError as error:
             if self.topology_placement != "auto":
                 raise

@@ -108,6 +108,8 @@ class Producers(ReportedLoader):
             process = context.Process(target=_produce, args=(self.loader, device, self._threads, orders, channel),
                                       daemon=True)  # fmt: skip
             process.start()
+            # Its only writer is the producer then: the end of that one is the end of a message that it was writing.
+            channel._writer.close()  # type: ignore[attr-defined]
             self._processes.append(process)
             self._orders.append(orders)
             self._channels.append(channel)
@@ -158,13 +160,12 @@ class Producers(ReportedLoader):
             self._expect_alive()
             try:
                 message = self._channels[lane].get(timeout=_SECONDS)
-            except queue.Empty:
-                continue
-            try:
                 # Also of an epoch that was left: opening a message gives its memory back.
                 sent, kind, what = ForkingPickler.loads(message)
+            except queue.Empty:
+                continue
             except (EOFError, OSError):
-                # It is asked for the memory: one that was killed meanwhile is what is to be told.
+                # It writes the message and has its memory: one that was killed meanwhile is what is to be told.
                 self._processes[lane].join(_SECONDS)
                 self._expect_alive()
                 raise

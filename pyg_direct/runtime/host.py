@@ -8,6 +8,8 @@ import mmap
 import os
 from pathlib import Path
 
+# Share of the host memory that is free which copies for GPUs may take.
+HOST_SHARE = 0.8
 _MEMINFO, _ZONES, _GROUP = Path("/proc/meminfo"), Path("/proc/zoneinfo"), Path("/sys/fs/cgroup")
 
 
@@ -31,6 +33,11 @@ def available_bytes() -> int:
             left = limit - _used_bytes()
             free = left if limit > _known_bytes() else min(free, left)
     return max(0, free)
+
+
+def has_room(num_bytes: int, count: int) -> bool:
+    """Whether so many copies of so many bytes may be made."""
+    return count * num_bytes <= HOST_SHARE * available_bytes()
 
 
 def count_cores() -> int:

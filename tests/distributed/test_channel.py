@@ -1,7 +1,9 @@
 """Two processes of a host talk over memory that both see; where one goes away, the other hears it."""
 
+import importlib.util
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from pyg_direct import NeighborLoader
+from pyg_direct.distributed import channel as channel_module
 from pyg_direct.distributed.channel import Channel, Channels, call_over, decode, go_over
 from pyg_direct.distributed.client import ClientGraph
 from pyg_direct.distributed.loader import DistNeighborLoader
@@ -268,6 +271,70 @@ def test_an_answer_that_nobody_heard_is_not_that_to_the_next_question(folder, mo
         has_answer, answer = channels.hear(part)
         assert has_answer
         assert answer.tolist() == servers._servers[part].read(*question).tolist()
+
+
+@pytest.mark.parametrize("is_rested", [True, False])
+def test_a_server_that_comes_to_this_host_is_met_again_after_a_rest(folder, data, monkeypatch, is_rested):
+    monkeypatch.setattr(channel_module, "_REST", 0.2 if is_rested else 60.0)
+    servers = Servers(folder, sees_hosts=False)
+    graph, got, begin = ClientGraph(servers, device="cpu"), [], time.monotonic()
+
+    for batch in DistNeighborLoader(graph, [4, -1, 2], SEEDS, prefetch=0, **COMMON):
+        got.append(as_dict(batch))
+        if len(got) == 2:
+            num_met, seconds, servers._sees_hosts = servers.num_met, time.monotonic() - begin, True
+            time.sleep(0.3)
+
+    expected = [as_dict(batch) for batch in NeighborLoader(data, [4, -1, 2], SEEDS, device="cpu", **COMMON)]
+    for batch, other in zip(got, expected, strict=True):
+        assert_equal(batch, other)
+    # While it is elsewhere, once in a rest and no more.
+    assert 2 <= num_met <= (2 * (1 + seconds / 0.2) if is_rested else 2)
+    assert (servers.num_over > 10) == is_rested
+    assert servers.num_met == num_met + (2 if is_rested else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+@pytest.mark.filterwarnings("ignore")
+def test_servers_that_ray_starts_anew_on_this_host_answer_over_memory(folder, data, monkeypatch):
+    import ray
+
+    from pyg_direct.distributed import engine
+
+    monkeypatch.setattr(channel_module, "_REST", 0.1)
+    got, over, is_apart = [], set(), True
+
+    class Recorded(Channels):
+        def hear(self, part):
+            has_answer, answer = super().hear(part)
+            over.update({(len(got), part)} if has_answer else ())
+            return has_answer, answer
+
+    servers = engine.serve(folder, "back", num_cpus=0.5)
+
+    # Part 1 is on another host until it is killed.
+    def meet(part, host, path):
+        return servers._meet(part, "elsewhere" if part == 1 and is_apart else host, path)
+
+    servers._channels = Recorded(meet, 300)
+    try:
+        graph = ClientGraph(servers, device="cpu")
+        for batch in DistNeighborLoader(graph, [4, 3], SEEDS, prefetch=0, **COMMON):
+            got.append(as_dict(batch))
+            if len(got) in (2, 4):
+                ray.kill(ray.get_actor(f"back/{len(got) // 4}", namespace="pyg_direct"), no_restart=False)
+                is_apart = len(got) == 2
+                time.sleep(0.2)
+    finally:
+        servers.close()
+        ray.shutdown()
+
+    expected = [as_dict(batch) for batch in NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON)]
+    for batch, other in zip(got, expected, strict=True):
+        assert_equal(batch, other)
+    # Each batch asks both, part 0 over memory always, the other one once it is here.
+    assert over == {(number, 0) for number in range(len(got))} | {(number, 1) for number in range(4, len(got))}
 
 
 def test_no_thread_answers_while_the_program_ends(folder):

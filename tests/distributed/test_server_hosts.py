@@ -89,6 +89,7 @@ def load(folder, signals):
         def ask(self, method, questions):
             found = super().ask(method, questions)
             if method == "read":
+                near.extend((len(epochs), part) for part in questions if self._channels._channels[part] is not None)
                 came.extend((part, found[part].nbytes, is_view(found[part])) for part in questions
                             if self._channels._channels[part] is None)  # fmt: skip
             return found
@@ -100,7 +101,7 @@ def load(folder, signals):
                 over.append((len(epochs), has_answer))
             return has_answer, found
 
-    engine.RayServers, engine.Lines, over = Recorded, RecordedLines, []
+    engine.RayServers, engine.Lines, over, near = Recorded, RecordedLines, [], []
     servers = engine.serve(folder, "apart", num_cpus=0.5, address=f"{ADDRESSES[0]}:{PORT}")
     graph = ClientGraph(servers, device="cpu")
     for cut in ("healed", "gone"):
@@ -113,7 +114,7 @@ def load(folder, signals):
                 (signals / f"{cut}-now").touch()
                 wait_for(signals / f"{cut}-cut")
             begin = time.monotonic()
-    torch.save((epochs, came, over, waits), signals / "found")
+    torch.save((epochs, came, over, near, waits), signals / "found")
     servers.close()
 
 
@@ -148,7 +149,7 @@ def test_batches_are_those_of_one_machine_while_the_network_between_hosts_is_cut
                 hosts.heal()
         said, _ = program.communicate(timeout=150)
     assert program.returncode == 0, said
-    epochs, came, over, waits = torch.load(tmp_path / "found", weights_only=False)
+    epochs, came, over, near, waits = torch.load(tmp_path / "found", weights_only=False)
 
     expected = [as_dict(batch) for batch in NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON)]
     for got in epochs:
@@ -161,6 +162,8 @@ def test_batches_are_those_of_one_machine_while_the_network_between_hosts_is_cut
     # All but the first one over a line, which takes up again where it was cut and is there in the next epoch.
     assert over.count((1, True)) >= len(expected) - 1
     assert over.count((2, True)) > 1
+    # The server that came back on the host of the client is asked as the one that was there, over memory.
+    assert {part for epoch, part in near if epoch == 1} < {part for epoch, part in near if epoch == 2} == {0, 1}
     # Both cuts were felt, the second until a server came back on the host that is left.
     half = len(expected)
     assert max(waits[1:half]) > 1

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -156,6 +157,42 @@ def test_a_producer_that_is_killed_is_named_before_its_turn(tmp_path):
         next(iter(producers))
 
     assert time.monotonic() - float((tmp_path / "waits").read_text()) < 60
+    assert not multiprocessing.active_children()
+
+
+def fill(batch):
+    # Far more than a pipe holds.
+    batch.words = b"w" * (32 << 20)
+    return batch
+
+
+@pytest.mark.timeout(120)
+def test_a_producer_that_is_killed_in_a_large_message_is_named():
+    producers = Producers(make_loader(transform=fill), device="cpu")
+    batches = iter(producers)
+    before = next(batches)
+    process, reader = producers._processes[0], producers._channels[0]._reader
+    # Half of a message is written, and stays so.
+    while not reader.poll(0.1):
+        pass
+    os.kill(process.pid, signal.SIGSTOP)
+    killed = []
+
+    def kill():
+        # The message was begun here: what the pipe held is gone.
+        while reader.poll():
+            time.sleep(0.01)
+        killed.append(time.monotonic())
+        os.kill(process.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(PygDirectError, match=r"producer 0 on cpu \(process \d+\) ended with exit code -9"):
+        next(batches)
+    thread.join()
+
+    assert len(before.words) == 32 << 20
+    assert time.monotonic() - killed[0] < 60
     assert not multiprocessing.active_children()
 
 

@@ -6,6 +6,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch.multiprocessing as mp
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pyg_direct import CSRTopo, GraphSageSampler, LinkNeighborLoader, NeighborLoader
 from pyg_direct.loader import NeighborSampler as LayerLoader
@@ -73,9 +74,12 @@ def test_a_sampler_of_pygs_interface_is_sent_and_copied():
 
 def test_a_topology_is_moved_once():
     topo = CSRTopo(make_data().edge_index)
+    before = [StorageWeakRef(array.untyped_storage()) for array in (topo.indptr, topo.indices, topo.eid)]
 
     letters = [bytes(ForkingPickler.dumps(topo)) for _ in range(3)]
 
+    # Nor held twice.
+    assert all(storage.expired() for storage in before)
     memory = find_shared(topo.indices)
     assert memory is not None
     assert topo._sent["_indices"][1] is memory
