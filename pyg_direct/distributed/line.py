@@ -6,9 +6,12 @@ lines, at the address that they are given, each at a port that the system choose
 
 from __future__ import annotations
 
+import ctypes
+import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
@@ -47,6 +50,24 @@ class Sent(NamedTuple):
     words: Any
 
 
+_OPEN: weakref.WeakSet[Line] = weakref.WeakSet()
+_FORKED: list[Any] = []
+
+
+def _hold_open() -> None:
+    _FORKED[:] = [part for line in list(_OPEN) for part in (line._pair, line._work, line._held)]
+
+
+def _leave_open() -> None:
+    # A child has no thread that serves them, for which their end would wait; not even when it ends itself.
+    for part in _FORKED:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_open, after_in_parent=_FORKED.clear, after_in_child=_leave_open)
+
+
 class Line:
     """One of two ends of a line. The other end hears at once when this one is dropped, or its process ends.
 
@@ -77,6 +98,7 @@ class Line:
         self._work: Any = None
         self._held: torch.Tensor | None = None
         self._memory = torch.empty(0, dtype=torch.uint8)
+        _OPEN.add(self)
 
     def send(self, value: Any) -> Sent:
         """Let a value go, as `Channel` does, without waiting until it is there; arrays must stay as they are.

@@ -1,5 +1,8 @@
 """Large answers over pairs of Gloo: as they were sent, and heard in the other way where an end is gone or silent."""
 
+import os
+import subprocess
+import sys
 import time
 from multiprocessing import get_context
 
@@ -225,3 +228,46 @@ def test_a_line_that_is_cut_is_given_up_and_the_next_one_carries():
     assert reply[1] is not None
     assert [process.exitcode for process in processes] == [0, 0]
     assert seconds < 10
+
+
+FORKS = """
+import os, sys, threading, time
+from pyg_direct.distributed.switchboard import Switchboard
+from tests.distributed.lines import find_here, make_answer, open_line, same
+
+board, opened, done = Switchboard(find_here), threading.Event(), threading.Event()
+own = threading.local()
+
+def use():
+    own.line = open_line(board)
+    for number in range(2):
+        _, sent, _ = board.put_through(own.line.name, make_answer(1 << 16, number))
+        assert same(own.line.receive(sent, 20), make_answer(1 << 16, number))
+        opened.set()
+        done.wait()
+    print("used again")
+
+thread = threading.Thread(target=use)
+thread.start()
+opened.wait()
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+deadline = time.monotonic() + 30
+while os.waitpid(child, os.WNOHANG) == (0, 0):
+    if time.monotonic() > deadline:
+        os.kill(child, 9)
+        os._exit(1)
+    time.sleep(0.05)
+print("forked", flush=True)
+done.set()
+thread.join()
+board.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_process_is_forked_while_a_thread_has_a_line():
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=90, check=False)
+
+    assert done.stdout.split("\n")[:2] == ["forked", "used again"], done.stderr[-2000:]
