@@ -63,8 +63,7 @@ class FramePlan(SnapshotPlan):
         times = self.times[first : first + self.window]
         self.parts = tuple(self.real.parts[time] for time in times)
         self.real.visit(times)
-        self._once.clear()
-        self._deferred.clear()
+        self.forget()
         if step != 0:
             self._move_windows(step)
             for slots in self._slots.values():
@@ -265,6 +264,11 @@ class FramePlan(SnapshotPlan):
     def defer(self, work: Callable[[], None], owner: Hashable = None) -> None:
         """Do something when all snapshots of the frame have gone through the model, or the owner finishes it."""
         self._deferred.append((owner, work))
+
+    def forget(self) -> None:
+        """Drop what was made once for the frame, whose graph may hold this plan in turn, and what was deferred."""
+        self._once.clear()
+        self._deferred.clear()
 
     def finish(self, owner: Hashable = None) -> None:
         """Do what was deferred: by one owner, or all."""

@@ -148,20 +148,24 @@ class FrameTrainer:
 
     def _train_frames(self, meter: FrameMeter | None = None) -> float:
         total, timeline = torch.zeros((), device=self.plan.device), self.plan.timeline
-        for first in range(self.num_frames):
-            if first == 1 and not self.history and self._may_replay:
-                # All that the first one made is there.
-                self._record()
-            with nullcontext() if meter is None else meter.measure(self._times[first]):
-                with trace(timeline, "move"):
-                    self._frame.move(first)
-                # Before passes that the host is long in queueing.
-                self._frame.prefetch()
-                with trace(timeline, "passes"):
-                    total += self._run_frame()
-                if self._captured_step is None:
-                    with trace(timeline, "step"):
-                        self.optimizer.step()
+        try:
+            for first in range(self.num_frames):
+                if first == 1 and not self.history and self._may_replay:
+                    # All that the first one made is there.
+                    self._record()
+                with nullcontext() if meter is None else meter.measure(self._times[first]):
+                    with trace(timeline, "move"):
+                        self._frame.move(first)
+                    # Before passes that the host is long in queueing.
+                    self._frame.prefetch()
+                    with trace(timeline, "passes"):
+                        total += self._run_frame()
+                    if self._captured_step is None:
+                        with trace(timeline, "step"):
+                            self.optimizer.step()
+        finally:
+            # Also of a frame that was left.
+            self._frame.forget()
         return float(total) / self.num_frames
 
     def _prepare(self) -> float:
@@ -216,6 +220,7 @@ class FrameTrainer:
             if self.target == "all" or place == self.window - 1:
                 costs.append(self.loss(y_hat, snapshot.y))
         self._frame.finish()
+        self._frame.forget()
         return costs[0] if len(costs) == 1 else torch.stack(costs).mean()
 
     def _record(self) -> None:

@@ -1,6 +1,8 @@
 """Training over frames equals the plain loop over frames, whatever memory there is."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -203,6 +205,23 @@ def test_frames_that_were_half_moved_are_filled_anew(device, monkeypatch):
         trainers[1].fit(1)
 
     assert trainers[1].fit(1) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_trainer_leaves_no_memory_behind(name, is_left):
+    trainer = make_trainer(name, make_signal(name))
+    trainer.fit(2)
+    if is_left:
+        trainer.loss = None
+        with pytest.raises(TypeError, match="not callable"):
+            trainer.train_epoch()
+    frame = weakref.ref(trainer._frame)
+
+    del trainer
+    gc.collect()
+
+    assert frame() is None
 
 
 def test_stages_of_an_epoch_are_traced(device):
