@@ -23,6 +23,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
 from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.host import give_back_freed
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.options import GeneralRecipe
@@ -143,6 +144,8 @@ class DistGraph:
             given = replicas if isinstance(replicas, Mapping) else {self.node_types[0]: replicas}
             ids = {kind: torch.as_tensor(value) for kind, value in given.items()}
         rows.keep(ids)
+        # To choose them has taken several times what they hold.
+        give_back_freed()
 
     @property
     def rank(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 import os
@@ -38,6 +39,13 @@ def available_bytes() -> int:
 def has_room(num_bytes: int, count: int) -> bool:
     """Whether so many copies of so many bytes may be made."""
     return count * num_bytes <= HOST_SHARE * available_bytes()
+
+
+def give_back_freed() -> None:
+    """Let the system have what this process has freed; where the C library is glibc, which else keeps much of it."""
+    # Other libraries have no such function, and Windows no such handle.
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def count_cores() -> int:

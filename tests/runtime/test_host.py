@@ -2,6 +2,7 @@
 
 import os
 import resource
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -93,3 +94,40 @@ def test_a_container_may_have_a_share_of_the_cores(machine, monkeypatch, quota, 
     (machine / "cpu.max").write_text(f"{quota}\n")
 
     assert host.count_cores() == cores
+
+
+FREED = """
+import ctypes, os, sys
+from pathlib import Path
+from pyg_direct.runtime.host import give_back_freed
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+pieces = [libc.malloc(60_000) for _ in range(2000)]
+for piece in pieces:
+    ctypes.memset(piece, 1, 60_000)
+# The last stays, behind which no memory goes back by itself.
+for piece in pieces[:-1]:
+    libc.free(piece)
+before = resident()
+give_back_freed()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "confstr") or "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""),
+                    reason="needs glibc")  # fmt: skip
+def test_freed_memory_goes_back():
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+
+    assert int(done.stdout) > 100_000_000
+
+
+def test_c_libraries_without_the_function_are_left_alone(monkeypatch):
+    monkeypatch.setattr(host.ctypes, "CDLL", lambda name: SimpleNamespace())
+    host.give_back_freed()
+    monkeypatch.setattr(host.ctypes, "CDLL", lambda name: [][name])
+    host.give_back_freed()
