@@ -14,13 +14,16 @@ from torch import Tensor
 
 @contextmanager
 def left_as_it_was(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Buffers of a model, what its modules train or evaluate, and torch's random numbers are as before in the end."""
+    """Buffers of a model, what its modules train or evaluate, and random numbers are as before in the end."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     modes = [(part, part.training) for part in model.modules()]
+    drawn = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
         finally:
+            random.setstate(drawn[0])
+            np.random.set_state(drawn[1])
             for part, is_training in modes:
                 part.training = is_training
             with torch.no_grad():

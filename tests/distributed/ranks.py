@@ -3,6 +3,7 @@
 import torch
 from torch_geometric.data import Data
 
+from pyg_direct import NeighborLoader
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.partition import partition_graph
 from tests.graphs import make_random_graph
@@ -57,3 +58,10 @@ def assert_equal(got, expected, drop=()):
             assert torch.equal(value, got[key]), key
         else:
             assert value == got[key], key
+
+
+def assert_alone(got, data, fanouts, seeds):
+    """Batches, as `as_dict` has them, are those of one process."""
+    expected = [as_dict(batch) for batch in NeighborLoader(data, fanouts, seeds, device="cpu", **COMMON)]
+    for batch, other in zip(got, expected, strict=True):
+        assert_equal(batch, other)

@@ -18,7 +18,7 @@ from pyg_direct.distributed.loader import DistNeighborLoader
 from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.distributed.serving import QUESTIONS, PartServer
 from pyg_direct.errors import RankError
-from tests.distributed.ranks import COMMON, as_dict, assert_equal
+from tests.distributed.ranks import COMMON, as_dict, assert_alone, assert_equal
 from tests.hetero_data import make_hetero
 
 SEEDS = torch.arange(0, 300, 3)
@@ -330,9 +330,7 @@ def test_servers_that_ray_starts_anew_on_this_host_answer_over_memory(folder, da
         servers.close()
         ray.shutdown()
 
-    expected = [as_dict(batch) for batch in NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON)]
-    for batch, other in zip(got, expected, strict=True):
-        assert_equal(batch, other)
+    assert_alone(got, data, [4, 3], SEEDS)
     # Each batch asks both, part 0 over memory always, the other one once it is here.
     assert over == {(number, 0) for number in range(len(got))} | {(number, 1) for number in range(4, len(got))}
 

@@ -8,15 +8,14 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GCN, GraphSAGE
 
-from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.datasets import synthetic_graph
+from pyg_direct import accelerate
 from pyg_direct.errors import ArgumentError
 from pyg_direct.nn import call as calls, passes, replayed
 from tests.nn.convolutions import assert_near
+from tests.nn.replays import find_gradients, make_graph, make_loader, run_whole
 from tests.nn.tape import TapeRecorder
 
 WARM = 12
@@ -33,14 +32,12 @@ def _tapes(monkeypatch):
 
 @pytest.fixture(scope="module")
 def graph():
-    return synthetic_graph("products", scale=0.002, device="cpu")
+    return make_graph()
 
 
 @pytest.fixture
 def batches(graph):
-    loader = NeighborLoader(graph.to_data(), [5, 4, 3], graph.train_idx, batch_size=32, seed=0, device="cpu",
-                            shuffle=True)  # fmt: skip
-    return [batch for _ in range(3) for batch in loader][:24]
+    return [batch for _ in range(3) for batch in make_loader(graph, "cpu", shuffle=True)][:24]
 
 
 def make_pair(graph, kind=GraphSAGE, **options):
@@ -50,18 +47,7 @@ def make_pair(graph, kind=GraphSAGE, **options):
     return copy.deepcopy(model), model, replayed.attach(model)
 
 
-def run_plainly(model, batch):
-    return model(batch.x, batch.edge_index)
-
-
-def find_gradients(model, batch, run=run_plainly):
-    model.zero_grad()
-    loss = F.cross_entropy(run(model, batch)[: batch.batch_size], batch.y[: batch.batch_size].long())
-    loss.backward()
-    return [loss.detach(), *(part.grad for part in model.parameters() if part.grad is not None)]
-
-
-def compare(models, batches, run=run_plainly):
+def compare(models, batches, run=run_whole):
     """Gradients of both over some batches, also while passes are refused."""
     ordinary, model = models
     with warnings.catch_warnings():
@@ -74,7 +60,7 @@ def compare(models, batches, run=run_plainly):
 
 def go_back(model, batches):
     for batch in batches:
-        run_plainly(model, batch).sum().backward()
+        run_whole(model, batch).sum().backward()
 
 
 def test_tapes_replay(graph, batches):
@@ -368,41 +354,12 @@ def test_arguments_that_pyg_takes_are_taken(graph, batches):
 def test_a_graph_of_gradients_is_refused_in_words(graph, batches):
     _, model, replay = make_pair(graph)
     for batch in batches[:WARM]:
-        find_gradients(model, batch)
+        find_gradients(model, batch, run_whole)
     assert replay.replayed > 0
-    out = run_plainly(model, batches[WARM])
+    out = run_whole(model, batches[WARM])
 
     with pytest.raises(RuntimeError, match=r"goes back once and without a graph of its own; .* retain_graph or create"):
         torch.autograd.grad(out.sum(), list(model.parameters()), create_graph=True)
-
-
-def test_torchscript_takes_pygs_code(graph, batches):
-    class Small(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = torch.nn.Linear(3, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear(x)
-
-    model = Small()
-    accelerate(model, replay=True)
-
-    scripted = torch.jit.script(model)
-
-    assert torch.equal(scripted(torch.ones(2, 3)), model(torch.ones(2, 3)))
-    assert model._replay.ordinary == 1
-
-
-def test_what_is_refused_leaves_a_model_as_it_was(graph):
-    model = GraphSAGE(4, 4, 2, norm="batch_norm")
-    with pytest.raises(ArgumentError, match="no norm over all nodes"):
-        accelerate(model, replay=True)
-    assert all("forward" not in part.__dict__ and "propagate" not in part.__dict__ for part in model.modules())
-
-    held = torch.nn.DataParallel(GraphSAGE(4, 4, 2))
-    with pytest.raises(ArgumentError, match="the one that DataParallel holds to be replayed"):
-        accelerate(held, replay=True)
 
 
 def test_distributed_data_parallel_holds_a_replayed_model(graph, batches, tmp_path):

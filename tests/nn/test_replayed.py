@@ -11,103 +11,39 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch_geometric.nn import GAT, GCN, GIN, GINEConv, GraphConv, GraphSAGE, SAGEConv
+from torch_geometric.nn import GINEConv, GraphConv, GraphSAGE
 
-from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.datasets import synthetic_graph
-from pyg_direct.errors import ArgumentError
-from pyg_direct.nn import call as calls, passes
+from pyg_direct import accelerate
 from tests.nn.convolutions import assert_near
-
-MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
-
-
-class CallsAgain:
-    """Stands for `Recorder`: what was recorded runs, and runs again over the same places."""
-
-    def __init__(self, device):
-        self.device = device
-
-    def record(self, work):
-        work()
-        self.work, self.is_forward = work, work.__name__ == "_run"
-        return copy.copy(self)
-
-    def replay(self):
-        recording = self.work.__self__
-        flat = recording._flat
-        if self.is_forward:
-            # A graph keeps nothing of the edges before.
-            recording._edges.register()
-            with (
-                torch.enable_grad(),
-                passes._own_leaves(recording._model(), recording._parameters) as recording._leaves,
-            ):
-                self.work()
-            recording._out.copy_(recording._made.detach())
-        else:
-            self.work()
-            if flat is not None:
-                # As a graph does, into the memory that it was recorded with.
-                recording._flat = flat.copy_(recording._flat)
+from tests.nn.replays import (
+    MODELS,
+    find_gradients,
+    find_loss,
+    make_graph,
+    make_loader,
+    make_model,
+    make_pair,
+    record,
+    record_anywhere,
+    run_trimmed,
+    run_whole,
+)
 
 
 @pytest.fixture
 def device(real_device, monkeypatch):
-    # Batches of few seeds differ by more than those of a thousand.
-    monkeypatch.setattr(passes, "_MARGIN", 0.15)
-    if real_device.type == "cpu":
-        monkeypatch.setattr(passes, "Recorder", CallsAgain)
-        monkeypatch.setattr(calls, "_can_record", lambda device: True)
-        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    record_anywhere(real_device, monkeypatch)
     return real_device
 
 
 @pytest.fixture(scope="module")
 def graph():
-    return synthetic_graph("products", scale=0.002, device="cpu")
+    return make_graph()
 
 
 @pytest.fixture
 def batches(graph, device):
-    loader = NeighborLoader(graph.to_data(), [5, 4, 3], graph.train_idx, batch_size=32, seed=0, device=device,
-                            shuffle=True)  # fmt: skip
-    return [batch for _ in range(3) for batch in loader][:24]
-
-
-def make_model(graph, device, name="sage", **options):
-    torch.manual_seed(0)
-    return MODELS[name](graph.num_features, 32, 3, graph.num_classes, **options).to(device)
-
-
-def run_trimmed(model, batch):
-    return model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                 num_sampled_edges_per_hop=batch.num_sampled_edges)  # fmt: skip
-
-
-def run_whole(model, batch):
-    return model(batch.x, batch.edge_index)
-
-
-def find_loss(model, batch, run=run_trimmed):
-    return F.cross_entropy(run(model, batch)[: batch.batch_size].float(), batch.y[: batch.batch_size].long())
-
-
-def find_gradients(model, batch, run=run_trimmed):
-    """The loss and what a loop finds at its parameters."""
-    model.zero_grad()
-    loss = find_loss(model, batch, run)
-    loss.backward()
-    return [loss.detach(), *(part.grad for part in model.parameters() if part.grad is not None)]
-
-
-def make_pair(model):
-    """The same model, accelerated and also replayed, and what that says."""
-    ordinary = copy.deepcopy(model)
-    accelerate(ordinary)
-    return ordinary, model, accelerate(model, replay=True).replay
+    return [batch for _ in range(3) for batch in make_loader(graph, device, shuffle=True)][:24]
 
 
 @pytest.mark.parametrize("run", [run_trimmed, run_whole])
@@ -155,8 +91,7 @@ def test_a_loop_trains_as_before(graph, device, batches, momentum):
 
 def test_gradients_of_several_batches_add_up(graph, device, batches):
     ordinary, model, replay = make_pair(make_model(graph, device))
-    for batch in batches[:12]:
-        find_gradients(model, batch)
+    record(model, batches)
     before = replay.replayed
     for trained in (ordinary, model):
         trained.zero_grad()
@@ -169,8 +104,7 @@ def test_gradients_of_several_batches_add_up(graph, device, batches):
 
 def test_a_pass_waits_for_none_that_may_still_go_back(graph, device, batches):
     ordinary, model, replay = make_pair(make_model(graph, device))
-    for batch in batches[:12]:
-        find_gradients(model, batch)
+    record(model, batches)
     before = replay.replayed, replay.ordinary
     for trained in (ordinary, model):
         trained.zero_grad()
@@ -182,10 +116,8 @@ def test_a_pass_waits_for_none_that_may_still_go_back(graph, device, batches):
 
 
 def test_results_and_gradients_keep_their_memory(graph, device, batches):
-    _, model, replay = make_pair(make_model(graph, device))
-    for batch in batches[:12]:
-        find_gradients(model, batch)
-    assert replay.replayed > 0
+    _, model, _ = make_pair(make_model(graph, device))
+    record(model, batches)
     first = run_trimmed(model, batches[12])
     found = torch.autograd.grad(first.sum(), list(model.parameters()))
     kept = [part.detach().clone() for part in (first, *found)]
@@ -197,10 +129,8 @@ def test_results_and_gradients_keep_their_memory(graph, device, batches):
 
 
 def test_a_pass_goes_back_once(graph, device, batches):
-    _, model, replay = make_pair(make_model(graph, device))
-    for batch in batches[:12]:
-        find_gradients(model, batch)
-    assert replay.replayed > 0
+    _, model, _ = make_pair(make_model(graph, device))
+    record(model, batches)
     loss = find_loss(model, batches[12])
     loss.backward(retain_graph=True)
 
@@ -210,8 +140,7 @@ def test_a_pass_goes_back_once(graph, device, batches):
 
 def test_evaluation_is_ordinary(graph, device, batches):
     ordinary, model, replay = make_pair(make_model(graph, device, dropout=0.5))
-    for batch in batches[:12]:
-        find_gradients(model, batch)
+    record(model, batches)
     before = replay.replayed, replay.ordinary
     assert before[0] > 0
 
@@ -226,8 +155,7 @@ def test_evaluation_is_ordinary(graph, device, batches):
 
 def test_new_values_are_seen_and_new_memory_is_recorded_anew(graph, device, batches):
     ordinary, model, replay = make_pair(make_model(graph, device))
-    for batch in batches[:12]:
-        find_gradients(model, batch)
+    record(model, batches)
     before = replay.ordinary
 
     other = make_model(graph, device).state_dict()
@@ -269,9 +197,7 @@ def test_where_hooks_look_on_passes_are_ordinary(graph, device, batches):
     assert (len(seen), replay.replayed) == (12, 0)
 
     handle.remove()
-    for batch in batches[:12]:
-        find_gradients(model, batch)
-    assert replay.replayed > 0
+    record(model, batches)
 
 
 def test_hooks_of_parameters_and_models_are_called_once_a_pass(graph, device, batches):
@@ -403,8 +329,7 @@ def test_autocast_is_that_of_the_loop(graph, device, batches):
 
 def test_dropout_draws_anew(graph, device, batches):
     _, model, replay = make_pair(make_model(graph, device, dropout=0.5))
-    for batch in batches[:12]:
-        find_gradients(model, batch)
+    record(model, batches)
     before = replay.replayed
     found = [run_trimmed(model, batches[12]).detach() for _ in range(3)]
 
@@ -415,8 +340,7 @@ def test_dropout_draws_anew(graph, device, batches):
 
 def test_settings_that_change_are_seen(graph, device, batches):
     _, model, replay = make_pair(make_model(graph, device, dropout=0.5))
-    for batch in batches[:12]:
-        find_gradients(model, batch)
+    record(model, batches)
     before = replay.replayed
     assert before > 0
 
@@ -427,70 +351,9 @@ def test_settings_that_change_are_seen(graph, device, batches):
     assert replay.replayed == before
 
 
-class Pair(GraphSAGE):
-    def forward(self, *args, **kwargs):
-        return super().forward(*args, **kwargs), None
-
-
-class Pooled(GraphSAGE):
-    def forward(self, *args, **kwargs):
-        return super().forward(*args, **kwargs).mean(0, keepdim=True).expand(7, -1)
-
-
-@pytest.mark.parametrize(("kind", "reason"), [(Pair, "the model gives tuple"), (Pooled, "the model gives 7 rows")])
-def test_what_cannot_be_cut_to_a_batch_is_told_and_ordinary(graph, device, batches, kind, reason):
-    model = kind(graph.num_features, 32, 3, graph.num_classes).to(device)
-    replay = accelerate(model, replay=True).replay
-
-    for number, batch in enumerate(batches[:12]):
-        told = pytest.warns(RuntimeWarning, match=f"are not replayed as CUDA graphs: {reason}")
-        with told if number == 8 else nullcontext():
-            run_trimmed(model, batch)
-
-    assert (replay.replayed, replay.ordinary) == (0, 12)
-    assert replay.reason.startswith(reason)
-    assert reason in repr(replay)
-
-
-class Waits(GraphSAGE):
-    def forward(self, x, *args, **kwargs):
-        return super().forward(x * float(x.abs().max()), *args, **kwargs)
-
-
-@pytest.mark.gpu
-def test_models_that_wait_for_the_gpu_are_ordinary(graph):
-    model = Waits(graph.num_features, 32, 3, graph.num_classes).to("cuda")
-    replay = accelerate(model, replay=True).replay
-    loader = NeighborLoader(graph.to_data(), [5, 4, 3], graph.train_idx, batch_size=32, seed=0, device="cuda",
-                            drop_last=True)  # fmt: skip
-
-    for number, batch in enumerate([*loader, *loader][:12]):
-        told = pytest.warns(RuntimeWarning, match="are not replayed as CUDA graphs")
-        with told if number == 8 else nullcontext():
-            find_gradients(model, batch)
-
-    assert (replay.replayed, replay.ordinary) == (0, 12)
-    assert replay.reason
-
-
-@pytest.mark.gpu
-@pytest.mark.gpus
-def test_passes_are_replayed_on_a_gpu_that_is_not_the_current_one(graph, monkeypatch):
-    monkeypatch.setattr(passes, "_MARGIN", 0.15)
-    ordinary, model, replay = make_pair(make_model(graph, "cuda:1"))
-    loader = NeighborLoader(graph.to_data(), [5, 4, 3], graph.train_idx, batch_size=32, seed=0, device="cuda:1")
-
-    for batch in [*loader, *loader, *loader][:20]:
-        assert_near(find_gradients(model, batch), find_gradients(ordinary, batch))
-
-    assert replay.replayed > 0
-
-
 def test_copies_and_undo(graph, device, batches):
     ordinary, model, replay = make_pair(make_model(graph, device))
-    for batch in batches[:12]:
-        find_gradients(model, batch)
-    assert replay.replayed > 0
+    record(model, batches)
 
     copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     for other in (copied, pickled):
@@ -513,29 +376,10 @@ def test_copies_and_undo(graph, device, batches):
 def test_memory_goes_with_the_model(graph, device, batches):
     model = make_model(graph, device)
     accelerate(model, replay=True)
-    for batch in batches[:12]:
-        find_gradients(model, batch)
-    assert model._replay.replayed > 0
+    record(model, batches)
     died = []
     weakref.finalize(model._replay._recording, died.append, 1)
     del model
     gc.collect()
 
     assert died == [1]
-
-
-def test_a_cpu_replays_nothing(graph):
-    model = make_model(graph, "cpu")
-    replay = accelerate(model, replay=True).replay
-    loader = NeighborLoader(graph.to_data(), [5, 4, 3], graph.train_idx, batch_size=32, seed=0, device="cpu")
-    for batch in [*loader][:12]:
-        find_gradients(model, batch)
-
-    assert (replay.replayed, replay.ordinary, replay.reason) == (0, 12, None)
-
-
-def test_arguments_are_checked(graph):
-    with pytest.raises(ArgumentError, match=r"no norm over all nodes to be replayed, got BatchNorm at 'norms\.0'"):
-        accelerate(make_model(graph, "cpu", norm="batch_norm"), replay=True)
-    with pytest.raises(ArgumentError, match=r"one that holds convolutions to be replayed, .* got SAGEConv"):
-        accelerate(SAGEConv(3, 3), replay=True)

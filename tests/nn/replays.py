@@ -1,0 +1,102 @@
+"""Models whose passes are replayed, beside those that run as before; without a GPU too."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
+
+from pyg_direct import NeighborLoader, accelerate
+from pyg_direct.datasets import synthetic_graph
+from pyg_direct.nn import call as calls, passes
+
+MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
+
+
+class CallsAgain:
+    """Stands for `Recorder`: what was recorded runs, and runs again over the same places."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def record(self, work):
+        work()
+        self.work, self.is_forward = work, work.__name__ == "_run"
+        return copy.copy(self)
+
+    def replay(self):
+        recording = self.work.__self__
+        flat = recording._flat
+        if self.is_forward:
+            # A graph keeps nothing of the edges before.
+            recording._edges.register()
+            with (
+                torch.enable_grad(),
+                passes._own_leaves(recording._model(), recording._parameters) as recording._leaves,
+            ):
+                self.work()
+            recording._out.copy_(recording._made.detach())
+        else:
+            self.work()
+            if flat is not None:
+                # As a graph does, into the memory that it was recorded with.
+                recording._flat = flat.copy_(recording._flat)
+
+
+def record_anywhere(device, monkeypatch):
+    """Let passes over small batches be recorded, on a CPU as calls that are made again."""
+    # Batches of few seeds differ by more than those of a thousand.
+    monkeypatch.setattr(passes, "_MARGIN", 0.15)
+    if device.type == "cpu":
+        monkeypatch.setattr(passes, "Recorder", CallsAgain)
+        monkeypatch.setattr(calls, "_can_record", lambda device: True)
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+
+
+def make_graph():
+    return synthetic_graph("products", scale=0.002, device="cpu")
+
+
+def make_loader(graph, device, **options):
+    return NeighborLoader(graph.to_data(), [5, 4, 3], graph.train_idx, batch_size=32, seed=0, device=device, **options)
+
+
+def make_model(graph, device, name="sage", **options):
+    torch.manual_seed(0)
+    return MODELS[name](graph.num_features, 32, 3, graph.num_classes, **options).to(device)
+
+
+def run_trimmed(model, batch):
+    return model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                 num_sampled_edges_per_hop=batch.num_sampled_edges)  # fmt: skip
+
+
+def run_whole(model, batch):
+    return model(batch.x, batch.edge_index)
+
+
+def find_loss(model, batch, run=run_trimmed):
+    return F.cross_entropy(run(model, batch)[: batch.batch_size].float(), batch.y[: batch.batch_size].long())
+
+
+def find_gradients(model, batch, run=run_trimmed):
+    """The loss and what a loop finds at its parameters."""
+    model.zero_grad()
+    loss = find_loss(model, batch, run)
+    loss.backward()
+    return [loss.detach(), *(part.grad for part in model.parameters() if part.grad is not None)]
+
+
+def make_pair(model):
+    """The same model, accelerated and also replayed, and what that says."""
+    ordinary = copy.deepcopy(model)
+    accelerate(ordinary)
+    return ordinary, model, accelerate(model, replay=True).replay
+
+
+def record(model, batches):
+    """Train on batches until some were replayed."""
+    for batch in batches[:12]:
+        find_gradients(model, batch)
+    assert model._replay.replayed > 0
