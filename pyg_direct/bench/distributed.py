@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 from torch_geometric.data import Data
 
 from pyg_direct.bench.row import Row
@@ -142,14 +142,25 @@ def run_processes(work: Any, count: int, device: str, *args: Any, threads: int |
         # Read where a process imports Numba, not later.
         before = os.environ.get("NUMBA_NUM_THREADS")
         os.environ["NUMBA_NUM_THREADS"] = str(share)
+        context = spawn(_enter, args=(work, count, device, folder, share, args), nprocs=count, join=False)
         try:
-            mp.spawn(_enter, args=(work, count, device, folder, share, args), nprocs=count)  # type: ignore[attr-defined]
+            while not context.join():
+                pass
         finally:
+            end_processes(context)
             del os.environ["NUMBA_NUM_THREADS"]
             if before is not None:
                 os.environ["NUMBA_NUM_THREADS"] = before
         result: dict[str, Any] = json.loads((Path(folder) / "result").read_text())
         return result
+
+
+def end_processes(context: Any) -> None:
+    """End those of a `spawn` that still run, as after Ctrl-C: they would keep GPUs, and this process from its end."""
+    for process in context.processes:
+        if process.is_alive():
+            process.kill()
+        process.join()
 
 
 def _enter(rank: int, work: Any, count: int, device: str, folder: str, share: int, args: tuple[Any, ...]) -> None:

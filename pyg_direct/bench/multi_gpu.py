@@ -1,4 +1,4 @@
-"""Several GPUs of one host: rows per cache policy, sampling, and epochs of DDP, beside NVLink and PCIe of the same run.
+"""Several GPUs of one host: rows by cache policy, sampling, and epochs (`ddp`), beside NVLink and PCIe of the same run.
 
 One process a GPU; with fewer GPUs than there are, the others wait.
 """
@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
-from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
-from torch_geometric.nn import GraphSAGE
 
+from pyg_direct.bench.ddp import FANOUTS, count_up, measure_papers, measure_products
+from pyg_direct.bench.distributed import end_processes
 from pyg_direct.bench.gather import SkewedListing
 from pyg_direct.bench.row import Row
 from pyg_direct.datasets import synthetic_graph
@@ -33,14 +32,13 @@ from pyg_direct.ops.gather import unread_errors
 from pyg_direct.ops.reader import RowReader
 from pyg_direct.runtime.loopback import stay_on_host
 
-_FANOUTS = [15, 10, 5]
 _NUM_ROWS, _WIDTH, _NUM_READS = 1 << 21, 128, 1 << 19
 CACHES = ("20%", "40%", "60%")
 # Places of a list of ids that are read from at once, beside the number that features take.
 PLACES = (1, 16, 64, 256, 1024)
 # What is measured, in this order.
 PARTS = ("rows", "batches", "products", "papers")
-_MORE_BATCHES, _NUM_SAMPLES = 240, 60
+_NUM_SAMPLES = 60
 
 
 def measure_multi_gpu(scale: float, parts: Sequence[str] = PARTS) -> Iterator[Row]:
@@ -54,12 +52,15 @@ def measure_multi_gpu(scale: float, parts: Sequence[str] = PARTS) -> Iterator[Ro
     with tempfile.TemporaryDirectory() as folder:
         context = spawn(_work, args=(count, folder, scale, parts), nprocs=count, join=False)
         file, given, is_done = Path(folder) / "rows", 0, False
-        while not is_done:
-            # As they come, so that a run that is ended early leaves what it has measured.
-            is_done = context.join(1)
-            rows = torch.load(file, weights_only=False) if file.exists() else []
-            yield from rows[given:]
-            given = len(rows)
+        try:
+            while not is_done:
+                # As they come, so that a run that is ended early leaves what it has measured.
+                is_done = context.join(1)
+                rows = torch.load(file, weights_only=False) if file.exists() else []
+                yield from rows[given:]
+                given = len(rows)
+        finally:
+            end_processes(context)
 
 
 def _work(rank: int, world: int, folder: str, scale: float, parts: Sequence[str]) -> None:
@@ -79,8 +80,8 @@ def _work(rank: int, world: int, folder: str, scale: float, parts: Sequence[str]
     for part, read in (("rows", _measure_rows), ("batches", _measure_rows_of_batches)):
         if part in parts:
             read(rank, world, scale, limits, note)
-    groups = {count: dist.new_group(list(range(count))) for count in _counts(world)}
-    for part, train in (("products", _measure_products), ("papers", _measure_papers)):
+    groups = {count: dist.new_group(list(range(count))) for count in count_up(world)}
+    for part, train in (("products", measure_products), ("papers", measure_papers)):
         if part in parts:
             train(rank, world, scale, groups, note)
     dist.barrier()
@@ -102,11 +103,6 @@ def _together(work: Callable[[], Any], repeats: int = 5) -> list[float]:
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         times.append(float(seconds))
     return times
-
-
-def _count_pieces() -> int:
-    """Pieces of GPU memory that torch's allocator has asked the driver for so far."""
-    return int(torch.cuda.memory_stats()["num_device_alloc"])
 
 
 def _measure_limits(rank: int, world: int) -> dict[str, float]:
@@ -175,7 +171,7 @@ def _measure_rows_of_batches(rank: int, world: int, scale: float, limits: dict[s
     """Sampling of a graph of ogbn-products' shape, and the nodes of a batch of it, another batch for each GPU."""
     graph = synthetic_graph("products", scale=scale, device="cuda", topology_only=True)
     data = Data(edge_index=graph.edge_index, num_nodes=graph.num_nodes)
-    loader = NeighborLoader(data, _FANOUTS, graph.train_idx.cpu(), batch_size=1024, shuffle=True, seed=rank)
+    loader = NeighborLoader(data, FANOUTS, graph.train_idx.cpu(), batch_size=1024, shuffle=True, seed=rank)
     ids = next(iter(loader)).n_id
     _measure_sampling(world, data, graph.train_idx.cpu(), rank, note)
     listing = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
@@ -187,7 +183,7 @@ def _measure_rows_of_batches(rank: int, world: int, scale: float, limits: dict[s
 def _measure_sampling(world: int, data: Data, train_idx: Tensor, seed: int, note: Callable[[Row], None]) -> None:
     """Edges that all GPUs at once sample, of a topology in the memory of each, and of one that they share."""
     for placement in ("cuda", "peer")[: 1 + (world > 1)]:
-        loader = NeighborLoader(data, _FANOUTS, train_idx, batch_size=1024, shuffle=True, seed=seed,
+        loader = NeighborLoader(data, FANOUTS, train_idx, batch_size=1024, shuffle=True, seed=seed,
                                 topology_placement=placement)  # fmt: skip
         edges: list[int] = []
 
@@ -200,7 +196,7 @@ def _measure_sampling(world: int, data: Data, train_idx: Tensor, seed: int, note
         dist.all_reduce(counted)
         note(Row.of(f"multi_gpu/sampling/products/{world} GPUs/topology {placement}", "edges of all GPUs", "G/s",
                     [total / 1e9 / s for total, s in zip(counted.tolist(), seconds, strict=True)],
-                    note=f"1,024 seeds, {_FANOUTS}, {_NUM_SAMPLES} batches for each GPU, no features"))  # fmt: skip
+                    note=f"1,024 seeds, {FANOUTS}, {_NUM_SAMPLES} batches for each GPU, no features"))  # fmt: skip
         del loader, sample
 
 
@@ -253,141 +249,3 @@ def _try_places(feature: Feature, ids: Tensor, case: str, limit: float, note: Ca
         rates = [8 * num_bytes / 1e9 / s for s in _together(lambda r=reader: [r.read(ids) for _ in range(8)])]  # type: ignore[misc]
         note(Row.of(f"{case}/places", f"read from {places} places at once", "GB/s", rates, limit / 1e9,
                     "N/(N-1) times a peer copy", f"for each GPU, all at once; features take {STRANDS}"))  # fmt: skip
-
-
-def _counts(world: int) -> list[int]:
-    return [count for count in (1, 2, 4, 8) if count <= world]
-
-
-class _Epochs:
-    """Epochs of a GraphSAGE over batches shared by some of the processes."""
-
-    def __init__(self, rank: int, groups: dict[int, Any], data: Data, train_idx: Tensor, num_classes: int,
-                 hidden: int, batch_size: int = 1024) -> None:  # fmt: skip
-        self.rank, self.data, self.train_idx, self.num_classes = rank, data, train_idx, num_classes
-        self.hidden, self.batch_size = hidden, batch_size
-        self.groups = groups
-        # Of the epochs of the latest run: seconds to the first batch, and pieces of memory asked of the driver.
-        self.begins: list[float] = []
-        self.pieces: list[int] = []
-
-    def describe(self) -> str:
-        """How the epochs of the latest run begin, in words; empty in processes that waited."""
-        if not self.begins:
-            return ""
-        first, pieces = 1e3 * median_high(self.begins), median_high(self.pieces)
-        return f"; first batch after {first:.1f} ms, {pieces} new pieces of memory"
-
-    def run(self, count: int, epochs: int = 3, **options: Any) -> list[float]:
-        """Seconds of each epoch with `count` processes, nothing in those that wait."""
-        seconds: list[float] = []
-        self.begins, self.pieces = [], []
-        if self.rank < count:
-            loader = NeighborLoader(self.data, _FANOUTS, self.train_idx, batch_size=self.batch_size, shuffle=True,
-                                    seed=0, drop_last=True, ranks=(self.rank, count), **options)  # fmt: skip
-            torch.manual_seed(0)
-            model = GraphSAGE(self.data.x.shape[1], self.hidden, 3, self.num_classes).to(loader.device)
-            parallel = DistributedDataParallel(model, [self.rank], process_group=self.groups[count])
-            optimizer = torch.optim.Adam(parallel.parameters())
-            for epoch in range(1 + epochs):
-                torch.cuda.synchronize()
-                dist.barrier(self.groups[count])
-                pieces, begin = _count_pieces(), time.perf_counter()
-                for number, batch in enumerate(loader):
-                    if epoch > 0 and number == 0:
-                        self.begins.append(time.perf_counter() - begin)
-                    optimizer.zero_grad(set_to_none=True)
-                    out = parallel(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                                   num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-                    F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
-                    optimizer.step()
-                    if epoch == 0 and number == 9:
-                        # Only to warm up.
-                        break
-                torch.cuda.synchronize()
-                dist.barrier(self.groups[count])
-                if epoch > 0:
-                    seconds.append(time.perf_counter() - begin)
-                    self.pieces.append(_count_pieces() - pieces)
-            del loader, model, parallel, optimizer
-            # A loader refers to itself: its host memory would else be given back amid the epochs that come next.
-            gc.collect()
-            torch.cuda.empty_cache()
-        dist.barrier()
-        return seconds
-
-
-def _hash_batches(rank: int, count: int, world: int, data: Data, train_idx: Tensor, num_batches: int = 8) -> int:
-    """One number for the first global batches, whoever made them."""
-    total = torch.zeros((), dtype=torch.int64, device="cuda")
-    if rank < count:
-        loader = NeighborLoader(data, _FANOUTS, train_idx, batch_size=1024, shuffle=True, seed=0, placement="cuda",
-                                ranks=(rank, count))  # fmt: skip
-        for step, batch in zip(range(num_batches // count), loader, strict=False):
-            weight = torch.arange(1, batch.e_id.numel() + 1, device="cuda")
-            number = rank + step * count
-            total += (number + 1) * ((weight * (batch.e_id + 1)).sum() + (batch.x.double() * 1024).long().sum())
-    dist.all_reduce(total)
-    return int(total)
-
-
-def _measure_products(rank: int, world: int, scale: float, groups: dict[int, Any],
-                      note: Callable[[Row], None]) -> None:  # fmt: skip
-    """Epochs on a graph of ogbn-products' shape: all in GPU memory, and features on the host."""
-    graph = synthetic_graph("products", scale=scale, device="cuda")
-    train_idx, num_classes = graph.train_idx.cpu(), graph.num_classes
-    on_gpu = graph.to_data()
-    hashes = {count: _hash_batches(rank, count, world, on_gpu, train_idx) for count in _counts(world)}
-    assert len(set(hashes.values())) == 1, f"batches differ: {hashes}"
-    note(Row.of(f"multi_gpu/batches/products/{world} GPUs", "numbers of GPUs with equal batches", "GPUs",
-                [float(len(hashes))],
-                note=f"ids and features of the first 8 global batches sum to {hashes[1]}"))  # fmt: skip
-    _compare(rank, world, _Epochs(rank, groups, on_gpu, train_idx, num_classes, 256), "products/all in GPU memory",
-             note, placement="cuda")  # fmt: skip
-
-
-def _measure_papers(rank: int, world: int, scale: float, groups: dict[int, Any],
-                    note: Callable[[Row], None]) -> None:  # fmt: skip
-    """Epochs on a twentieth of a graph of ogbn-papers100M's shape, features on the host, 20 % of them cached.
-
-    Of a twentieth of its training nodes, and of so many nodes that filling the pipeline takes a share of an epoch that
-    is nearer to that of the whole graph, whose epochs have 1,179 batches.
-    """
-    graph = synthetic_graph("papers100M", scale=0.05 * scale, device="cuda", topology_only=True)
-    train_idx = graph.train_idx.cpu()
-    shape = graph.num_nodes, 128
-    data = Data(edge_index=graph.edge_index, y=graph.y, num_nodes=graph.num_nodes)
-    data.x = torch.empty(shape)
-    data.x.copy_((torch.arange(shape[0]) % 64 / 64)[:, None].expand(shape))
-    more_idx = torch.randperm(shape[0], generator=torch.Generator().manual_seed(0))[: _MORE_BATCHES * 1024]
-    placed: dict[str, Any] = {"placement": "unified", "topology_placement": "cuda"}
-    for begin, ids in (("papers100M x 0.05", train_idx), (f"papers100M x 0.05, {_MORE_BATCHES} batches", more_idx)):
-        epochs = _Epochs(rank, groups, data, ids, graph.num_classes, 32)
-        name = f"{begin}, features on the host, hidden 32"
-        _compare(rank, world, epochs, f"{name}/no cache", note, **placed)
-        alone = _compare(rank, 1, epochs, f"{name}/20 % on each GPU", note, feature_cache="20%", **placed)
-        for policy in ("device_replicate", "p2p_clique_replicate")[: 2 * (world > 1)]:
-            seconds = epochs.run(world, feature_cache="20%", cache_policy=policy, **placed)
-            _note_epochs(f"{name}/20 % on each GPU, {policy}", world, seconds or [1.0], alone, note, epochs.describe())
-
-
-def _compare(rank: int, world: int, epochs: _Epochs, name: str, note: Callable[[Row], None], **options: Any) -> float:
-    """Epochs with 1, 2, ... processes; returns the seconds of one with one process, in the first process."""
-    alone = 0.0
-    for count in _counts(world):
-        seconds = epochs.run(count, **options)
-        if count == 1:
-            alone = median_high(seconds or [0.0])
-        if rank == 0:
-            _note_epochs(name, count, seconds, alone, note, epochs.describe())
-    return alone
-
-
-def _note_epochs(name: str, count: int, seconds: list[float], alone: float, note: Callable[[Row], None],
-                 words: str) -> None:  # fmt: skip
-    """Rows of epochs with so many processes, one of which takes `alone` seconds with one process; `words` tell more."""
-    case = f"multi_gpu/epoch/{name}"
-    note(Row.of(case, f"{count} GPUs", "s", seconds, alone / count, "one GPU over N",
-                f"{alone / median_high(seconds):.2f} times as fast as one GPU{words}"))  # fmt: skip
-    note(Row.of(f"{case}/speed-up/{count}", name, "x", [alone / value for value in seconds], count, "as many GPUs",
-                curve="speed-up of epochs", at=count, at_name="GPUs"))  # fmt: skip

@@ -31,14 +31,20 @@ def _own_leaves(model: torch.nn.Module, parameters: Sequence[Tensor]) -> Iterato
     others = {id(parameter): torch.nn.Parameter(parameter.detach()) for parameter in parameters}
     places = [(part, name, parameter) for part in model.modules() for name, parameter in part._parameters.items()
               if id(parameter) in others]  # fmt: skip
+    # Layers such as LSTM note their parameters in lists of their own, and move what they find to be others.
+    recurrent = [part for part in model.modules() if isinstance(part, torch.nn.RNNBase)]
+    noted = [(part, part._flat_weight_refs) for part in recurrent]
     try:
         for part, name, parameter in places:
-            # Layers such as LSTM note them in lists of their own.
             setattr(part, name, others[id(parameter)])
+        for part in recurrent:
+            part._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in part._flat_weights]
         yield list(others.values())
     finally:
         for part, name, parameter in places:
             setattr(part, name, parameter)
+        for part, references in noted:
+            part._flat_weight_refs = references
 
 
 def _leads_to(made: Tensor, leaves: Sequence[Tensor]) -> bool:

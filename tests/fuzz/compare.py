@@ -34,6 +34,17 @@ def assert_store(what: str, store: Any, expected: dict[str, Any]) -> None:
 
 
 @contextmanager
+def full_products() -> Iterator[None]:
+    """Recurrent layers on a GPU multiply all bits of float32, as all other layers do unless asked."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
 def deterministic(is_on: bool = True) -> Iterator[None]:
     """Ask torch for equal results, where it has such a form: of several loops PyG keeps any on a GPU otherwise."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
