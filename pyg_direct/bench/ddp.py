@@ -67,7 +67,7 @@ class _Epochs:
             model = GraphSAGE(self.data.x.shape[1], self.hidden, 3, self.num_classes).to(loader.device)
             if self.is_replayed:
                 accelerate(model, replay=True)
-            parallel = DistributedDataParallel(model, [self.rank], process_group=self.groups[count])
+            parallel = DistributedDataParallel(model, process_group=self.groups[count], gradient_as_bucket_view=True)
             optimizer = torch.optim.Adam(parallel.parameters(), fused=True)
             for epoch in range(1 + epochs):
                 torch.cuda.synchronize()
@@ -128,13 +128,14 @@ def measure_products(rank: int, world: int, scale: float, groups: dict[int, Any]
 
 def measure_papers(rank: int, world: int, scale: float, groups: dict[int, Any],
                     note: Callable[[Row], None]) -> None:  # fmt: skip
-    """Epochs on a twentieth of a graph of ogbn-papers100M's shape, features on the host, 20 % of them cached.
+    """Epochs on a graph of ogbn-papers100M's shape, at scale 1 a twentieth, features on the host, 20 % of them cached.
 
     Of a twentieth of its training nodes, and of so many nodes that filling the pipeline takes a share of an epoch that
     is nearer to that of the whole graph, whose epochs have 1,179 batches; of these with rows of MAG240M's width too.
     Models are accelerated and their passes replayed, so that steps wait for rows.
     """
     graph = synthetic_graph("papers100M", scale=0.05 * scale, device="cuda", topology_only=True)
+    shape = f"papers100M x {0.05 * scale:g}"
     train_idx, num_nodes = graph.train_idx.cpu(), graph.num_nodes
     more_idx = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(0))[: _MORE_BATCHES * 1024]
     placed: dict[str, Any] = {"placement": "unified", "topology_placement": "cuda"}
@@ -142,8 +143,8 @@ def measure_papers(rank: int, world: int, scale: float, groups: dict[int, Any],
         data = Data(edge_index=graph.edge_index, y=graph.y, num_nodes=num_nodes)
         data.x = torch.empty(num_nodes, width, dtype=dtype)
         data.x.copy_((torch.arange(num_nodes) % 64 / 64)[:, None].expand(num_nodes, width))
-        more = f"papers100M x 0.05, {_MORE_BATCHES} batches"
-        shapes = [("papers100M x 0.05", train_idx), (more, more_idx)] if dtype == torch.float32 else [
+        more = f"{shape}, {_MORE_BATCHES} batches"
+        shapes = [(shape, train_idx), (more, more_idx)] if dtype == torch.float32 else [
             (f"{more}, rows of {width} x {dtype.itemsize} B", more_idx)]  # fmt: skip
         for begin, ids in shapes:
             epochs = _Epochs(rank, groups, data, ids, graph.num_classes, 32, is_replayed=True)
