@@ -39,7 +39,6 @@ def main(
         if name not in CASES:
             raise typer.BadParameter(f"names must be of {', '.join(CASES)}, got {name}")
     machine = Machine()
-    suffix = "cpu" if machine.gpu == "none" else machine.gpu.split()[-1].lower()
     for name in names or SHORT_CASES:
         rows = []
         try:
@@ -51,8 +50,8 @@ def main(
         finally:
             # Also of a run that Ctrl-C ends.
             if rows:
-                save_rows(out / f"{name}_{suffix}.json", rows, machine)
-        _draw(out / f"{name}_{suffix}.json")
+                save_rows(out / f"{name}_{machine.name}.json", rows, machine)
+        _draw(out / f"{name}_{machine.name}.json")
 
 
 if __name__ == "__main__":

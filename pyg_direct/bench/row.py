@@ -7,6 +7,7 @@ import importlib.metadata as metadata
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+# Of the name of a GPU, words that its model does not need.
+_BESIDE = re.compile(r"nvidia|\d+gb|hbm\w*|sxm\w*|pcie")
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,12 @@ class Machine:
     versions: dict[str, str] = field(default_factory=lambda: _versions())
     commit: str = field(default_factory=lambda: read_commit())
     date: str = field(default_factory=lambda: datetime.date.today().isoformat())
+
+    @property
+    def name(self) -> str:
+        """What files of rows are named after: `cpu`, or the GPU without its maker and its memory, such as `h200`."""
+        words = [word for word in self.gpu.lower().split() if not _BESIDE.fullmatch(word)]
+        return "cpu" if self.gpu == "none" else "-".join(words)
 
 
 def _versions() -> dict[str, str]:

@@ -103,3 +103,11 @@ def test_ratios_are_averaged_over_cases():
 
     assert (mean.case, mean.metric, mean.p20, mean.p80) == ("dynamic/all", "PyGT over ours", 2, 8)
     assert math.isclose(mean.p50, 4)
+
+
+@pytest.mark.parametrize(("gpu", "name"), [
+    ("none", "cpu"), ("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"),
+    ("NVIDIA GeForce RTX 4090", "geforce-rtx-4090"),
+])  # fmt: skip
+def test_a_machine_is_named_after_its_gpu(gpu, name):
+    assert Machine(gpu, "2 cores", {}, "abc", "2026-11-24").name == name
