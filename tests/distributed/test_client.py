@@ -27,8 +27,9 @@ CASES = [{}, {"disjoint": True}, {"replace": True, "weight_attr": "weight"}, {"t
 class ServersHere:
     """Servers in this process."""
 
-    def __init__(self, folder, size=2, delay=0.0):
-        self.size, self._servers, self._delay = size, [PartServer(folder, part) for part in range(size)], delay
+    def __init__(self, folder, size=2, delay=0.0, device="cpu"):
+        self.size, self._delay = size, delay
+        self._servers = [PartServer(folder, part, device) for part in range(size)]
         self.num_asked = self.num_waiting = self.most_waiting = 0
 
     def ask(self, method, questions):
@@ -41,15 +42,15 @@ class ServersHere:
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
-def test_batches_are_those_of_one_machine(folder, data, options):
-    graph = ClientGraph(ServersHere(folder), device="cpu")
+def test_batches_are_those_of_one_machine(folder, data, options, real_device):
+    graph = ClientGraph(ServersHere(folder, device=real_device.type), device=real_device)
 
     got = list(DistNeighborLoader(graph, [4, -1, 2], SEEDS, **options, **COMMON))
 
     expected = list(NeighborLoader(data, [4, -1, 2], SEEDS, device="cpu", **options, **COMMON))
     assert len(got) == len(expected)
     for batch, other in zip(got, expected, strict=True):
-        assert_equal(as_dict(batch), as_dict(other))
+        assert_equal(as_dict(batch.to("cpu")), as_dict(other))
 
 
 def test_clients_share_the_batches_of_links(folder, data):
