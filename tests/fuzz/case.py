@@ -20,6 +20,7 @@ from tests.fuzz import (
     neighbors,
     partitions,
     producers,
+    replays,
     snapshots,
     stores,
 )
@@ -28,7 +29,8 @@ from tests.fuzz.ways import threads_of
 
 SUBJECTS = {"neighbors": neighbors, "links": links, "layers": layers, "features": features,
             "aggregates": aggregates, "convolutions": convolutions, "snapshots": snapshots,
-            "frames": frames, "partitions": partitions, "stores": stores, "producers": producers}  # fmt: skip
+            "frames": frames, "partitions": partitions, "stores": stores, "producers": producers,
+            "replays": replays}  # fmt: skip
 
 
 @dataclass(frozen=True)
