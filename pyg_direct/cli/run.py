@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Optional
+from types import TracebackType
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -34,4 +36,16 @@ def run(
     # As `python script.py` has it.
     sys.argv = [str(script), *(arguments or [])]
     sys.path[0] = str(script.resolve().parent)
+    sys.excepthook = partial(_show_error, str(script), sys.excepthook)
     runpy.run_path(str(script), run_name="__main__")
+
+
+def _show_error(script: str, show: Any, kind: type[BaseException], error: BaseException,
+                trace: TracebackType | None) -> None:  # fmt: skip
+    """Show an error that ended the program, from the program's own lines on, as `python script.py` does."""
+    first = trace
+    while first is not None and first.tb_frame.f_code.co_filename != script:
+        first = first.tb_next
+    if first is None and not (isinstance(error, SyntaxError) and error.filename == script):
+        first = trace
+    show(kind, error.with_traceback(first), first)

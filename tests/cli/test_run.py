@@ -75,3 +75,16 @@ def test_a_program_that_is_not_there_is_told(tmp_path):
 
     assert done.exit_code == 2
     assert "nothing.py" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["def fail():\n    {}['key']\n\nfail()\n", "x = (\n"], ids=["error", "syntax"])
+def test_an_error_is_shown_as_python_shows_it(tmp_path, text):
+    path = tmp_path / "program.py"
+    path.write_text(text)
+
+    done = run("run", "--device", "cpu", path)
+
+    expected = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("pyg_direct: ")]
+    assert said == expected.stderr.splitlines()
+    assert done.returncode == expected.returncode == 1
