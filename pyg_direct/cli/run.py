@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import runpy
+import io
 import sys
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Annotated, Any, Optional
 
 import typer
@@ -37,7 +37,24 @@ def run(
     sys.argv = [str(script), *(arguments or [])]
     sys.path[0] = str(script.resolve().parent)
     sys.excepthook = partial(_show_error, str(script), sys.excepthook)
-    runpy.run_path(str(script), run_name="__main__")
+    try:
+        _execute(script)
+    except KeyboardInterrupt as error:
+        # Typer would end without a word of where the program was.
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise
+
+
+def _execute(script: Path) -> None:
+    """Do as `python script.py` does: what the program made stays until the interpreter ends.
+
+    With `runpy` it would go before, and a process group of Gloo then waits for threads that wait for the interpreter.
+    """
+    with io.open_code(str(script.resolve())) as file:
+        code = compile(file.read(), str(script), "exec", dont_inherit=True)
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    module.__dict__.update(__file__=str(script), __cached__=None)
+    exec(code, module.__dict__)
 
 
 def _show_error(script: str, show: Any, kind: type[BaseException], error: BaseException,

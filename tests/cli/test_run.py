@@ -1,6 +1,7 @@
 """`python -m pyg_direct run` runs a program as it is."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -25,6 +26,18 @@ loader = NeighborLoader(data, [2], batch_size=3)
 batch = next(iter(loader)).to("cpu")
 print(type(loader).__module__, batch.batch_size, beside.NAME, sys.argv[1:])
 sys.exit(3)
+"""
+
+LASTING = """
+import atexit, os, sys
+
+class Lasting:
+    def __del__(self, write=os.write, is_finalizing=sys.is_finalizing):
+        write(1, b"finalizing %r\\n" % is_finalizing())
+
+lasting = Lasting()
+atexit.register(lambda: os.write(1, b"%s at exit\\n" % sys.modules["__main__"].Lasting.__name__.encode()))
+{end}
 """
 
 
@@ -77,7 +90,21 @@ def test_a_program_that_is_not_there_is_told(tmp_path):
     assert "nothing.py" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["def fail():\n    {}['key']\n\nfail()\n", "x = (\n"], ids=["error", "syntax"])
+@pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "raise ValueError"])
+def test_what_a_program_made_stays_until_the_interpreter_ends(tmp_path, end):
+    path = tmp_path / "program.py"
+    path.write_text(LASTING.format(end=end))
+
+    done = run("run", "--device", "cpu", path)
+
+    assert done.stdout == "Lasting at exit\nfinalizing True\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["def fail():\n    {}['key']\n\nfail()\n", "x = (\n", "raise KeyboardInterrupt\n"],
+    ids=["error", "syntax", "interrupt"],
+)
 def test_an_error_is_shown_as_python_shows_it(tmp_path, text):
     path = tmp_path / "program.py"
     path.write_text(text)
@@ -87,4 +114,5 @@ def test_an_error_is_shown_as_python_shows_it(tmp_path, text):
     expected = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
     said = [line for line in done.stderr.splitlines() if not line.startswith("pyg_direct: ")]
     assert said == expected.stderr.splitlines()
-    assert done.returncode == expected.returncode == 1
+    # As a shell says of a process that an interrupt ended.
+    assert done.returncode == (1 if expected.returncode == 1 else 128 + signal.SIGINT)
