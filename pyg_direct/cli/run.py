@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -36,33 +37,34 @@ def run(
     # As `python script.py` has it.
     sys.argv = [str(script), *(arguments or [])]
     sys.path[0] = str(script.resolve().parent)
-    sys.excepthook = partial(_show_error, str(script), sys.excepthook)
+    path = os.path.abspath(script)
+    sys.excepthook = partial(_show_error, path, sys.excepthook)
     try:
-        _execute(script)
+        _execute(path)
     except KeyboardInterrupt as error:
         # Typer would end without a word of where the program was.
         sys.excepthook(type(error), error, error.__traceback__)
         raise
 
 
-def _execute(script: Path) -> None:
+def _execute(path: str) -> None:
     """Do as `python script.py` does: what the program made stays until the interpreter ends.
 
     With `runpy` it would go before, and a process group of Gloo then waits for threads that wait for the interpreter.
     """
-    with io.open_code(str(script.resolve())) as file:
-        code = compile(file.read(), str(script), "exec", dont_inherit=True)
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
     module = sys.modules["__main__"] = ModuleType("__main__")
-    module.__dict__.update(__file__=str(script), __cached__=None)
+    module.__dict__.update(__file__=path, __cached__=None)
     exec(code, module.__dict__)
 
 
-def _show_error(script: str, show: Any, kind: type[BaseException], error: BaseException,
+def _show_error(path: str, show: Any, kind: type[BaseException], error: BaseException,
                 trace: TracebackType | None) -> None:  # fmt: skip
     """Show an error that ended the program, from the program's own lines on, as `python script.py` does."""
     first = trace
-    while first is not None and first.tb_frame.f_code.co_filename != script:
+    while first is not None and first.tb_frame.f_code.co_filename != path:
         first = first.tb_next
-    if first is None and not (isinstance(error, SyntaxError) and error.filename == script):
+    if first is None and not (isinstance(error, SyntaxError) and error.filename == path):
         first = trace
     show(kind, error.with_traceback(first), first)

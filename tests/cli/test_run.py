@@ -41,10 +41,11 @@ atexit.register(lambda: os.write(1, b"%s at exit\\n" % sys.modules["__main__"].L
 """
 
 
-def run(*arguments):
+def run(*arguments, cwd=None):
     # Messages are broken to the width of the terminal.
-    return subprocess.run([sys.executable, "-m", "pyg_direct", *map(str, arguments)], capture_output=True, text=True,
-                          env={**os.environ, "COLUMNS": "300"})  # fmt: skip
+    environment = {**os.environ, "COLUMNS": "300", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "pyg_direct", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
 
 
 @pytest.fixture
@@ -116,3 +117,14 @@ def test_an_error_is_shown_as_python_shows_it(tmp_path, text):
     assert said == expected.stderr.splitlines()
     # As a shell says of a process that an interrupt ended.
     assert done.returncode == (1 if expected.returncode == 1 else 128 + signal.SIGINT)
+
+
+def test_a_program_that_is_named_from_its_folder_knows_where_it_lies(tmp_path):
+    (tmp_path / "program.py").write_text("import sys\nprint(__file__, sys.argv[0], sys.path[0])\n{}['key']\n")
+
+    done = run("run", "--device", "cpu", "program.py", cwd=tmp_path)
+
+    expected = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True, cwd=tmp_path)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("pyg_direct: ")]
+    assert done.stdout == expected.stdout
+    assert said == expected.stderr.splitlines()
