@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
+import io
+import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Optional
+from types import ModuleType, TracebackType
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -34,4 +37,34 @@ def run(
     # As `python script.py` has it.
     sys.argv = [str(script), *(arguments or [])]
     sys.path[0] = str(script.resolve().parent)
-    runpy.run_path(str(script), run_name="__main__")
+    path = os.path.abspath(script)
+    sys.excepthook = partial(_show_error, path, sys.excepthook)
+    try:
+        _execute(path)
+    except KeyboardInterrupt as error:
+        # Typer would end without a word of where the program was.
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise
+
+
+def _execute(path: str) -> None:
+    """Do as `python script.py` does: what the program made stays until the interpreter ends.
+
+    With `runpy` it would go before, and a process group of Gloo then waits for threads that wait for the interpreter.
+    """
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    module.__dict__.update(__file__=path, __cached__=None)
+    exec(code, module.__dict__)
+
+
+def _show_error(path: str, show: Any, kind: type[BaseException], error: BaseException,
+                trace: TracebackType | None) -> None:  # fmt: skip
+    """Show an error that ended the program, from the program's own lines on, as `python script.py` does."""
+    first = trace
+    while first is not None and first.tb_frame.f_code.co_filename != path:
+        first = first.tb_next
+    if first is None and not (isinstance(error, SyntaxError) and error.filename == path):
+        first = trace
+    show(kind, error.with_traceback(first), first)

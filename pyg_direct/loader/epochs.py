@@ -19,6 +19,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.features.processes import POLICIES
 from pyg_direct.loader.background import Background
 from pyg_direct.loader.batches import Seeds, can_share, iterate_batches
+from pyg_direct.loader.hooks import check_hooks, is_said_anew
 from pyg_direct.loader.pipeline import Pipeline, take_memory
 from pyg_direct.loader.placement import PLACES, check_place
 from pyg_direct.loader.ranks import Ranks, Share
@@ -73,6 +74,7 @@ class EpochLoader(ReportedLoader):
                 super_batch: int | None, seed: int | None, prefetch: int, ranks: Any = None,
                 uneven: str = "pad") -> None:  # fmt: skip
         """Check and keep the arguments that PyG's loaders do not have."""
+        check_hooks(self)
         topology_placement = placement if topology_placement is None else topology_placement
         for name, count, least in [("prefetch", prefetch, 0), ("super_batch", super_batch, 1)]:
             if name == "super_batch" and count is None:
@@ -118,7 +120,16 @@ class EpochLoader(ReportedLoader):
 
     def _is_own(self) -> bool:
         """Whether nothing of the user's is called to make a batch."""
-        return self.transform_sampler_output is None
+        return self.transform_sampler_output is None and not self._is_filtered
+
+    @property
+    def _is_filtered(self) -> bool:
+        """Whether a class of the program's makes batches, by a `filter_fn` of its own, which may call ours."""
+        return is_said_anew(self, "filter_fn")
+
+    def _finish_batch(self, batch: Any) -> Any:
+        """What the program's transform makes of a batch; `filter_fn` has called it already."""
+        return batch if self.transform is None or self._is_filtered else self.transform(batch)
 
     def _work_with_workers(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         raise NotImplementedError
@@ -165,7 +176,7 @@ class EpochLoader(ReportedLoader):
                 batch = next(batches, _END)
             if batch is _END:
                 break
-            result = batch if self.transform is None else self.transform(batch)
+            result = self._finish_batch(batch)
             # Not by the `__setattr__` of torch's loader, which looks at each name.
             self.__dict__["_standing"] = (epoch, number)
             yield result
@@ -174,7 +185,7 @@ class EpochLoader(ReportedLoader):
 
     def _open_group(self, epoch: int) -> Any:
         """What works on several batches at a time (see `SuperBatch`); None where each is made alone."""
-        if self.super_batch in (None, 1) or self.device.type != "cuda" or self.transform_sampler_output is not None:
+        if self.super_batch in (None, 1) or self.device.type != "cuda" or not EpochLoader._is_own(self):
             return None
         shared = self._shared()
         if not shared:

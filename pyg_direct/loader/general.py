@@ -64,7 +64,7 @@ class GeneralLoader(EpochLoader):
 
     def _is_own(self) -> bool:
         ours = isinstance(self._sampler, OwnSampler) and isinstance(self.data, (Data, HeteroData))
-        return ours and self.transform_sampler_output is None
+        return ours and super()._is_own()
 
     def _submit(self, epoch: int, number: int, seeds: Seeds) -> Drawn:
         return Drawn(self._ask(seeds.positions, batch_key(self.seed, epoch, number)))
@@ -109,6 +109,8 @@ class GeneralLoader(EpochLoader):
 
     def _fetch_read(self, sample: Drawn, number: int, seeds: Seeds, read: Any = None) -> Any:
         """The batch of a sample; `read` as in `HeteroAttributes.build`."""
+        if self._is_filtered:
+            return self.filter_fn(sample.out)
         memory: list[Any] = []
         batch = self._build(sample.out, memory, read)
         if memory and self.device.type == "cuda":
@@ -126,8 +128,8 @@ class GeneralLoader(EpochLoader):
         if positions.dtype == torch.bool or positions.numel() == 0:
             positions = positions.nonzero().view(-1)
         positions = check_ids("index", positions, len(self.dataset)).long()  # type: ignore[attr-defined]
-        batch = self._build(self._ask(positions, None))
-        return batch if self.transform is None else self.transform(batch)
+        out = self._ask(positions, None)
+        return self.filter_fn(out) if self._is_filtered else self._finish_batch(self._build(out))
 
     def filter_fn(self, out: Output) -> Any:
         """The batch of what a sampler returned (PyG's hook)."""

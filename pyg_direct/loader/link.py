@@ -17,7 +17,7 @@ from pyg_direct.features.store import check_store_dtype
 from pyg_direct.graph.placed import ListReads
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.drawn import Drawn, Output
-from pyg_direct.loader.epochs import ALONE, settle_workers
+from pyg_direct.loader.epochs import ALONE, EpochLoader, settle_workers
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.graph import check_graph
 from pyg_direct.loader.links import PendingLinks
@@ -161,7 +161,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
 
     def _find_planned(self) -> tuple[PlannedLinks, GpuPlan] | None:
         """What makes batches inside a plan, where nothing is asked for that it cannot do."""
-        if self._planned is None or self.transform_sampler_output is not None:
+        if self._planned is None or not EpochLoader._is_own(self):
             return None
         plan = self._planned.find_plan()
         return None if plan is None else (self._planned, plan)

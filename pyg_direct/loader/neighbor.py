@@ -302,11 +302,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if positions.dtype == torch.bool or positions.numel() == 0:
             positions = positions.nonzero().view(-1)
         positions = check_ids("index", positions, len(self.dataset)).long()
-        return self._finish_batch(self._sample_now(self.input_data.node[positions]), positions)
-
-    def _finish_batch(self, sample: Sample, positions: Tensor) -> Any:
-        batch = self._build_plain(sample, positions)
-        return batch if self.transform is None else self.transform(batch)
+        return self._finish_batch(self._build_plain(self._sample_now(self.input_data.node[positions]), positions))
 
     def filter_fn(self, out: Any) -> Any:
         """The batch of a `SamplerOutput` of this loader's sampler (PyG's hook)."""
@@ -338,6 +334,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                      memory: list[Any] | None = None) -> Any:  # fmt: skip
         assert self._attributes is not None
         input_id = positions if self.input_data.input_id is None else self.input_data.input_id[positions]
+        if self._is_filtered:
+            return self.filter_fn(to_output(sample, input_id))
         if self.transform_sampler_output is not None:
             return self._build_output(self._attributes, self.transform_sampler_output(to_output(sample, input_id)))
         batch = self._attributes.build(self.data, sample, input_id, shared=shared, memory=memory)
@@ -355,7 +353,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         return batch
 
     def _is_own(self) -> bool:
-        return self.transform_sampler_output is None if self._recipe is not None else super()._is_own()
+        return EpochLoader._is_own(self) if self._recipe is not None else super()._is_own()
 
     def _open_group(self, epoch: int) -> Any:
         return super()._open_group(epoch) if self._recipe is None else EpochLoader._open_group(self, epoch)

@@ -113,13 +113,22 @@ def announce(line: str) -> None:
     tree, logger = logging.getLogger("pyg_direct"), logging.getLogger("pyg_direct.notice")
     if logger.level in (logging.NOTSET, logging.INFO):
         logger.setLevel(logging.INFO if tree.level == logging.NOTSET else logging.NOTSET)
-    if not any(_has_handlers(one) for one in (logger, tree, logging.getLogger())):
-        handler = logging.StreamHandler()
+    is_heard = any(_has_handlers(one) for one in (logger, tree, logging.getLogger()))
+    shown = next((handler for handler in logger.handlers if isinstance(handler, _Shown)), None)
+    if is_heard and shown is not None:
+        # The program has set logging up since.
+        logger.removeHandler(shown)
+    if not is_heard and shown is None:
+        handler = _Shown()
         handler.setFormatter(logging.Formatter("pyg_direct: %(message)s"))
         logger.addHandler(handler)
     logger.info(line)
 
 
+class _Shown(logging.StreamHandler):  # type: ignore[type-arg]
+    """Shows lines where nobody else does."""
+
+
 def _has_handlers(logger: logging.Logger) -> bool:
-    """Whether somebody listens."""
-    return not all(isinstance(handler, logging.NullHandler) for handler in logger.handlers)
+    """Whether somebody else listens."""
+    return not all(isinstance(handler, (logging.NullHandler, _Shown)) for handler in logger.handlers)

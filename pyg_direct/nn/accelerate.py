@@ -78,11 +78,12 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
     where two or more are alike: SAGEConv and GraphConv, GINConv, GINEConv, GCNConv, or GATConv or GATv2Conv without
     loops, whose dropout then draws other numbers than PyG's; subclasses only where they leave the messages alone. PyG's
     own models that are given `num_sampled_nodes_per_hop` also compute no rows that the next layer drops; dropout then
-    falls on other rows than PyG's would. Results are those of PyG up to rounding. A whole graph that comes back is
-    sorted once, and aggregated likewise (a small one only on a GPU, by GCNConv, GATConv and GATv2Conv, and by all
-    without a gradient); on a GPU without looking again at edges that torch has not seen written to, as through `.data`
-    or DLPack. Batches of other loaders, options that are not covered, explanations, hooks on messages and compiled or
-    traced models take PyG's own code, unchanged. The model can be saved, copied and scripted as before.
+    falls on other rows than PyG's would. That of attention with loops falls on other edges. Results are those of PyG up
+    to rounding. A whole graph that comes back is sorted once, and aggregated likewise (a small one only on a GPU, by
+    GCNConv, GATConv and GATv2Conv, and by all without a gradient); on a GPU without looking again at edges that torch
+    has not seen written to, as through `.data` or DLPack. Batches of other loaders, options that are not covered,
+    explanations, hooks on messages and compiled or traced models take PyG's own code, unchanged. The model can be
+    saved, copied and scripted as before.
 
     Steps of a small model take the host longer to launch than a GPU to compute. With `replay`, training passes of the
     model, forward and backward, are recorded as CUDA graphs after some, in places for batches that are a little larger,

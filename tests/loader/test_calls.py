@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.sampler import NodeSamplerInput
 
-from pyg_direct import NeighborLoader
+from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.errors import ArgumentError
 from tests.batches import make_data
 from tests.hetero_data import check_rows, make_hetero
@@ -56,3 +56,59 @@ def test_what_a_sampler_returns_must_be_a_sample():
 
     with pytest.raises(TypeError, match="must return a SamplerOutput or a HeteroSamplerOutput, got <class 'str'>"):
         next(iter(loader))
+
+
+class Marked(NeighborLoader):
+    """A loader of a program's, which makes more of each batch."""
+
+    def filter_fn(self, out):
+        batch = super().filter_fn(out)
+        batch.num_seen = out.metadata[0].numel() if self.transform is None else batch.num_marks
+        return batch
+
+
+class MarkedLinks(LinkNeighborLoader):
+    """The same around links."""
+
+    def filter_fn(self, out):
+        batch = super().filter_fn(out)
+        batch.num_seen = out.metadata[0].numel()
+        return batch
+
+
+def mark(batch):
+    batch.num_marks = batch.get("num_marks", 0) + 1
+    return batch
+
+
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"prefetch": 0}, {"super_batch": 2}], ids=str)
+def test_a_hook_that_a_program_says_anew_makes_the_batches(real_device, options):
+    options = {"num_neighbors": [3], "batch_size": 16, "seed": 1, "device": real_device, **options}
+
+    loader, plain = Marked(make_data(), **options), NeighborLoader(make_data(), **options)
+    marked = Marked(make_data(), transform=mark, **options)
+
+    assert [(batch.num_seen, batch.n_id.tolist(), batch.x.tolist()) for batch in loader] == [
+        (batch.batch_size, batch.n_id.tolist(), batch.x.tolist()) for batch in plain
+    ]
+    assert [batch.num_seen for batch in marked] == [1] * len(marked)
+    assert (loader([0, 1]).num_seen, marked([0, 1]).num_seen) == (2, 1)
+
+
+def test_a_hook_that_a_program_says_anew_makes_the_batches_of_links(real_device):
+    options = {"num_neighbors": [3], "batch_size": 16, "seed": 1, "device": real_device, "neg_sampling": "binary"}
+
+    loader, plain = MarkedLinks(make_data(), **options), LinkNeighborLoader(make_data(), **options)
+
+    for batch, expected in zip(loader, plain, strict=True):
+        assert batch.num_seen == expected.input_id.numel()
+        assert torch.equal(batch.n_id[batch.edge_label_index], expected.n_id[expected.edge_label_index])
+
+
+def test_a_hook_that_would_not_be_called_is_refused():
+    class Mine(NeighborLoader):
+        def collate_fn(self, index):
+            return super().collate_fn(index)
+
+    with pytest.raises(NotImplementedError, match=r"collate_fn of .*Mine would not be called"):
+        Mine(make_data(), [3], device="cpu")

@@ -120,6 +120,18 @@ def test_without_any_logging_it_is_seen_on_stderr(fresh_logger, capsys, monkeypa
     assert capsys.readouterr().err == "pyg_direct: here\n"
 
 
+def test_a_program_that_sets_logging_up_later_sees_each_line_once(fresh_logger, capsys, caplog, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.getLogger(), "handlers", [])
+        announce("here")
+        announce("there")
+
+    announce("elsewhere")
+
+    assert capsys.readouterr().err == "pyg_direct: here\npyg_direct: there\n"
+    assert caplog.messages[-1] == "elsewhere"
+
+
 def test_a_level_that_is_set_later_counts(fresh_logger, caplog):
     announce("here")
     fresh_logger.setLevel(logging.WARNING)
