@@ -145,11 +145,11 @@ def multiply_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0, tran
 
 
 class Part(NamedTuple):
-    """`count` snapshots of a group, from its snapshot `low` on."""
+    """`size` snapshots of a group, from its snapshot `low` on."""
 
     matrices: SnapshotMatrices
     low: int
-    count: int
+    size: int
 
 
 def multiply_parts(x: Tensor, parts: Iterable[Part], transposed: bool = False) -> Tensor:
