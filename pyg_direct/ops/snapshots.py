@@ -220,6 +220,8 @@ def _sum_on_cpu(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low
     mine = slice(places.start, places.stop)
     if diagonal is None:
         out[:, mine] = 0
+    elif count == x.shape[1]:
+        torch.mul(x, diagonal.unsqueeze(2), out=out)
     else:
         torch.mul(x[:, mine], diagonal.unsqueeze(2), out=out[:, mine])
     none = x.new_empty(0, 0)
@@ -227,8 +229,9 @@ def _sum_on_cpu(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low
     for piece in pieces:
         width = channels if piece.snapshot is not None else count * channels
         with threads_for(piece.num_edges * width // (SMALL // FEW_ITEMS)):
-            run_cpu(kernels.sum_slices_cpu, x.view(-1), *_arrays(piece, None, x)[:-1], low, row, column,
-                    places.start, count, channels, x.shape[1] * channels, out.view(-1))  # fmt: skip
+            arrays = piece.loop_arrays if x.dtype == torch.float32 else _arrays(piece, None, x)[:-1]
+            run_cpu(kernels.sum_slices_cpu, x.view(-1), *arrays, low, row, column, places.start, count, channels,
+                    x.shape[1] * channels, out.view(-1))  # fmt: skip
 
 
 def _forward_on_gpu(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int,

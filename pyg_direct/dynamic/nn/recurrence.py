@@ -20,7 +20,7 @@ _SMALL = 64
 _FEW = 256
 
 
-def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor, state_bias: Tensor,
+def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor, state_bias: Tensor, *,
               out: Tensor | None = None, at: int = 0) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """An LSTM's step `[N, F]` to `[N, C]` from a state of zeros, and what its gradient needs.
 
