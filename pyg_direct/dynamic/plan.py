@@ -6,7 +6,7 @@ several snapshots at a time, and kept (PiPAD, section 4.3): on the device while 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from pyg_direct.dynamic.tuner import Option, choose_groups, find_stacked
 from pyg_direct.dynamic.turns import take_turns
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.overlap import MAX_GROUP
-from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots, multiply_snapshots
+from pyg_direct.ops.snapshots import Part, SnapshotMatrices, aggregate_snapshots, multiply_parts
 
 
 @take_turns("aggregate_features", "gather_features", "gather_given", "get_matrices", "keep",
@@ -353,16 +353,16 @@ class SnapshotPlan:
         """Aggregate other rows `[N, W, F]` of snapshots from `first` on, or with `transposed` their gradient; without a
         gradient of its own.
         """
-        pieces, time, last, num_nodes = [], first, first + x.shape[1], x.shape[0]
+        num_nodes, parts = x.shape[0], self._find_parts(operator, first, first + x.shape[1], weighted)
         x = F.pad(x, (0, 0, 0, 0, 0, self.num_nodes - num_nodes)) if num_nodes < self.num_nodes else x
+        return multiply_parts(x, parts, transposed)[:num_nodes]
+
+    def _find_parts(self, operator: Operator, time: int, last: int, weighted: bool) -> Iterator[Part]:
         while time < last:
             group = self._find_group(operator, time, weighted)
-            until = min(group.last, last)
             matrices = self.get_matrices(operator, group.first, group.last, weighted, group.form)
-            rows = x[:, time - first : until - first]
-            pieces.append(multiply_snapshots(rows.contiguous(), matrices, time - group.first, transposed))
-            time = until
-        return pieces[0][:num_nodes] if len(pieces) == 1 else torch.cat(pieces, 1)[:num_nodes]
+            yield Part(matrices, time - group.first, min(group.last, last) - time)
+            time = group.last
 
     def summary(self) -> str:
         """Sizes and choices, a line each."""

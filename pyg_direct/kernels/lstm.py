@@ -21,19 +21,45 @@ _ONE, _HALF = np.float32(1), np.float32(0.5)
 
 
 @body
+def clamp(x):
+    """What tanh is taken of."""
+    x = _BOUND if x > _BOUND else x
+    return -_BOUND if x < -_BOUND else x
+
+
+@body
+def over(x):
+    """tanh times `under`, of what is clamped."""
+    s = x * x
+    return x * ((((_P4 * s + _P3) * s + _P2) * s + _P1) * s + _P0)
+
+
+@body
+def under(x):
+    """What `over` is divided by."""
+    s = x * x
+    return (((_Q4 * s + _Q3) * s + _Q2) * s + _Q1) * s + _ONE
+
+
+@body
 def bend(x):
     """tanh, in operations that a loop can do for several numbers at once; off by 4 in ten million at most."""
-    x = _BOUND if x > _BOUND else x
-    x = -_BOUND if x < -_BOUND else x
-    s = x * x
-    over = x * ((((_P4 * s + _P3) * s + _P2) * s + _P1) * s + _P0)
-    return over / ((((_Q4 * s + _Q3) * s + _Q2) * s + _Q1) * s + _ONE)
+    x = clamp(x)
+    return over(x) / under(x)
 
 
 @body
 def admit(x):
     """sigmoid."""
     return bend(x * _HALF) * _HALF + _HALF
+
+
+@body
+def pass_gate(x, gate):
+    """tanh(x) * sigmoid(gate), in one division, which takes as long as half of a tanh."""
+    x, half = clamp(x), clamp(gate * _HALF)
+    below = under(half)
+    return over(x) * (over(half) + below) * _HALF / (under(x) * below)
 
 
 @body
@@ -45,25 +71,20 @@ def pull_gates(grad, a, c, e):
 
 
 @cpu_kernel
-def open_lstm_cpu(gates, bias, state_bias, out):
-    size = out.shape[1]
-    width = gates.shape[1]
-    for r in prange(out.shape[0]):
-        admitting, content, exposing = (
-            gates[r, :size],
-            gates[r, width - 2 * size : width - size],
-            gates[r, width - size :],
-        )
-        state = out[r]
-        # One thing at a time, so that the compiler does it for several numbers at once.
+def open_lstm_cpu(gates, bias, state_bias, at, out):
+    """States are written from number `at` of each row of `out` on."""
+    # Unsigned ones never count from the end of an array, which loops would have to ask for each number.
+    width, row_size, size = np.uint64(gates.shape[1]), np.uint64(out.shape[1]), np.uint64(bias.shape[0] // 4)
+    contents, exposing = np.uint64(2) * size, np.uint64(3) * size
+    given, states = gates.reshape(-1), out.reshape(-1)
+    for r in prange(gates.shape[0]):
+        of_row, to = np.uint64(r) * width, np.uint64(r) * row_size + np.uint64(at)
+        of_content, of_exposing = of_row + width - contents, of_row + width - size
         for u in range(size):
-            state[u] = bend(content[u] + (bias[2 * size + u] + state_bias[2 * size + u]))
-        for u in range(size):
-            state[u] *= admit(admitting[u] + (bias[u] + state_bias[u]))
-        for u in range(size):
-            state[u] = bend(state[u])
-        for u in range(size):
-            state[u] *= admit(exposing[u] + (bias[3 * size + u] + state_bias[3 * size + u]))
+            content = given[of_content + u] + (bias[contents + u] + state_bias[contents + u])
+            cell = pass_gate(content, given[of_row + u] + (bias[u] + state_bias[u]))
+            exposed = given[of_exposing + u] + (bias[exposing + u] + state_bias[exposing + u])
+            states[to + u] = pass_gate(cell, exposed)
 
 
 @cpu_kernel

@@ -61,33 +61,46 @@ def find_edges(rows, offsets, snapshot, slice_id, whole):
 
 
 @cpu_kernel
-def sum_slices_cpu(z, rows, offsets, cols, weight, num_weights, snapshot, presence, low, channels, out):
-    """`z` and `out` [N, S * F]; without scales."""
-    one = out.dtype.type(1)
-    size = out.shape[1] // channels
+def sum_slices_cpu(z, rows, offsets, cols, weight, num_weights, snapshot, presence, low, row, column, at, size,
+                   channels, width, out):  # fmt: skip
+    """`z` and `out` [N * width], each row of which holds the group's `size` snapshots from `low` on from place `at` on;
+    `row` and `column` [N, size] scale targets and sources here, empty ones do not.
+    """
+    # Unsigned ones never count from the end of an array, and no loop over arrays calls what takes them: either would
+    # keep the compiler from adding several numbers at once.
+    width, channels = np.uint64(width), np.uint64(channels)
+    one, several = out.dtype.type(1), snapshot.shape[0] > 0
     for s in prange(rows.shape[0]):
-        # Runs of one target in several snapshots write to different numbers.
-        first, last = find_edges(rows, offsets, snapshot, s, 1)
-        target = row_of(rows[s])
-        begin, end = 0, size
-        if snapshot.shape[0] > 0:
+        # As `find_edges` of whole runs. Those of one target in several snapshots write to different numbers.
+        if s > 0 and rows[s - 1] == rows[s] and not (several and snapshot[s - 1] != snapshot[s]):
+            continue
+        end = s + 1
+        while end < rows.shape[0] and rows[end] == rows[s] and not (several and snapshot[end] != snapshot[s]):
+            end += 1
+        target, until = row_of(rows[s]), size
+        begin = 0
+        if several:
             begin = np.int64(snapshot[s]) - low
-            end = min(begin + 1, size)
+            until = min(begin + 1, size)
             begin = max(begin, 0)
-        for e in range(first, last):
-            source = cols[e]
-            if presence.shape[0] == 0 and num_weights <= 1:
-                share = weight[e] if num_weights == 1 else one
+        for t in range(begin, until):
+            start = np.uint64(at + t) * channels
+            total = np.uint64(target) * width + start
+            scale = row[target, t] if row.shape[0] > 0 else one
+            for e in range(np.int64(offsets[s]), np.int64(offsets[end])):
+                # As `share_of`. What is not there brings nothing, not even what is not a number.
+                if presence.shape[0] > 0 and (np.int64(presence[e]) >> (t + low)) & 1 == 0:
+                    continue
+                share = one
+                if num_weights > 0:
+                    share = weight[e * num_weights + (t + low if num_weights > 1 else 0)]
                 if share != 0:
-                    for f in range(begin * channels, end * channels):
-                        out[target, f] = add_share(out[target, f], z[source, f], share)
-            else:
-                for t in range(begin, end):
-                    share = share_of(weight, num_weights, presence, e, t + low, one)
-                    # What is not there brings nothing, not even what is not a number.
-                    if share != 0:
-                        for f in range(t * channels, (t + 1) * channels):
-                            out[target, f] = add_share(out[target, f], z[source, f], share)
+                    share *= scale
+                    if column.shape[0] > 0:
+                        share *= column[cols[e], t]
+                    source = np.uint64(cols[e]) * width + start
+                    for f in range(channels):
+                        out[total + f] = add_share(out[total + f], z[source + f], share)
 
 
 _ARRAYS = "T[] i4[] i4[] i4[] T[] i4 u1[] u1[] T[]"

@@ -13,12 +13,16 @@ from pyg_direct.ops.launch import run_cpu, threads_for
 _LIGHT = 64
 
 
-def open_gates(gates: Tensor, bias: Tensor, state_bias: Tensor) -> Tensor:
-    """The state of checked fp32 `gates` `[N, 3 * H]` or `[N, 4 * H]`, `[N, H]`; biases `[4 * H]`. Has no gradient."""
-    out = gates.new_empty(gates.shape[0], bias.numel() // 4)
-    with threads_for(out.numel() // _LIGHT):
-        run_cpu(kernels.open_lstm_cpu, gates, bias.detach(), state_bias.detach(), out)
-    return out
+def open_gates(gates: Tensor, bias: Tensor, state_bias: Tensor, out: Tensor | None = None, at: int = 0) -> Tensor:
+    """The state of checked fp32 `gates` `[N, 3 * H]` or `[N, 4 * H]`, `[N, H]`; biases `[4 * H]`. Has no gradient.
+
+    With contiguous `out` `[N, C]` these are the columns of it from `at` on.
+    """
+    size = bias.numel() // 4
+    out = gates.new_empty(gates.shape[0], size) if out is None else out
+    with threads_for(gates.shape[0] * size // _LIGHT):
+        run_cpu(kernels.open_lstm_cpu, gates, bias.detach(), state_bias.detach(), at, out)
+    return out[:, at : at + size]
 
 
 def pull_gates(grad: Tensor, gates: Tensor, bias: Tensor, state_bias: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,6 +97,14 @@ class SlicedCSR(Arrays):
     def csr(self) -> CSR:
         """`to_csr` on a GPU, kept."""
         return CSR.of(*self.to_csr(), self.long_rows)
+
+    @cached_property
+    def loop_arrays(self) -> tuple[Any, ...]:
+        """What CPU loops take of it, in their order, made once; empty arrays for what it lacks."""
+        none, weight = torch.empty(0, dtype=torch.uint8), self.weight
+        others = (none if array is None else array for array in (self.snapshot, self.presence))
+        weights, each = (torch.empty(0), 0) if weight is None else (weight.reshape(-1), weight.shape[1])
+        return (*(a.numpy() for a in (self.rows, self.offsets, self.cols, weights)), each, *(a.numpy() for a in others))
 
     def transpose(self) -> SlicedCSR:
         """The same edges with sources and targets exchanged."""

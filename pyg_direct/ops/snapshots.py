@@ -6,9 +6,9 @@ their edges: one pass over what they share serves all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ from torch.autograd.function import once_differentiable
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels import sliced as kernels
-from pyg_direct.kernels.jit import SIMULATED, THREADS, get_cpu_threads, set_cpu_threads
+from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.ops.check import check_same_device
-from pyg_direct.ops.launch import full_grid, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.launch import FEW_ITEMS, full_grid, run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.ops.scaled import address_of, scales_here, sum_scaled
 from pyg_direct.ops.sliced import SlicedCSR
 
@@ -144,6 +144,36 @@ def multiply_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0, tran
     return (_backward if transposed else _multiply)(x, matrices, low, deterministic)
 
 
+class Part(NamedTuple):
+    """`size` snapshots of a group, from its snapshot `low` on."""
+
+    matrices: SnapshotMatrices
+    low: int
+    size: int
+
+
+def multiply_parts(x: Tensor, parts: Iterable[Part], transposed: bool = False) -> Tensor:
+    """`multiply_snapshots` of snapshots that lie in several groups, in order, `[N, W, F]`."""
+    begin = 0
+    if runs_on_gpu(x):
+        apart = []
+        for matrices, low, count in parts:
+            rows = x[:, begin : begin + count].contiguous()
+            apart.append(multiply_snapshots(rows, matrices, low, transposed))
+            begin += count
+        return apart[0] if len(apart) == 1 else torch.cat(apart, 1)
+    x = x.detach().contiguous()
+    out = torch.empty_like(x)
+    for matrices, low, count in parts:
+        rows = x[:, begin : begin + count]
+        row, column, diagonal = _factors(matrices, low, rows)
+        pieces = matrices.by_source() if transposed else matrices.pieces
+        factors = (column, row, diagonal) if transposed else (row, column, diagonal)
+        _sum_on_cpu(x, pieces, factors, low, range(begin, begin + count), out)
+        begin += count
+    return out
+
+
 _Factors = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -174,25 +204,34 @@ def _start(x: Tensor, diagonal: Tensor | None) -> Tensor:
 
 
 def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int, deterministic: bool) -> Tensor:
-    row, column, diagonal = factors
     x = x.detach().contiguous()
-    pieces = tuple(piece for piece in pieces if piece.num_edges > 0 and x.numel() > 0)
     if runs_on_gpu(x):
+        pieces = tuple(piece for piece in pieces if piece.num_edges > 0 and x.numel() > 0)
         return _forward_on_gpu(x, pieces, factors, low, deterministic)
-    z = x if column is None else x * column.unsqueeze(2)
-    out = torch.zeros_like(x)
+    out = torch.empty_like(x)
+    _sum_on_cpu(x, pieces, factors, low, range(x.shape[1]), out)
+    return out
+
+
+def _sum_on_cpu(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int, places: range,
+                out: Tensor) -> None:  # fmt: skip
+    """As `_forward`, of the snapshots at these places of contiguous `x` `[N, W, F]`, to the same places of `out`."""
+    (row, column, diagonal), (count, channels) = factors, (len(places), x.shape[2])
+    mine = slice(places.start, places.stop)
+    if diagonal is None:
+        out[:, mine] = 0
+    elif count == x.shape[1]:
+        torch.mul(x, diagonal.unsqueeze(2), out=out)
+    else:
+        torch.mul(x[:, mine], diagonal.unsqueeze(2), out=out[:, mine])
+    none = x.new_empty(0, 0)
+    row, column = (none if factor is None else factor for factor in (row, column))
     for piece in pieces:
-        args = z.flatten(1), *_arrays(piece, None, z)[:-1], low, x.shape[2], out.flatten(1)
-        width = x.shape[2] if piece.snapshot is not None else x.shape[1] * x.shape[2]
-        is_small = piece.num_edges * width < SMALL and get_cpu_threads() > 1
-        before = set_cpu_threads(1) if is_small else 0
-        try:
-            run_cpu(kernels.sum_slices_cpu, *args)
-        finally:
-            if is_small:
-                set_cpu_threads(before)
-    out = out if row is None else out.mul_(row.unsqueeze(2))
-    return out if diagonal is None else out.addcmul_(x, diagonal.unsqueeze(2))
+        width = channels if piece.snapshot is not None else count * channels
+        with threads_for(piece.num_edges * width // (SMALL // FEW_ITEMS)):
+            arrays = piece.loop_arrays if x.dtype == torch.float32 else _arrays(piece, None, x)[:-1]
+            run_cpu(kernels.sum_slices_cpu, x.view(-1), *arrays, low, row, column, places.start, count, channels,
+                    x.shape[1] * channels, out.view(-1))  # fmt: skip
 
 
 def _forward_on_gpu(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int,

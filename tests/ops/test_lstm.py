@@ -49,3 +49,15 @@ def test_what_is_no_number_stays_so_and_infinities_saturate():
 
     assert got.isnan().nonzero().tolist() == [[3, 2], [4, 0]]
     torch.testing.assert_close(got[5], torch.tensor(1.0).tanh().expand(SIZE))
+
+
+@pytest.mark.parametrize("width", [3, 4])
+def test_states_go_to_columns_and_leave_the_others(width):
+    gates, bias, state_bias = make_gates(width, 1.0)
+    out = torch.full((len(gates), SIZE + 4), 7.0)
+
+    got = open_gates(gates, bias, state_bias, out, 3)
+
+    assert got.data_ptr() == out[:, 3:].data_ptr()
+    torch.testing.assert_close(out[:, 3:-1], open_gates(gates, bias, state_bias), rtol=0, atol=0)
+    assert (out[:, [0, 1, 2, -1]] == 7).all()

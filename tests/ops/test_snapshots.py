@@ -152,3 +152,16 @@ def test_wrong_rows_are_refused():
         aggregate_snapshots(torch.ones(NUM_NODES, 2, 1), matrices, low=1)
     with pytest.raises(ArgumentError, match="12 nodes"):
         aggregate_snapshots(torch.ones(3, 2, 1), matrices)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_parts_of_several_groups_are_those_of_each(device, transposed):
+    split = build(make_snapshots(count=4, weighted=True), device, "split")
+    mask = build(make_snapshots(count=2, weighted=True), device, "mask")
+    x = make_rows(4, 3, device)
+
+    got = ops.multiply_parts(x, iter([ops.Part(split, 1, 3), ops.Part(mask, 0, 1)]), transposed)
+
+    expected = [ops.multiply_snapshots(x[:, :3].contiguous(), split, 1, transposed),
+                ops.multiply_snapshots(x[:, 3:].contiguous(), mask, 0, transposed)]  # fmt: skip
+    torch.testing.assert_close(got, torch.cat(expected, 1))

@@ -18,6 +18,7 @@ from pyg_direct.dynamic.nn.apart import set_apart
 from pyg_direct.dynamic.nn.convolve import Located
 from pyg_direct.dynamic.nn.recurrence import open_lstm, open_lstm_backward
 from pyg_direct.dynamic.operator import GCN, Operator
+from pyg_direct.ops.lstm import open_gates
 from pyg_direct.ops.snapshots import multiply_snapshots
 
 _BACK = torch.ops.aten
@@ -150,10 +151,22 @@ class RunTogether(torch.autograd.Function):
         second = _convolve(given, parameters[4:8], frame, 1)
         out = torch.empty(window, num_nodes, 2 * first.out.shape[2] + frame.x.shape[2], dtype=given.dtype,
                           device=given.device)  # fmt: skip
-        step = num_nodes if given.is_cuda else _count_nodes(window * first.out.shape[2])
+        size = first.out.shape[2]
+        step = num_nodes if given.is_cuda else _count_nodes(window * size)
+        is_placed = window == 1 and not given.is_cuda and given.dtype == torch.float32
+        # Rows and gates of single snapshots, most of whose results a loss sees; those of frames are computed again.
+        ctx.opened = None
+        if is_placed:
+            out[0, :, 2 * size :] = frame.x[0]
         for begin in range(0, num_nodes, step):
             part = slice(begin, begin + step)
             rows = torch.cat([first.out[part], second.out[part]], 2).flatten(0, 1)
+            if is_placed:
+                states, (gates,) = open_lstm(rows, *parameters[8:12], out=out[0, part])
+                _, (gates_2,) = open_lstm(states, *parameters[12:16], out=out[0, part], at=size)
+                if step >= num_nodes:
+                    ctx.opened = rows, gates, gates_2
+                continue
             states, _ = open_lstm(rows, *parameters[8:12])
             states_2, _ = open_lstm(states, *parameters[12:16])
             apart = (s.view(-1, window, s.shape[1]).transpose(0, 1) for s in (states, states_2))
@@ -180,9 +193,14 @@ class RunTogether(torch.autograd.Function):
         given = [torch.zeros_like(like) if grad is None else grad for grad in grads[seen]]
         grad = given[0].unsqueeze(1) if len(given) == 1 else torch.stack(given, 1)
 
-        rows = torch.cat([first.out[:, seen], second.out[:, seen]], 2).flatten(0, 1)
-        states, opened_1 = open_lstm(rows, *parameters[8:12])
-        _, opened_2 = open_lstm(states, *parameters[12:16])
+        if ctx.opened is None:
+            rows = torch.cat([first.out[:, seen], second.out[:, seen]], 2).flatten(0, 1)
+            states, opened_1 = open_lstm(rows, *parameters[8:12])
+            _, opened_2 = open_lstm(states, *parameters[12:16])
+        else:
+            rows, gates, gates_2 = ctx.opened
+            # Those that were returned may have been written to.
+            states, opened_1, opened_2 = open_gates(gates, parameters[10], parameters[11]), (gates,), (gates_2,)
         of_state_1, of_state_2 = (part.reshape(-1, size) for part in grad[..., : 2 * size].split(size, 2))
         of_state, of_second = open_lstm_backward(of_state_2, states, opened_2, *parameters[12:16])
         of_rows, of_first = open_lstm_backward(of_state_1 + of_state, rows, opened_1, *parameters[8:12])

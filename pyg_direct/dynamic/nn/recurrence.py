@@ -20,11 +20,12 @@ _SMALL = 64
 _FEW = 256
 
 
-def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor,
-              state_bias: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor, state_bias: Tensor, *,
+              out: Tensor | None = None, at: int = 0) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """An LSTM's step `[N, F]` to `[N, C]` from a state of zeros, and what its gradient needs.
 
-    What such a step forgets and the weights of the state have no part in it. Autograd does not see it.
+    What such a step forgets and the weights of the state have no part in it. Autograd does not see it. fp32 rows on
+    a CPU may go to columns of `out` from `at` on.
     """
     size = weight.shape[0] // 4
     if x.is_cuda:
@@ -36,7 +37,7 @@ def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor,
     is_whole = x.dtype == torch.float32 and len(x) <= _FEW
     gates = x @ (weight if is_whole else _without_forget(weight)).t()
     if x.dtype == torch.float32:
-        return open_gates(gates, bias, state_bias), (gates,)
+        return open_gates(gates, bias, state_bias, out, at), (gates,)
     admit, content, expose = _bend(gates, bias + state_bias)
     return expose * (admit * content).tanh_(), (gates,)
 

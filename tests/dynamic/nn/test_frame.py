@@ -232,3 +232,20 @@ def test_a_look_without_gradients_takes_none_away(device):
     looking.step = look
 
     assert looking.fit(2) == pytest.approx(plain.fit(2), rel=1e-3)
+
+
+def test_what_a_layer_gave_may_be_written_to_before_its_gradient(device):
+    def find_gradients(writes):
+        torch.manual_seed(0)
+        layer = MPNNLSTM(4, HIDDEN, NODES, 1, 0.0).to(device)
+        snapshot = stream(make_signal(), device)[0]
+        rows = layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr)
+        cost = rows[:, : 2 * HIDDEN].sum()
+        with torch.no_grad():
+            rows.mul_(0 if writes else 1)
+        return torch.autograd.grad(cost, list(layer.parameters()))
+
+    written, kept = find_gradients(True), find_gradients(False)
+
+    assert all(torch.equal(mine, other) for mine, other in zip(written, kept, strict=True))
+    assert any(gradient.any() for gradient in kept)
