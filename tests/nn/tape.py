@@ -41,7 +41,8 @@ class TapeRecorder:
         assert device.type == "cpu"
 
     def record(self, work):
-        gc.collect()
+        # What is old is many in a process of tests, and looked through for longer than a case takes.
+        gc.collect(1)
         with _Tape() as tape:
             work()
         return _Graph(tape.calls)
