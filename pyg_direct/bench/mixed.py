@@ -16,6 +16,8 @@ from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.sampling.mixed import MixedGraphSageSampler, SampleJob
 
 _FANOUTS, _SEEDS, _EPOCHS = (15, 10, 5), 1024, 5
+# Epochs that compile and find out what a batch takes.
+_FIRST = 2
 
 
 class RandomSeeds(SampleJob):
@@ -37,26 +39,30 @@ class RandomSeeds(SampleJob):
         return len(self._seeds)
 
 
-def measure_mixed(edge_index: Tensor, num_nodes: int, name: str, cores: Sequence[int] = (), batches: int = 24
-                  ) -> Iterator[Row]:  # fmt: skip
+def measure_mixed(edge_index: Tensor, num_nodes: int, name: str, cores: Sequence[int] = (), batches: int = 24,
+                  batches_on_gpu: int = 480) -> Iterator[Row]:  # fmt: skip
     """Edges a second of each mode, whose epochs take turns.
 
     Args:
         edge_index, num_nodes: The graph.
         name: Of the rows.
         cores: Numbers of cores that sample; by default one, and all but the one that the caller needs.
-        batches: Of an epoch.
+        batches, batches_on_gpu: Of an epoch, of the cores alone and with a GPU, which has done as few before a core has
+            one.
     """
     cores = cores or sorted({1, max(1, (os.cpu_count() or 1) - 1)})
-    topology, job = CSRTopo(edge_index, num_nodes=num_nodes), RandomSeeds(num_nodes, batches)
+    topology = CSRTopo(edge_index, num_nodes=num_nodes)
+    jobs = {name: RandomSeeds(num_nodes, batches if name == "CPU_ONLY" else batches_on_gpu)
+            for name in ("CPU_ONLY", "beside a GPU")}  # fmt: skip
     modes = [("CPU_ONLY", number) for number in cores]
     if torch.cuda.is_available():
         modes += [(f"{place}_ONLY", 0) for place in ("GPU", "UVA")]
         modes += [(f"{place}_CPU_MIXED", number) for place in ("GPU", "UVA") for number in cores]
-    samplers = {mode: MixedGraphSageSampler(job, mode[1], topology, _FANOUTS, mode=mode[0], seed=1) for mode in modes}
+    samplers = {mode: MixedGraphSageSampler(jobs.get(mode[0], jobs["beside a GPU"]), mode[1], topology, _FANOUTS,
+                                            mode=mode[0], seed=1) for mode in modes}  # fmt: skip
     rates: dict[tuple[str, int], list[float]] = {mode: [] for mode in modes}
     shares: dict[tuple[str, int], float] = {}
-    for _ in range(_EPOCHS + 1):
+    for _ in range(_FIRST + _EPOCHS):
         for mode, sampler in samplers.items():
             wait_for_gpu()
             begin, edges = time.perf_counter(), 0
@@ -64,9 +70,8 @@ def measure_mixed(edge_index: Tensor, num_nodes: int, name: str, cores: Sequence
                 edges += sum(adj.e_id.numel() for adj in adjs)
             wait_for_gpu()
             rates[mode].append(edges / (time.perf_counter() - begin) / 1e6)
-            shares[mode] = sampler.num_on_cores / len(job)
-    # The first ones compile and find out what a batch takes.
-    rates = {mode: own[1:] for mode, own in rates.items()}
+            shares[mode] = sampler.num_on_cores / max(1, sampler.num_on_cores + sampler.num_on_gpu)
+    rates = {mode: own[_FIRST:] for mode, own in rates.items()}
     for (kind, number), own in rates.items():
         beside = rates.get((f"{kind[:3]}_ONLY", 0)) if kind.endswith("MIXED") else None
         limit, limit_name = (median_high(beside), "the GPU alone") if beside else (None, "")

@@ -23,6 +23,8 @@ from pyg_direct.typing import Device
 _MODES = {"UVA_CPU_MIXED": "UVA", "GPU_CPU_MIXED": "GPU", "UVA_ONLY": "UVA", "GPU_ONLY": "GPU", "CPU_ONLY": None}
 # Weight of the newest time in a running mean.
 _NEWEST = 0.2
+# Of the seconds that a core needs, how many it is given.
+_IN_TIME = 1.25
 
 Result = tuple[Tensor, int, list[Adj]]
 
@@ -46,9 +48,10 @@ class MixedGraphSageSampler:
     """Samples of a job in its order; the n-th epoch's batch is the same whoever samples it.
 
     While the caller's thread samples on the GPU, each of `num_workers` threads samples another batch with one core: the
-    one that will be wanted about when it is done. Iterating yields `(n_id, batch_size, adjs)` as
-    `GraphSageSampler.sample` returns them, on `device`. An exception in a thread or of the job is raised where its
-    batch is due.
+    one that will be wanted about when it is done, by what batches took so far, also in epochs before; none where that
+    is after the epoch. One that a core has not done when it is due is sampled on the GPU instead. Iterating yields
+    `(n_id, batch_size, adjs)` as `GraphSageSampler.sample` returns them, on `device`. An exception in a thread or of
+    the job is raised where its batch is due.
 
     Args:
         sample_job: The seeds.
@@ -82,6 +85,7 @@ class MixedGraphSageSampler:
         self.device = torch.device("cpu") if self._gpu is None else self._gpu.device
         self._on_cores = [GraphSageSampler(csr_topo, sizes, mode="CPU", seed=self.seed)
                           for _ in range(self.num_workers)]  # fmt: skip
+        self._paces = _Paces()
         # Of the latest epoch: batches that the GPU and the cores sampled.
         self.num_on_gpu = self.num_on_cores = 0
 
@@ -96,28 +100,31 @@ class MixedGraphSageSampler:
         return self._iterate(epoch)
 
     def _iterate(self, epoch: int) -> Iterator[Result]:
-        count, running = len(self.job), _Running(self._on_cores)
+        count, running = len(self.job), _Running(self._on_cores, self._paces)
         self.num_on_gpu = self.num_on_cores = 0
-        seconds, begin = 0.0, time.perf_counter()
+        begin = time.perf_counter()
         try:
             for position in range(count):
-                while running.has_idle():
-                    wanted = running.choose(position, seconds, self._gpu is not None)
+                while running.may_start(self._gpu is not None):
+                    wanted = running.choose(position, self._gpu is not None)
                     if wanted >= count:
                         break
                     running.start(wanted, self.job, batch_key(self.seed, epoch, wanted))
-                if position in running.results:
-                    result = running.results.pop(position).result()
-                    result = self._bring(result)
+                seeds, made = running.take(position)
+                if made is not None and (self._gpu is None or made.done()):
+                    result = self._bring(made.result())
                     self.num_on_cores += 1
                 else:
                     assert self._gpu is not None
-                    result = self._gpu.sample(self.job[position], key=batch_key(self.seed, epoch, position))
+                    seeds = self.job[position] if made is None else seeds
+                    result = self._gpu.sample(seeds, key=batch_key(self.seed, epoch, position))
                     self.num_on_gpu += 1
+                    made = None
                 yield result
                 now = time.perf_counter()
-                # From batch to batch, so that what the caller does with one counts.
-                seconds = now - begin if seconds == 0 else (1 - _NEWEST) * seconds + _NEWEST * (now - begin)
+                if made is None:
+                    # From batch to batch, so that what the caller does with one counts.
+                    self._paces.between = self._paces.mean(self._paces.between, now - begin)
                 begin = now
         finally:
             running.close()
@@ -129,25 +136,50 @@ class MixedGraphSageSampler:
         return n_id.to(self.device), batch_size, [adj.to(self.device) for adj in adjs]
 
 
+class _Paces:
+    """Seconds that batches take, as running means of all epochs; 0 is not known yet.
+
+    Attributes:
+        between: From one that the GPU samples to the next.
+        core: Of a core for one; the first compiles, and does not count.
+    """
+
+    def __init__(self) -> None:
+        self.between = self.core = 0.0
+        self._is_warm = False
+
+    def note_core(self, seconds: float) -> None:
+        """A core has sampled a batch."""
+        if self._is_warm:
+            self.core = self.mean(self.core, seconds)
+        self._is_warm = True
+
+    @staticmethod
+    def mean(so_far: float, newest: float) -> float:
+        """The next running mean."""
+        return newest if so_far == 0 else (1 - _NEWEST) * so_far + _NEWEST * newest
+
+
 class _Running:
     """What the cores are at."""
 
-    def __init__(self, samplers: Sequence[GraphSageSampler]) -> None:
-        self._idle = list(samplers)
+    def __init__(self, samplers: Sequence[GraphSageSampler], paces: _Paces) -> None:
+        self._idle, self._num_cores, self._paces = list(samplers), len(samplers), paces
         self._pool = ThreadPoolExecutor(len(samplers), "pyg_direct") if samplers else None
         self._last = -1
-        self._seconds = 0.0
-        self.results: dict[int, Future[Result]] = {}
+        self._made: dict[int, tuple[Any, Future[Result]]] = {}
 
-    def has_idle(self) -> bool:
-        """Whether a core has nothing to do."""
-        return bool(self._idle)
+    def may_start(self, beside_gpu: bool) -> bool:
+        """Whether a core has nothing to do; beside a GPU one finds out first what a batch takes."""
+        is_known = not beside_gpu or self._paces.core > 0
+        return len(self._idle) > (0 if is_known else self._num_cores - 1)
 
-    def choose(self, position: int, seconds: float, beside_gpu: bool) -> int:
-        """The batch that a core begins when batch `position` is due and one comes every `seconds`."""
+    def choose(self, position: int, beside_gpu: bool) -> int:
+        """The batch that a core begins when batch `position` is due."""
         lead = 0
         if beside_gpu:
-            lead = 1 + math.ceil(self._seconds / seconds) if self._seconds > 0 and seconds > 0 else len(self._idle)
+            core, between = self._paces.core, self._paces.between
+            lead = 1 + (math.ceil(_IN_TIME * core / between) if between > 0 else 0)
         return max(self._last + 1, position + lead)
 
     def start(self, index: int, job: SampleJob, key: int) -> None:
@@ -157,11 +189,16 @@ class _Running:
         try:
             seeds = job[index]
         except Exception as error:
-            self.results[index] = Future()
-            self.results[index].set_exception(error)
+            failed: Future[Result] = Future()
+            failed.set_exception(error)
+            self._made[index] = None, failed
             return
         sampler = self._idle.pop()
-        self.results[index] = self._pool.submit(self._sample, sampler, seeds, key)
+        self._made[index] = seeds, self._pool.submit(self._sample, sampler, seeds, key)
+
+    def take(self, index: int) -> tuple[Any, Future[Result] | None]:
+        """Seeds of a batch that a core was given, and what it makes of them; None where none was."""
+        return self._made.pop(index, (None, None))
 
     def _sample(self, sampler: GraphSageSampler, seeds: Any, key: int) -> Result:
         try:
@@ -169,8 +206,7 @@ class _Running:
             set_cpu_threads(1)
             begin = time.perf_counter()
             result = sampler.sample(seeds, key=key)
-            took = time.perf_counter() - begin
-            self._seconds = took if self._seconds == 0 else (1 - _NEWEST) * self._seconds + _NEWEST * took
+            self._paces.note_core(time.perf_counter() - begin)
             return result
         finally:
             self._idle.append(sampler)
@@ -179,4 +215,4 @@ class _Running:
         """Wait for the cores and forget what they made."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
-        self.results.clear()
+        self._made.clear()

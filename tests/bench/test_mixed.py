@@ -12,7 +12,7 @@ def test_each_way_has_a_row_of_all_its_epochs(monkeypatch):
     graph = synthetic_graph("products", scale=0.001, topology_only=True, device="cpu")
     monkeypatch.setattr(mixed, "_EPOCHS", 2)
 
-    rows = list(measure_mixed(graph.edge_index, graph.num_nodes, "tiny", (1, 2), batches=4))
+    rows = list(measure_mixed(graph.edge_index, graph.num_nodes, "tiny", (1, 2), 4, 6))
 
     on_cpu = [f"mixed/tiny/CPU_ONLY/{count} cores" for count in (1, 2)]
     on_gpu = [f"mixed/tiny/{place}_{kind} cores" for place in ("GPU", "UVA")
@@ -32,14 +32,14 @@ def test_rates_are_those_of_the_edges(monkeypatch):
     monkeypatch.setattr(mixed, "_EPOCHS", 1)
     monkeypatch.setattr(mixed, "MixedGraphSageSampler", FourEdges)
 
-    (row,) = (r for r in measure_mixed(graph.edge_index, graph.num_nodes, "tiny", (1,), batches=3) if "CPU" in r.case)
+    (row,) = (r for r in measure_mixed(graph.edge_index, graph.num_nodes, "tiny", (1,), 3, 3) if "CPU" in r.case)
 
     # Two batches of four edges, one second by the clock above.
     assert row.p50 == pytest.approx(8e-6)
 
 
 class FourEdges:
-    num_on_cores = 3
+    num_on_cores, num_on_gpu = 3, 0
 
     def __init__(self, job, num_workers, topology, sizes, *, mode, seed):
         assert len(job) == 3

@@ -1,6 +1,7 @@
 """A job's batches are sampled once each, in order, whoever samples them."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -88,6 +89,53 @@ def test_leaving_early_ends_the_threads():
     assert threading.active_count() <= before
 
 
+def test_a_core_that_is_late_holds_nothing_up_and_is_not_asked_again(monkeypatch):
+    job, release, asked = Job(), threading.Event(), []
+    sampler = MixedGraphSageSampler(job, 2, make_topo(), [3, 2], mode="CPU_ONLY", seed=1)
+    # Stands for a GPU.
+    sampler._gpu = GraphSageSampler(make_topo(), [3, 2], device="cpu", seed=1)
+
+    def sample_late(seeds, key, real=GraphSageSampler.sample):
+        asked.append(key)
+        assert release.wait(20)
+        return real(sampler._gpu, seeds, key=key)
+
+    for core in sampler._on_cores:
+        monkeypatch.setattr(core, "sample", sample_late)
+    results = iter(sampler)
+    first = [str(next(results)) for _ in range(len(job))]
+    threading.Timer(0.3, release.set).start()
+    assert next(results, None) is None
+    # Who is asked for the first time may compile; whoever is late once more is not asked again.
+    release.clear()
+    results = iter(sampler)
+    second = [str(next(results)) for _ in range(len(job))]
+    threading.Timer(0.3, release.set).start()
+    assert next(results, None) is None
+    third = [str(result) for result in sampler]
+
+    assert [first, second, third] == [expect(job, epoch) for epoch in range(3)]
+    assert (sampler.num_on_gpu, sampler.num_on_cores, len(asked)) == (11, 0, 2)
+
+
+def test_cores_that_are_fast_enough_help(monkeypatch):
+    job = Job(7 * 60)
+    sampler = MixedGraphSageSampler(job, 2, make_topo(), [3, 2], mode="CPU_ONLY", seed=1)
+    # Stands for a GPU that is slower than a core.
+    sampler._gpu = gpu = GraphSageSampler(make_topo(), [3, 2], device="cpu", seed=1)
+
+    def sample_slowly(seeds, key, real=gpu.sample):
+        time.sleep(0.01)
+        return real(seeds, key=key)
+
+    monkeypatch.setattr(gpu, "sample", sample_slowly)
+
+    epochs = [[str(result) for result in sampler] for _ in range(2)]
+
+    assert epochs == [expect(job, 0), expect(job, 1)]
+    assert sampler.num_on_cores > 10
+
+
 @pytest.mark.parametrize(("job", "options", "error", "message"), [
     (3, {}, ArgumentTypeError, "sample_job must be a SampleJob, got int"),
     (Job(), {"num_workers": -1}, ArgumentError, "num_workers must be an integer of at least 0, got -1"),
@@ -106,10 +154,16 @@ def test_bad_arguments_are_named(job, options, error, message):
 def test_gpu_and_cores_sample_every_batch_in_order(mode):
     job = Job(7 * 200)
     sampler = MixedGraphSageSampler(job, 2, make_topo(), [3, 2], "cuda", mode, seed=1)
+    counts = []
 
-    got = [(n_id.device.type, str((n_id.cpu(), size, [adj.to("cpu") for adj in adjs]))) for n_id, size, adjs in sampler]
+    for epoch in range(4):
+        results = list(sampler)
+        got = [str((n_id.cpu(), size, [adj.to("cpu") for adj in adjs])) for n_id, size, adjs in results]
+        counts.append((sampler.num_on_gpu, sampler.num_on_cores))
 
-    assert {kind for kind, _ in got} == {"cuda"}
-    assert [words for _, words in got] == expect(job, 0)
-    assert sampler.num_on_gpu + sampler.num_on_cores == 200
-    assert (sampler.num_on_cores > 0) == mode.endswith("MIXED")
+        assert {n_id.device.type for n_id, _, _ in results} == {"cuda"}
+        assert got == expect(job, epoch)
+
+    assert [sum(both) for both in counts] == [200] * 4
+    # In the first epochs it is found out what a core takes.
+    assert (counts[-1][1] > 0) == mode.endswith("MIXED")
