@@ -76,9 +76,16 @@ class Timeline:
     def hidden_share(self) -> float | None:
         """Share of the seconds of copies ahead of use for which the stream that computes did not wait; None where
         nothing was copied so.
+
+        A stream waits while a copy is under way: the rest of a span "wait" is what the host takes to queue it.
         """
-        seconds = self.seconds()
-        return max(0.0, 1 - seconds["wait"] / seconds["copy"]) if seconds["copy"] else None
+        spans = self.spans()
+        copies = [(first, last) for lane, first, last in spans if lane == "copy"]
+        waits = [(first, last) for lane, first, last in spans if lane == "wait"]
+        copied = sum(last - first for first, last in copies)
+        # The stream copies one after the other, so that no moment counts twice.
+        waited = sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in waits for first, last in copies)
+        return max(0.0, 1 - waited / copied) if copied else None
 
     def __str__(self) -> str:
         return "\n".join(f"{lane}: {1e3 * seconds:.3f} ms" for lane, seconds in self.seconds().items() if seconds)

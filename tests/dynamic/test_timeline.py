@@ -47,6 +47,9 @@ def test_nothing_is_traced_without_a_timeline():
         ([("copy", 0, 4), ("copy", 4, 6), ("wait", 1, 4), ("wait", 5, 6), ("passes", 0, 2)], 1 / 3),
         ([("copy", 0, 1), ("passes", 1, 2)], 1.0),
         ([("copy", 0, 1), ("wait", 0, 2)], 0.0),
+        # What the host takes to queue a wait, after the copy.
+        ([("copy", 0, 4), ("wait", 3, 5)], 0.75),
+        ([("copy", 0, 4), ("wait", 9, 9.5)], 1.0),
         ([("passes", 0, 1)], None),
     ],
 )
