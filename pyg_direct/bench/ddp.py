@@ -22,6 +22,7 @@ from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
 
 FANOUTS = [15, 10, 5]
+SEEDS, _MORE_SEEDS = 1024, 4096
 _MORE_BATCHES, _WARM_UP = 240, 24
 # Numbers of a row and how they are stored: of ogbn-papers100M and of MAG240M.
 _ROWS_OF_PAPERS = ((128, torch.float32), (768, torch.float16))
@@ -41,9 +42,9 @@ class _Epochs:
     """Epochs of a GraphSAGE over batches shared by some of the processes."""
 
     def __init__(self, rank: int, groups: dict[int, Any], data: Data, train_idx: Tensor, num_classes: int,
-                 hidden: int, is_replayed: bool = False) -> None:  # fmt: skip
+                 hidden: int, is_replayed: bool = False, seeds: int = SEEDS) -> None:  # fmt: skip
         self.rank, self.data, self.train_idx, self.num_classes = rank, data, train_idx, num_classes
-        self.hidden, self.is_replayed = hidden, is_replayed
+        self.hidden, self.is_replayed, self.seeds = hidden, is_replayed, seeds
         self.groups = groups
         # Of the epochs of the latest run: seconds to the first batch, and pieces of memory asked of the driver.
         self.begins: list[float] = []
@@ -61,8 +62,8 @@ class _Epochs:
         seconds: list[float] = []
         self.begins, self.pieces = [], []
         if self.rank < count:
-            loader = NeighborLoader(self.data, FANOUTS, self.train_idx, batch_size=1024, shuffle=True,
-                                    seed=0, drop_last=True, ranks=(self.rank, count), **options)  # fmt: skip
+            loader = NeighborLoader(self.data, FANOUTS, self.train_idx, batch_size=self.seeds, shuffle=True, seed=0,
+                                    drop_last=True, ranks=(self.rank, count), **options)  # fmt: skip
             torch.manual_seed(0)
             model = GraphSAGE(self.data.x.shape[1], self.hidden, 3, self.num_classes).to(loader.device)
             if self.is_replayed:
@@ -131,23 +132,29 @@ def measure_papers(rank: int, world: int, scale: float, groups: dict[int, Any],
     """Epochs on a graph of ogbn-papers100M's shape, at scale 1 a twentieth, features on the host, 20 % of them cached.
 
     Of a twentieth of its training nodes, and of so many nodes that filling the pipeline takes a share of an epoch that
-    is nearer to that of the whole graph, whose epochs have 1,179 batches; of these with rows of MAG240M's width too.
-    Models are accelerated and their passes replayed, so that steps wait for rows.
+    is nearer to that of the whole graph, whose epochs have 1,179 batches; of these with rows of MAG240M's width too,
+    and with more seeds a batch. Models are accelerated and their passes replayed, so that steps wait for rows: those of
+    1,024 seeds still take what Python needs for a step where two fifths of the rows are cached.
     """
     graph = synthetic_graph("papers100M", scale=0.05 * scale, device="cuda", topology_only=True)
     shape = f"papers100M x {0.05 * scale:g}"
     train_idx, num_nodes = graph.train_idx.cpu(), graph.num_nodes
-    more_idx = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(0))[: _MORE_BATCHES * 1024]
+    mixed_idx = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(0))
     placed: dict[str, Any] = {"placement": "unified", "topology_placement": "cuda"}
     for width, dtype in _ROWS_OF_PAPERS:
         data = Data(edge_index=graph.edge_index, y=graph.y, num_nodes=num_nodes)
         data.x = torch.empty(num_nodes, width, dtype=dtype)
         data.x.copy_((torch.arange(num_nodes) % 64 / 64)[:, None].expand(num_nodes, width))
         more = f"{shape}, {_MORE_BATCHES} batches"
-        shapes = [(shape, train_idx), (more, more_idx)] if dtype == torch.float32 else [
-            (f"{more}, rows of {width} x {dtype.itemsize} B", more_idx)]  # fmt: skip
-        for begin, ids in shapes:
-            epochs = _Epochs(rank, groups, data, ids, graph.num_classes, 32, is_replayed=True)
+        shapes = [
+            (shape, train_idx, SEEDS),
+            (more, mixed_idx[: _MORE_BATCHES * SEEDS], SEEDS),
+            (f"{more} of {_MORE_SEEDS} seeds", mixed_idx[: _MORE_BATCHES * _MORE_SEEDS], _MORE_SEEDS),
+        ]
+        if dtype != torch.float32:
+            shapes = [(f"{more}, rows of {width} x {dtype.itemsize} B", *shapes[1][1:])]
+        for begin, ids, seeds in shapes:
+            epochs = _Epochs(rank, groups, data, ids, graph.num_classes, 32, is_replayed=True, seeds=seeds)
             name = f"{begin}, features on the host, hidden 32"
             _compare(rank, world, epochs, f"{name}/no cache", note, **placed)
             alone = _compare(rank, 1, epochs, f"{name}/20 % on each GPU", note, feature_cache="20%", **placed)
