@@ -25,10 +25,18 @@ def multiprocessors(monkeypatch):
 @pytest.mark.usefixtures("multiprocessors")
 def test_products_leave_twice_what_the_largest_reader_of_a_gpu_takes():
     readers = [Reader() for _ in range(3)]
-    for reader, index, count in zip(readers, (0, 0, 1), (3, 4, 7), strict=True):
+    for reader, index, count in zip(readers, (0, 0, 1), (3, 6, 7), strict=True):
         share.note_reader(reader, index, count)
 
-    assert [share.count_spared(index) for index in (0, 1, 2, None)] == [8, 14, 0, 0]
+    assert [share.count_spared(index) for index in (0, 1, 2, None)] == [12, 14, 0, 0]
+
+
+@pytest.mark.usefixtures("multiprocessors")
+def test_beside_few_readers_products_leave_ten():
+    reader = Reader()
+    share.note_reader(reader, 0, 4)
+
+    assert share.count_spared(0) == 10
 
 
 @pytest.mark.usefixtures("multiprocessors")
