@@ -22,10 +22,11 @@ from pyg_direct.runtime.device import abilities
 T = TypeVar("T")
 
 # Multiprocessors that products leave for each that a read takes, as kernels that sample come beside both; how many they
-# leave at least, and the share of all that they leave at most. On an H200, a replayed step of GraphSAGE with 20 % of the
-# rows cached, which 4 of its 132 multiprocessors read, takes 2.32 ms where products are made for all, 2.11 ms where they
-# leave 4, 6 or 8, 2.04 ms where they leave 10; beside 6 that read 2.31, 2.15 (6 or 8) and 2.10 ms (10). Alone it takes
-# 1.85 to 1.88 ms. On an H100, where 6 read: 2.94 ms (4), 2.37 (6 or 8), 2.35 (10), 2.31 (12), 2.31 to 2.36 (14 to 24).
+# leave at least, and the share of all that they leave at most. On an H200, a replayed step of GraphSAGE with 20 % of
+# the rows cached, which 4 of its 132 multiprocessors read, takes 2.32 ms where products are made for all, 2.11 ms where
+# they leave 4, 6 or 8, 2.04 ms where they leave 10; beside 6 that read 2.31, 2.15 (6 or 8) and 2.10 ms (10). Alone it
+# takes 1.85 to 1.88 ms. On an H100, where 6 read: 2.94 ms (4), 2.37 (6 or 8), 2.35 (10), 2.31 (12), 2.31 to 2.36 (14 to
+# 24).
 _LEFT_FOR_EACH, _LEAST_LEFT, _MOST_LEFT = 2, 10, 1 / 8
 
 # Who reads -> (GPU, multiprocessors that a read takes).
