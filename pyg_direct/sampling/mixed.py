@@ -172,7 +172,7 @@ class _Running:
     def may_start(self, beside_gpu: bool) -> bool:
         """Whether a core has nothing to do; beside a GPU one finds out first what a batch takes."""
         is_known = not beside_gpu or self._paces.core > 0
-        return len(self._idle) > (0 if is_known else self._num_cores - 1)
+        return len(self._idle) >= (1 if is_known else max(1, self._num_cores))
 
     def choose(self, position: int, beside_gpu: bool) -> int:
         """The batch that a core begins when batch `position` is due."""

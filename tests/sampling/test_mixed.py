@@ -118,6 +118,18 @@ def test_a_core_that_is_late_holds_nothing_up_and_is_not_asked_again(monkeypatch
     assert (sampler.num_on_gpu, sampler.num_on_cores, len(asked)) == (11, 0, 2)
 
 
+def test_without_cores_the_gpu_samples_alone():
+    job = Job()
+    sampler = MixedGraphSageSampler(job, 1, make_topo(), [3, 2], mode="CPU_ONLY", seed=1)
+    # Stands for a GPU.
+    sampler._gpu, sampler._on_cores = GraphSageSampler(make_topo(), [3, 2], device="cpu", seed=1), []
+
+    epochs = [[str(result) for result in sampler] for _ in range(2)]
+
+    assert epochs == [expect(job, 0), expect(job, 1)]
+    assert (sampler.num_on_gpu, sampler.num_on_cores) == (11, 0)
+
+
 def test_cores_that_are_fast_enough_help(monkeypatch):
     job = Job(7 * 60)
     sampler = MixedGraphSageSampler(job, 2, make_topo(), [3, 2], mode="CPU_ONLY", seed=1)
