@@ -60,7 +60,10 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
             seconds[way] = time_on_gpu(run, repeats=5, warm_up=1, queued=1) if is_slow else measure(run)
         for way, times in seconds.items():
             yield Row.of(f"{case}/F={width}", way, "ms", [1e3 * s for s in times])
-        best = min((times for way, times in seconds.items() if way in FORMS), key=median_high)
+        form = min(FORMS, key=lambda form: median_high(seconds[form]))
+        best, moved = seconds[form], count_bytes(groups[form], width)
+        yield Row.of(f"{case}/F={width}", "best form, with ids", "TB/s", [moved / s / 1e12 for s in best], limit,
+                     "device copy", "a row, an id and bits for each edge, and results, read and written")  # fmt: skip
         moved = sum(f.keys.numel() for f in factors) * 4 * width + 2 * x.numel() * 4
         yield Row.of(f"{case}/F={width}", "best form, gathered", "TB/s", [moved / s / 1e12 for s in best], limit,
                      "device copy")  # fmt: skip
@@ -75,6 +78,18 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
                 out = aggregate_snapshots(x, group)
                 run = partial(torch.autograd.grad, out, x, grad, retain_graph=True)
                 yield Row.of(f"{case}/F={width}", f"{form}, backward", "ms", [1e3 * s for s in measure(run)])
+
+
+def count_bytes(group: SnapshotMatrices, width: int) -> int:
+    """Bytes that an aggregation moves if no cache holds a row: those that an edge brings, its id and bits, what a slice
+    is told by, and results, read and written.
+    """
+    total = 8 * group.num_nodes * group.num_snapshots * width
+    for piece in group.pieces:
+        numbers = width if piece.snapshot is not None else group.num_snapshots * width
+        total += piece.num_edges * (4 + (piece.presence is not None) + 4 * numbers)
+        total += piece.num_slices * (8 + (piece.snapshot is not None))
+    return total
 
 
 def _factorise(shape: DynamicShape, device: str) -> list[Factors]:

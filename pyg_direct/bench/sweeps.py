@@ -20,7 +20,7 @@ from pyg_direct.dynamic.group import FORMS, build_group
 from pyg_direct.dynamic.operator import Factors, Sum
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.ops.overlap import measure_overlap, unite
-from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots, choose_kernel
+from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots, choose_kernel, multiply_slices
 
 RATES = (0.5, 0.7, 0.9, 1.0)
 COUNTS = (2, 4, 8)
@@ -107,10 +107,10 @@ def measure_slices(shapes: Mapping[str, DynamicShape], count: int = 4, rate: flo
     """Fig. 12: seconds where one group of threads sees to all edges of a row, as with CSR, over those of slices."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for name, shape in shapes.items():
-        group = build_group(draw_overlapping(shape, count, rate, device), shape.num_nodes, "mask")
+        (union,) = build_group(draw_overlapping(shape, count, rate, device), shape.num_nodes, "mask").pieces
         for width in widths:
             x = torch.randn(shape.num_nodes, count, width, device=device)
-            seconds = _measure({str(whole): partial(aggregate_snapshots, x, group, deterministic=whole)
+            seconds = _measure({str(whole): partial(multiply_slices, x, union, deterministic=whole)
                                 for whole in (False, True)})  # fmt: skip
             values = [a / b for a, b in zip(sorted(seconds["True"]), sorted(seconds["False"]), strict=True)]
             yield Row.of(f"sweeps/{name}/F={width}", "rows of CSR over slices", "x", values, curve="fig 12",

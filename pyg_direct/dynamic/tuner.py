@@ -19,7 +19,7 @@ from pyg_direct.dynamic.operator import Factors
 from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.ops.overlap import EdgeUnion, merge_unions
 from pyg_direct.ops.sliced import SLICE
-from pyg_direct.ops.snapshots import WIDE_ROW, WIDE_ROW_ALONE
+from pyg_direct.ops.snapshots import WIDE_ROW, WIDE_ROW_ALONE, WIDE_ROW_MASKED
 
 
 class Option(NamedTuple):
@@ -92,7 +92,8 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     if size > 1:
         present = num_edges / (all_edges * size) if all_edges else 1.0
         scanned = all_edges * (size * speeds.test_seconds + speeds.scan(size * channels, present))
-    seconds = sum_up([(all_edges, slices, mean_width)], scanned, union_bytes, int(size == 1 and channels >= WIDE_ROW))
+    is_wide = size * channels >= (WIDE_ROW_MASKED if size > 1 else WIDE_ROW)
+    seconds = sum_up([(all_edges, slices, mean_width)], scanned, union_bytes, int(is_wide))
     mask = Option(first, first + size, "mask", seconds, rate)
     if size == 1:
         return [mask]

@@ -44,7 +44,8 @@ def scales_here(channels: int) -> bool:
 
 
 def sum_scaled(x: Tensor, csr: CSR, weight: Tensor | None, low: int, column: Tensor | None, scale: Tensor | None,
-               own: Tensor, diagonal: Tensor | None, out: Tensor | None = None) -> Tensor:  # fmt: skip
+               own: Tensor, diagonal: Tensor | None, out: Tensor | None = None,
+               presence: Tensor | None = None) -> Tensor:  # fmt: skip
     """`[T, S, F]` on a GPU: the sums, or `out` with them added.
 
     Args:
@@ -52,12 +53,14 @@ def sum_scaled(x: Tensor, csr: CSR, weight: Tensor | None, low: int, column: Ten
         csr: Edges between the same rows.
         weight: fp32 `[E, 1]`, or `[E, S']` of a group whose snapshot `low` is the first of `x`, where F is a multiple
             of 4; None for ones.
-        low: See there.
+        low: See there, and `presence`.
         column: fp32 `[T, S]` that sources are multiplied with, where F is a multiple of 4; None for ones.
         scale: fp32 `[T, S]` that sums are multiplied with; None for ones.
         own: Rows as `x` (or `x`) that `diagonal` is multiplied with and that are added for each target.
         diagonal: fp32 `[T, S]`; None for zeros, and where there is an `out`.
         out: What is added to, `[T, S, F]`.
+        presence: Which snapshots have an edge, one bit each, uint8 `[E]`; bit `low` is of the first of `x`. None for
+            all.
     """
     num_targets, size, channels = x.shape
     assert out is None or diagonal is None, "the diagonal is part of what is there"
@@ -74,8 +77,8 @@ def sum_scaled(x: Tensor, csr: CSR, weight: Tensor | None, low: int, column: Ten
     blocks = -(-(num_runs + helpers) * pieces // THREADS)
     run_gpu(kernels.sum_scaled_rows_gpu, max(1, blocks), x.data_ptr(), csr.indptr, csr.indptr.data_ptr(),
             csr.row.data_ptr(), address_of(weight) + 4 * first, num_weights, address_of(column), address_of(scale),
-            own.data_ptr(), address_of(diagonal), num_edges, num_targets, num_runs, run, size, channels,
-            pieces, LONG_ROW if helpers else _MOST, adds, long_rows.slices, long_rows.counts, helpers,
+            own.data_ptr(), address_of(diagonal), address_of(presence), low, num_edges, num_targets, num_runs, run,
+            size, channels, pieces, LONG_ROW if helpers else _MOST, adds, long_rows.slices, long_rows.counts, helpers,
             partials.data_ptr(), out.data_ptr())  # fmt: skip
     if helpers:
         none = x.new_empty(0)

@@ -26,11 +26,15 @@ TRANSPOSES = ("auto", "structure", "atomic")
 _DTYPES = (torch.float32, torch.float64)
 # Numbers a thread group that works on narrow rows stages for; wider rows are read in pieces.
 _NARROW = min(32, THREADS)
-# Numbers of a row from which sums over CSR are faster than those of slices, where all snapshots have all edges and
-# where edges belong to one. On an H200, rows of 8, 16 and 256 numbers take 0.23, 0.34 and 3.4 ms instead of 0.23, 0.41
-# and 4.7; with edges that not all have, 4, 8 and 64 numbers a snapshot take 0.69, 0.78 and 4.1 ms instead of 0.55, 0.84
-# and 5.2.
-WIDE_ROW, WIDE_ROW_ALONE = 16, 8
+# Numbers of a row from which sums over CSR are faster than those of slices, where all snapshots have all edges, where
+# edges are under a mask, and where they belong to one snapshot. On an H200, rows of 8, 16 and 256 numbers take 0.23,
+# 0.34 and 3.4 ms instead of 0.23, 0.41 and 4.7; with edges that not all have, 4, 8 and 64 numbers a snapshot take 0.69,
+# 0.78 and 4.1 ms instead of 0.55, 0.84 and 5.2. On an H100, rows of 8, 16, 32, 64 and 256 numbers under a mask take
+# 0.53, 0.75, 0.93, 1.53 and 5.3 ms instead of 0.36, 0.56, 0.95, 1.73 and 6.4.
+WIDE_ROW, WIDE_ROW_MASKED, WIDE_ROW_ALONE = 16, 32, 8
+# Edges of a target in the mean below which half as many numbers of the first two are enough: with 2.9 edges, rows of 8
+# take 0.38 ms instead of 0.50 there, under a mask rows of 16 0.72 instead of 0.91; with 14 1.01 instead of 0.90.
+SHORT_ROW = 6
 # Counters of 32 bits run a few rows ahead.
 _MOST = 2**31 - 8
 _PIECE = 16
@@ -262,7 +266,7 @@ def sum_rows(x: Tensor, z: Tensor, piece: SlicedCSR, factors: _Factors, low: int
         out = None if out is None else out.view(-1, 1, shape[2])
     row, column, diagonal = (None if f is None else f.contiguous().view(x.shape[:2]) for f in factors)
     rest = None if out is not None else diagonal
-    return sum_scaled(z, piece.csr, piece.weight, low, column, row, x, rest, out).view(shape)
+    return sum_scaled(z, piece.csr, piece.weight, low, column, row, x, rest, out, piece.presence).view(shape)
 
 
 class _Aggregate(torch.autograd.Function):
@@ -294,8 +298,9 @@ def _spread(grad: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low:
     return out
 
 
-def multiply_slices(x: Tensor, piece: SlicedCSR, low: int = 0) -> Tensor:
-    """W x for `[N, S', F]` of snapshots from `low` on, by a structure whose slices belong to snapshots.
+def multiply_slices(x: Tensor, piece: SlicedCSR, low: int = 0, deterministic: bool | None = None) -> Tensor:
+    """W x for `[N, S', F]` of snapshots from `low` on, slice by slice, or with `deterministic` (None asks torch) those
+    of a target one after the other.
 
     Edges weigh what `piece` says, without factors. Slices of snapshots that `x` does not hold may have any number of
     edges and bring nothing.
@@ -305,7 +310,8 @@ def multiply_slices(x: Tensor, piece: SlicedCSR, low: int = 0) -> Tensor:
         return _forward(x, (piece,), (None, None, None), low, True)
     x, out = x.contiguous(), torch.zeros_like(x, memory_format=torch.contiguous_format)
     if x.numel() > 0:
-        deterministic = torch.are_deterministic_algorithms_enabled()
+        if deterministic is None:
+            deterministic = torch.are_deterministic_algorithms_enabled()
         kernel = choose_kernel(x, piece, deterministic)
         # The narrow kernel has room for slices of the usual size, and slices need not ascend.
         kernel = {"narrow": "plain", "rows": "wide"}.get(kernel, kernel)
@@ -339,17 +345,23 @@ def choose_kernel(z: Tensor, piece: SlicedCSR, deterministic: bool) -> str:
     # The pieces of a slice of one snapshot begin where that snapshot's numbers do.
     aligned = (size * channels) % 4 == 0 and width % 4 == 0 and z.data_ptr() % _PIECE == 0
     if z.dtype == torch.float32 and aligned and not SIMULATED:
-        return "rows" if _has_rows(piece, size, channels) else "wide"
+        return "rows" if _has_rows(piece, size, channels, deterministic) else "wide"
     return "narrow" if 1 < width <= _NARROW and not deterministic else "plain"
 
 
-def _has_rows(piece: SlicedCSR, size: int, channels: int) -> bool:
-    """Whether rows are wide enough, and edges bring all numbers, or all of one snapshot, with one weight for four."""
-    if piece.presence is not None or max(piece.num_rows * piece.num_snapshots, piece.num_edges) >= _MOST:
+def _has_rows(piece: SlicedCSR, size: int, channels: int, deterministic: bool) -> bool:
+    """Whether rows are wide enough, and edges bring all numbers, or all of one snapshot, with one weight for four.
+
+    Slices whose sums must be equal in equal calls take several times as long, of any width.
+    """
+    if max(piece.num_rows * piece.num_snapshots, piece.num_edges) >= _MOST:
         return False
     if piece.snapshot is not None:
-        return size == piece.num_snapshots and channels >= WIDE_ROW_ALONE
-    if size * channels < WIDE_ROW:
+        return size == piece.num_snapshots and (channels >= WIDE_ROW_ALONE or deterministic)
+    least = WIDE_ROW if piece.presence is None else WIDE_ROW_MASKED
+    if piece.num_edges < SHORT_ROW * piece.num_rows:
+        least //= 2
+    if size * channels < least and not deterministic:
         return False
     return piece.weight is None or piece.weight.shape[1] == 1 or channels % 4 == 0
 

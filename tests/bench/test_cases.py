@@ -51,7 +51,7 @@ EXPECTED = {
     "accuracy": {"test, 8 epochs", "test, 40 epochs", "GraphSAGE above it"},
     "mixed": {"edges"},
     "peers": {"pyg_direct, 1 thread", "pyg_direct, 2 threads, a batch each"},
-    "snapshots": {"one by one", "cuSPARSE, one by one", "best form, gathered"},
+    "snapshots": {"one by one", "cuSPARSE, one by one", "best form, gathered", "best form, with ids"},
     "sweeps": {"rows of CSR over slices", "S=4, over ours one by one"},
     "dynamic_tuner": {"chosen groups over the best"},
     "dynamic_delta": {"what changed", "their union, sent"},

@@ -16,8 +16,8 @@ NODES, EDGES = 150, 900
 pytestmark = pytest.mark.gpu
 
 
-def build(count, operator, weighted, change, values=None):
-    drawn = make_snapshots(NODES, EDGES, count, change, weighted, hub=True)
+def build(count, operator, weighted, change, values=None, form="split", edges=EDGES):
+    drawn = make_snapshots(NODES, edges, count, change, weighted, hub=True)
     # Parallel edges would be weights.
     drawn = drawn if weighted else [(np.unique(edges, axis=1), None) for edges, _ in drawn]
     factors = [operator.factorise(s) for s in order_snapshots(drawn, NODES)]
@@ -29,24 +29,26 @@ def build(count, operator, weighted, change, values=None):
                                  for v, fill in ((f.row, np.ones(NODES)), (f.column, np.ones(NODES)),
                                                  (f.diagonal, np.zeros(NODES))))  # fmt: skip
         dense.append(row[:, None] * matrix * column + np.diag(diagonal))
-    return build_group(factors, NODES, "split", values).to(torch.device("cuda")), dense
+    return build_group(factors, NODES, form, values).to(torch.device("cuda")), dense
 
 
 @pytest.mark.parametrize("run", [1, 3, 8])
 @pytest.mark.parametrize("kernel", ["rows", "wide"])
-@pytest.mark.parametrize(("count", "channels", "change"), [(1, 4, 0), (4, 1, 0), (2, 16, 0.2), (4, 20, 0.2), (8, 4, 1)])
+@pytest.mark.parametrize("form", ["split", "mask"])
+@pytest.mark.parametrize(("count", "channels", "change"), [(1, 4, 0), (4, 1, 0), (2, 16, 0.2), (4, 20, 0.2), (8, 4, 1),
+                                                           (4, 2, 0), (8, 5, 0)])  # fmt: skip
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize("operator", [GCN(), Mean(), Sum()], ids=str)
-def test_sums_are_dense_products(operator, weighted, count, channels, change, kernel, run, monkeypatch):
+def test_sums_are_dense_products(operator, weighted, count, channels, change, form, kernel, run, monkeypatch):
     monkeypatch.setattr(scaled, "length_of_run", lambda *_: run)
     # Rows of any width; factors of sources are read for every edge, or multiplied into rows before.
-    monkeypatch.setattr(ops, "WIDE_ROW", 1)
-    monkeypatch.setattr(ops, "WIDE_ROW_ALONE", 1)
+    for name in ("WIDE_ROW", "WIDE_ROW_MASKED", "WIDE_ROW_ALONE"):
+        monkeypatch.setattr(ops, name, 1)
     monkeypatch.setattr(scaled, "_SCALED_HERE", 1 if run > 1 else 64)
     choose = ops.choose_kernel
     chosen = []
     monkeypatch.setattr(ops, "choose_kernel", lambda *a: chosen.append(choose(*a)) or kernel)
-    group, dense = build(count, operator, weighted, change)
+    group, dense = build(count, operator, weighted, change, form=form)
     x = torch.randn(NODES, count, channels, device="cuda")
 
     for transposed in (False, True):
@@ -58,9 +60,10 @@ def test_sums_are_dense_products(operator, weighted, count, channels, change, ke
     assert set(chosen) == {"rows"}
 
 
+@pytest.mark.parametrize("form", ["split", "mask"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
-def test_a_part_of_a_group_takes_its_own_weights(weighted):
-    group, dense = build(4, Sum(), weighted, 0.2, "stacked" if weighted else None)
+def test_a_part_of_a_group_takes_its_own_weights(weighted, form):
+    group, dense = build(4, Sum(), weighted, 0.2, "stacked" if weighted else None, form)
     x = torch.randn(NODES, 2, 16, device="cuda")
 
     got = ops.multiply_snapshots(x, group, 1)
@@ -69,16 +72,40 @@ def test_a_part_of_a_group_takes_its_own_weights(weighted):
     torch.testing.assert_close(got.double().cpu(), torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("count", "channels", "expected"), [(4, 2, "wide"), (4, 4, "rows"), (1, 16, "rows")])
-def test_wide_rows_are_summed_over_csr(count, channels, expected):
-    group, _ = build(count, Sum(), False, 0)
+@pytest.mark.parametrize(("form", "count", "channels", "edges", "expected"), [
+    ("split", 4, 2, 3000, "wide"), ("split", 4, 4, 3000, "rows"), ("split", 1, 16, 3000, "rows"),
+    ("split", 4, 2, 300, "rows"), ("split", 4, 1, 300, "wide"),
+    ("mask", 4, 4, 3000, "wide"), ("mask", 4, 8, 3000, "rows"),
+    ("mask", 4, 4, 300, "rows"), ("mask", 4, 2, 300, "wide"),
+])  # fmt: skip
+def test_wide_rows_are_summed_over_csr_and_narrower_ones_where_few_edges_lead(form, count, channels, edges, expected):
+    group, _ = build(count, Sum(), False, 0.1 if form == "mask" else 0, form=form, edges=edges)
     x = torch.randn(NODES, count, channels, device="cuda")
 
     assert {ops.choose_kernel(x, piece, False) for piece in group.pieces} == {expected}
+    # Equal results at every call.
+    assert {ops.choose_kernel(x, piece, True) for piece in group.pieces} == {"rows"}
 
 
-def test_equal_calls_give_equal_results():
-    group, _ = build(4, GCN(), True, 0.2)
+@pytest.mark.parametrize("channels", [2, 8])
+def test_snapshots_without_an_edge_take_nothing_over_it(channels, monkeypatch):
+    # A piece of four numbers is of two snapshots, or of one.
+    monkeypatch.setattr(ops, "WIDE_ROW_MASKED", 1)
+    drawn = [(np.array([[1, 2], [0, 0]]), None), (np.array([[2], [0]]), None)]
+    factors = [Sum().factorise(s) for s in order_snapshots(drawn, 4)]
+    group = build_group(factors, 4, "mask").to(torch.device("cuda"))
+    x = torch.ones(4, 2, channels, device="cuda")
+    x[1, 1] = float("nan")
+
+    got = ops.multiply_snapshots(x, group)
+
+    assert {ops.choose_kernel(x, piece, False) for piece in group.pieces} == {"rows"}
+    assert got[0].tolist() == [[2.0] * channels, [1.0] * channels]
+
+
+@pytest.mark.parametrize("form", ["split", "mask"])
+def test_equal_calls_give_equal_results(form):
+    group, _ = build(4, GCN(), True, 0.2, form=form)
     x = torch.randn(NODES, 4, 8, device="cuda")
 
     first, *others = (ops.multiply_snapshots(x, group) for _ in range(5))
