@@ -235,8 +235,8 @@ def _convolve(relations: Sequence[Relation], groups: list[list[int]]) -> list[Te
     num_sources = len(tables.tables)
     tracked = torch.is_grad_enabled() and any(table.requires_grad for table in tables.tables)
     joined = join_edges(relations, tables.starts, tables.num_rows)
-    edges = TypedEdges(joined.indptr, joined.row, joined.target, joined.sizes, tables.add_own(relations), num_sources,
-                       groups, joined.max_degree)  # fmt: skip
+    edges = TypedEdges(joined.indptr, joined.row, joined.target, joined.sizes, tables.places, tables.add_own(relations),
+                       num_sources, groups, joined.max_degree)  # fmt: skip
     pairs = [_matrices(relation.conv) for relation in relations]
     matrices = [Matrices(first.weight, first.bias, second.weight) for first, second in pairs]
     return convolve_relations(tables.tables, matrices, edges, reduce=find_reduce(relations[0].conv),

@@ -64,6 +64,10 @@ class Tables(NamedTuple):
         places = [place_of[id(relation.sources)] for relation in relations]
         return cls(tables, place_of, places, [begins[place] for place in places], begins[-1])
 
+    def serve(self) -> list[list[int]]:
+        """The relations whose sources each table has."""
+        return [[i for i, its in enumerate(self.places) if its == place] for place in range(len(self.tables))]
+
     def add_own(self, relations: Sequence[Relation]) -> list[int]:
         """Which table has the own rows of the targets of each relation; those that no source lies in come last."""
         for relation in relations:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.nn import aggr
 
 from pyg_direct.nn import gcn
-from pyg_direct.nn.apart import multiply_apart, split_apart
+from pyg_direct.nn.apart import join_apart, multiply_apart, split_apart
 from pyg_direct.nn.joined_edges import Relation, Tables, begin_apart, join_edges
 from pyg_direct.nn.product import multiply
 from pyg_direct.nn.propagate import wins_on_cpu
@@ -48,7 +48,7 @@ def convolve(relations: Sequence[Relation]) -> list[Tensor]:
                             relation.conv, dtype) for relation in relations]  # fmt: skip
     if is_late:
         starts, num_sources = tables.starts, tables.num_rows
-        rows = torch.cat(tables.tables) if len(tables.tables) > 1 else tables.tables[0]
+        rows = join_apart(tables.tables, tables.serve(), used)
     else:
         starts, num_sources = begin_apart(relations)
         rows = multiply_apart([r.sources for r in relations], [r.conv.lin.weight for r in relations], used)

@@ -97,7 +97,7 @@ class _Sums(Function):
             sizes = [len(table) for table in given[: ctx.num_sources]]
             spread = spread_known(back, edges.indptr, edges.row, edges.target, sum(sizes), ctx.mean, edges.max_degree,
                                   ctx.transposed)  # fmt: skip
-            reached = {place for place, is_used in zip(sources, ctx.used, strict=True) if is_used}
+            reached = _reach(sources, ctx.used)
             for place, part in enumerate(spread.split(sizes)):
                 found[place] = part if wants[place] and place in reached else None
         for number, (piece, place) in enumerate(zip(grad.split(edges.sizes), own, strict=True)):
@@ -112,16 +112,23 @@ class _Sums(Function):
         return *(None,) * 6, *found
 
 
+def _reach(sources: Sequence[int], used: Used) -> set[int]:
+    """Tables of sources of the results that a gradient came back to."""
+    return {place for place, is_used in zip(sources, used, strict=True) if is_used}
+
+
 def _differentiate(ctx: Any, given: Sequence[Tensor], wants: Sequence[bool], grad: Tensor) -> list[Tensor | None]:
     """The gradients in what torch can differentiate once more, for those who ask for a graph of them."""
-    edges, own = ctx.edges, ctx.ends[1]
-    num_tables = len(given) - len(own)
+    edges, (sources, own) = ctx.edges, ctx.ends
+    num_tables, reached = len(given) - len(own), _reach(sources, ctx.used)
     # Relations that share a convolution are given one factor, of which each has a gradient of its own.
     given = [part.view_as(part) for part in given]
-    summed = aggregate(torch.cat(list(given[: ctx.num_sources])), edges.indptr, edges.row,
-                       reduce="mean" if ctx.mean else "sum", target=edges.target, num_targets=sum(edges.sizes),
-                       max_degree=edges.max_degree)  # fmt: skip
-    out = summed + torch.cat([(1 + eps) * given[place] for eps, place in zip(given[num_tables:], own, strict=True)])
+    rows = [table if place in reached else table.detach() for place, table in enumerate(given[: ctx.num_sources])]
+    summed = aggregate(torch.cat(rows), edges.indptr, edges.row, reduce="mean" if ctx.mean else "sum",
+                       target=edges.target, num_targets=sum(edges.sizes), max_degree=edges.max_degree)  # fmt: skip
+    scaled = [(1 + eps) * given[place] for eps, place in zip(given[num_tables:], own, strict=True)]
+    out = summed + torch.cat([part if is_used else part.detach()
+                              for part, is_used in zip(scaled, ctx.used, strict=True)])  # fmt: skip
     wanted = [part for part, want in zip(given, wants, strict=True) if want]
-    made = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    made = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
     return [next(made) if want else None for want in wants]

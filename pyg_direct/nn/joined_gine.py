@@ -64,8 +64,7 @@ def convolve(relations: Sequence[Relation]) -> list[Tensor] | None:
         return None
     tables, used = Tables.of(relations), [True] * len(relations)
     edges = join_edges(relations, tables.starts, tables.num_rows)
-    rows = join_apart(tables.tables, [[i for i, its in enumerate(tables.places) if its == place]
-                                      for place in range(len(tables.tables))], used)  # fmt: skip
+    rows = join_apart(tables.tables, tables.serve(), used)
     along = join_apart([relation.edge_rows if relation.conv.lin is None else relation.conv.lin(relation.edge_rows)
                         for relation in relations], [[i] for i in range(len(relations))], used)  # fmt: skip
     out = sum_messages(rows, along, edges.indptr, edges.row, edges.target, sum(edges.sizes),

@@ -39,6 +39,7 @@ class TypedEdges(NamedTuple):
         indptr, row, target: In the words of `ops.aggregate`; sources of all types stand one behind the other, and so
             do the targets of all relations.
         sizes: Targets of each relation.
+        sources: Which of the tables has the rows of each relation's sources.
         own: Which of the tables has the own rows of each relation's targets.
         num_sources: So many tables, the first ones, hold rows of sources.
         groups: Relations whose results are added up; those of one group share their targets' own rows.
@@ -49,6 +50,7 @@ class TypedEdges(NamedTuple):
     row: Tensor
     target: Tensor
     sizes: list[int]
+    sources: list[int]
     own: list[int]
     num_sources: int
     groups: list[list[int]]
@@ -98,6 +100,14 @@ def _add(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
+def _reach(edges: TypedEdges, grads: Sequence[Tensor | None]) -> set[int]:
+    """Tables of sources of the results that a gradient comes back to; others get none, which optimizers tell from
+    zeros.
+    """
+    return {edges.sources[i] for group, grad in zip(edges.groups, grads, strict=True) if grad is not None
+            for i in group}  # fmt: skip
+
+
 def _group(given: Sequence[Any]) -> list[Matrices]:
     return [Matrices(*given[i : i + 3]) for i in range(0, len(given), 3)]
 
@@ -138,8 +148,9 @@ class _TypedLayer(Function):
             sizes = [len(table) for table in given[: edges.num_sources]]
             spread = spread_known(back, edges.indptr, edges.row, edges.target, sum(sizes), ctx.mean, edges.max_degree,
                                   ctx.transposed)  # fmt: skip
+            reached = _reach(edges, grads)
             for place, part in enumerate(spread.split(sizes)):
-                found[place] = part if wants[place] else None
+                found[place] = part if wants[place] and place in reached else None
         for group, total, grad in zip(edges.groups, totals, grads, strict=True):
             if grad is None:
                 continue
@@ -166,8 +177,9 @@ def _differentiate(edges: TypedEdges, mean: bool, given: Sequence[Any], wants: S
     num_tables = len(given) - 3 * len(edges.sizes)
     # Relations that share a convolution are given one tensor, of which each has a gradient of its own.
     given = [None if part is None else part.view_as(part) for part in given]
-    tables = given[:num_tables]
-    rows = torch.cat(tables[: edges.num_sources])
+    tables, reached = given[:num_tables], _reach(edges, grads)
+    rows = torch.cat([table if place in reached else table.detach()
+                      for place, table in enumerate(tables[: edges.num_sources])])  # fmt: skip
     summed = aggregate(rows, edges.indptr, edges.row, reduce="mean" if mean else "sum", target=edges.target,
                        num_targets=sum(edges.sizes), max_degree=edges.max_degree)  # fmt: skip
     outs, _ = _compute(edges, summed.split(edges.sizes), tables, _group(given[num_tables:]))

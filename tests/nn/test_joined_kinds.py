@@ -265,6 +265,39 @@ def test_only_what_asks_for_a_gradient_gets_one(kind):
                 torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["once", "to be differentiated"])
+@pytest.mark.parametrize("kind", ["sage", "gin of trained eps", "gat and residuals", "gatv2 and residuals", "gcn"])
+def test_rows_that_lead_nowhere_get_no_gradient(real_device, kind, again):
+    x, edges = make_batch(real_device, torch.float64)
+    if kind == "gcn":
+        edges = {name: pair for name, pair in edges.items() if name[0] == name[-1]}
+    makes = MAKES | {"gcn": lambda one, other: GCNConv(one, WIDTH), "sage": lambda *ends: SAGEConv(ends, WIDTH)}
+    layers = [HeteroConv({name: makes[kind](WIDTH, WIDTH) for name in edges}) for _ in range(1 + (kind == "sage"))]
+    model = torch.nn.ModuleList(layers).to(x["paper"].device, torch.float64)
+
+    def differentiate(target):
+        rows = {name: part.clone().requires_grad_() for name, part in x.items()}
+        out = rows
+        for layer in model:
+            out = layer(out, edges)
+        given = [*rows.values(), *model.parameters()]
+        found = torch.autograd.grad(out[target].pow(3).sum(), given, allow_unused=True, create_graph=again)
+        return list(out), found
+
+    targets = list(dict.fromkeys(name[-1] for name in edges))
+    expected = [differentiate(target) for target in targets]
+    accelerate(model)
+
+    for target, (names, grads) in zip(targets, expected, strict=True):
+        got_names, got = differentiate(target)
+        assert got_names == names
+        # Optimizers tell none from zeros.
+        assert [grad is None for grad in got] == [grad is None for grad in grads]
+        for one, other in zip(got, grads, strict=True):
+            if one is not None:
+                torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("name", ["gin", "gat", "gatv2"])
 def test_edges_are_joined_once_for_the_layers_that_share_them(name, calls, monkeypatch):
     x, edges = make_batch()
