@@ -59,7 +59,8 @@ class Relation:
         if times is not None:
             self._sort(times, is_sorted)
         if weight is not None:
-            self.weight = self._check_weight(self._by_position("edge_weight", weight))
+            # Draws give no gradient to what they follow.
+            self.weight = self._check_weight(self._by_position("edge_weight", weight.detach()))
 
     def _name(self, part: str) -> str:
         return name_part(part, self.edge_type)

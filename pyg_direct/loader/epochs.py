@@ -21,10 +21,11 @@ from pyg_direct.loader.background import Background
 from pyg_direct.loader.batches import Seeds, can_share, iterate_batches
 from pyg_direct.loader.hooks import check_hooks, is_said_anew
 from pyg_direct.loader.pipeline import Pipeline, take_memory
-from pyg_direct.loader.placement import PLACES, check_place
+from pyg_direct.loader.placement import PLACES, announce, check_place
 from pyg_direct.loader.ranks import Ranks, Share
 from pyg_direct.loader.record import EpochRecord, Stages, finish_sample
 from pyg_direct.loader.report import ReportedLoader
+from pyg_direct.loader.slicer import find_learned
 from pyg_direct.loader.steps import Steps
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.ops.check import check_flag
@@ -192,6 +193,14 @@ class EpochLoader(ReportedLoader):
             return None
         return SuperBatch(self.super_batch or 1, partial(self._submit, epoch), self._fetch, SharedFetch(shared))
 
+    def _is_learned(self) -> bool:
+        """Whether rows of batches carry a gradient to the graph, which is told once; none are read ahead then."""
+        name = find_learned(getattr(self, "data", None))
+        if name is not None:
+            announce(f"{name} requires a gradient: its rows are read where it lies when a batch is asked for, and no "
+                     "batch is made ahead")  # fmt: skip
+        return name is not None
+
     def _stages(self, epoch: int, record: EpochRecord | None, group: Any = None) -> Stages:
         """How the batches of an epoch, or groups of them, are made, and timed where that is wanted: the times of a
         group are those of its first batch."""
@@ -218,7 +227,7 @@ class EpochLoader(ReportedLoader):
                 rows.read_nothing()
 
         make = partial(make_batch, self._stages(epoch, record))
-        steps = Steps(stored[0].exchange, batches, make, take_part, self.prefetch)
+        steps = Steps(stored[0].exchange, batches, make, take_part, 0 if self._is_learned() else self.prefetch)
         try:
             yield from steps
         finally:
@@ -229,7 +238,7 @@ class EpochLoader(ReportedLoader):
 
     def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
-        group, prefetch = self._open_group(epoch), self.prefetch
+        prefetch, group = (0, None) if self._is_learned() else (self.prefetch, self._open_group(epoch))
         stages, work = self._stages(epoch, record, group), batches if group is None else group.group(batches)
         source: Background | Pipeline
         if self.device.type == "cpu" and prefetch > 0:

@@ -101,8 +101,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
         prefetch: Batches made ahead; on a GPU one more is being sampled, on a CPU each is made by a thread of its own,
-            with a share of the cores. 0 makes a batch when it is asked for. When GPU memory runs out over it, it
-            shrinks, with a warning.
+            with a share of the cores. 0 makes a batch when it is asked for, and so does any number where rows require a
+            gradient, which batches carry. When GPU memory runs out over it, it shrinks, with a warning.
         ranks: For several processes that train together, each with a loader of the same arguments: batches are made as
             for one process, of `batch_size` seeds each, and process r of w gets the batches r, r + w, ... of every
             epoch. `"auto"` asks `torch.distributed`, or torchrun's variables, when an epoch starts, and is one process

@@ -22,6 +22,7 @@ from pyg_direct.loader.batches import iterate_batches
 from pyg_direct.loader.epochs import EpochLoader
 from pyg_direct.loader.ranks import Share
 from pyg_direct.loader.report import ReportedLoader
+from pyg_direct.loader.slicer import find_learned
 from pyg_direct.runtime.device import resolve_device
 
 # How soon the end of a process is noticed by those that wait for it.
@@ -81,6 +82,11 @@ class Producers(ReportedLoader):
             raise ArgumentTypeError(f"devices must be a list of devices, at least one, got {devices!r}")
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ArgumentError(f"threads must be an integer of at least 1 or None, got {threads!r}")
+        learned = find_learned(getattr(loader, "data", None))
+        if learned is not None:
+            raise ArgumentError(f"loader must be one whose rows carry no gradient, which does not come back from other "
+                                f"processes, got {learned} that requires one; iterate over the loader itself, or index "
+                                "it in the model by batch.n_id")  # fmt: skip
         self.loader, self.ahead = loader, ahead
         self.devices = [resolve_device(d) for d in devices]
         self.device = resolve_device(device)

@@ -9,17 +9,33 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.typing import TensorFrame
 
-from pyg_direct.errors import ArgumentTypeError, LoaderWarning, warn
+from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.features.rowfile import as_tensor
 
 # Takes the part of an attribute that belongs to nodes or edges of these ids.
 Slicer = Callable[[Any, Tensor], Any]
 
 
+def find_learned(data: Any) -> str | None:
+    """An attribute of nodes or edges that requires a gradient, as messages name it; None where there is none.
+
+    Its rows carry the gradient to the graph, as in PyG, and are those after the optimizer's last step: so they are read
+    when their batch is asked for.
+    """
+    for store in data.stores if isinstance(data, (Data, HeteroData)) else ():
+        for key, value in store.items():
+            is_learned = isinstance(value, Tensor) and value.requires_grad
+            if is_learned and (store.is_node_attr(key) or store.is_edge_attr(key)):
+                return f"data.{key}" if store._key is None else f"data[{store._key!r}].{key}"
+    return None
+
+
 def choose_slicer(name: str, value: Any, dim: int, device: torch.device) -> Slicer | None:
-    """How batches take an attribute of nodes or edges; None where its rows lie one after another, and are placed.
+    """How batches take an attribute of nodes or edges; None where its rows lie one after another, are not learned, and
+    are placed.
 
     Args:
         name: For messages.
@@ -41,7 +57,8 @@ def choose_slicer(name: str, value: Any, dim: int, device: torch.device) -> Slic
 
 
 def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
-    """Whether rows lie in memory one after another; a sparse tensor of coordinates is left to torch.
+    """Whether rows lie in memory one after another; a sparse tensor of coordinates is left to torch, and so is one that
+    requires a gradient.
 
     Raises:
         ArgumentTypeError: an array that torch does not know, or another sparse layout.
@@ -49,14 +66,7 @@ def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
     if isinstance(value, Tensor):
         if value.layout not in (torch.strided, torch.sparse_coo):
             raise ArgumentTypeError(f"{name} must be dense or of layout torch.sparse_coo, got {value.layout}")
-        if value.requires_grad:
-            # Rows are read ahead, before the optimizer's last step.
-            warn(
-                f"{name} requires a gradient, which rows of batches do not carry: to learn it, index it in "
-                "the model by batch.n_id",
-                LoaderWarning,
-            )
-        return value.layout == torch.strided
+        return value.layout == torch.strided and not value.requires_grad
     try:
         as_tensor(value[:0])
     except (TypeError, ValueError) as error:
@@ -66,4 +76,7 @@ def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
 
 def _slice_along(dim: int, device: torch.device, value: Any, ids: Tensor) -> Tensor:
     tensor = as_tensor(value)
+    if dim == 0 and getattr(tensor, "is_unified", False):
+        # The GPU reads its rows, with or without a gradient.
+        return tensor[ids].to(device)
     return tensor.index_select(dim, ids.to(tensor.device)).to(device)

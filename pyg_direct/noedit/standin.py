@@ -9,12 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-from torch_geometric.data import Data, HeteroData
-
 from pyg_direct.errors import LoaderWarning
-from pyg_direct.loader.epochs import EpochLoader
-from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.placement import announce
 from pyg_direct.noedit.ids import show_ids
 
@@ -82,9 +77,6 @@ def _make(cls: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     bound = inspect.signature(cls).bind(*args, **kwargs)
     arguments = {**bound.arguments, **bound.arguments.get("kwargs", {})}
     arguments.pop("kwargs", None)
-    # A sampler of ours works for our loaders.
-    if issubclass(cls.ours, EpochLoader) and not any(isinstance(value, OwnSampler) for value in arguments.values()):
-        _check_learned(arguments.get("data"))
     options = dict(cls.options)
     if options.get("device") == "data":
         is_on_gpu = getattr(next(iter(arguments.values())), "is_cuda", False)
@@ -96,19 +88,6 @@ def _make(cls: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A program of PyG's asks for workers as a matter of course.
         warnings.simplefilter("ignore", LoaderWarning)
         return cls.ours(**arguments, **{name: value for name, value in options.items() if name not in arguments})
-
-
-def _check_learned(data: Any) -> None:
-    """Rows of our batches carry no gradient to the graph, those of PyG's do.
-
-    Raises:
-        NotImplementedError: an attribute of nodes or edges requires one.
-    """
-    for store in data.stores if isinstance(data, (Data, HeteroData)) else ():
-        for key, value in store.items():
-            is_learned = isinstance(value, Tensor) and value.requires_grad
-            if is_learned and (store.is_node_attr(key) or store.is_edge_attr(key)):
-                raise NotImplementedError(f"{key} of its graph requires a gradient, which rows of ours do not carry")
 
 
 def show_batch(transform: Callable[[Any], Any] | None, *batch: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct import NeighborLoader
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.loader import pyg
 from tests.batches import assert_equal_batches, check_contract, make_data
 from tests.graphs import make_random_graph
@@ -40,16 +40,6 @@ def load_one(data, device, seeds=(5, 9), **options):
     return batch
 
 
-def test_rows_without_their_gradient_are_told_of(real_device):
-    data = make_data(extra=torch.ones(70, 3, requires_grad=True))
-
-    with pytest.warns(LoaderWarning, match="data.extra requires a gradient, which rows of batches do not carry"):
-        batch = load_one(data, real_device)
-
-    assert not batch.extra.requires_grad
-
-
-@pytest.mark.filterwarnings("ignore:data.extra requires a gradient")
 @pytest.mark.parametrize("name", NODE_ATTRIBUTES)
 def test_node_attributes_follow_the_nodes(real_device, name):
     data = make_data(extra=NODE_ATTRIBUTES[name](70))
@@ -61,7 +51,6 @@ def test_node_attributes_follow_the_nodes(real_device, name):
     assert (batch.extra.dtype, batch.extra.device.type) == (expected.dtype, real_device.type)
 
 
-@pytest.mark.filterwarnings("ignore:data.extra requires a gradient")
 @pytest.mark.parametrize("name", NODE_ATTRIBUTES)
 def test_edge_attributes_follow_the_edges(real_device, name):
     data = make_data(extra=NODE_ATTRIBUTES[name](600))

@@ -1,6 +1,5 @@
 """PyG's names make our loaders, and PyG's own for what ours does not offer."""
 
-import contextlib
 import copy
 import logging
 import sys
@@ -17,7 +16,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 import pyg_direct
 from pyg_direct.loader import placement
 from pyg_direct.loader.inference import infer
-from pyg_direct.noedit import inference, standin
+from pyg_direct.noedit import inference
 from pyg_direct.noedit.table import REPLACEMENTS
 from tests.graphs import make_random_graph
 
@@ -143,29 +142,19 @@ def test_what_ours_does_not_offer_is_left_to_pyg_with_a_word(said, monkeypatch):
 
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("name", ["NeighborLoader", "LinkNeighborLoader"])
-def test_a_graph_whose_rows_are_learned_is_left_to_pyg_with_a_word(said, name):
+def test_rows_that_are_learned_carry_their_gradient(name):
     data = make_data()
     data.x = torch.nn.Parameter(data.x)
-    data.nothing = torch.zeros(2, 3, 1, requires_grad=True)
+    loader = getattr(torch_geometric.loader, name)(data, [2], batch_size=70)
+    assert type(loader) is getattr(pyg_direct, name)
 
-    # PyG's loaders may miss libraries that they need.
-    with contextlib.suppress(ImportError):
-        loader = getattr(torch_geometric.loader, name)(data, [2], batch_size=70)
-        assert next(iter(loader)).x.requires_grad
-    ours = pyg_direct.NeighborLoader(make_data(), [2], device="cpu")
-
-    reason = "x of its graph requires a gradient, which rows of ours do not carry"
-    assert said.messages == [f"{name} left to PyG: {reason}"]
-    assert isinstance(ours, torch_geometric.loader.NeighborLoader)
-
-
-@pytest.mark.usefixtures("_installed")
-def test_rows_of_a_type_that_are_learned_are_found():
-    data = make_hetero_data()
-    data["b", "back", "a"].weight = torch.zeros(600, requires_grad=True)
-
-    with pytest.raises(NotImplementedError, match="weight of its graph requires a gradient"):
-        standin._check_learned(data)
+    for batch in loader:
+        # As PyG's programs write to what they learn.
+        data.x.grad = None
+        assert torch.equal(batch.x, data.x[batch.n_id])
+        batch.x.sum().backward()
+        assert data.x.grad.count_nonzero()
+        data.x.data.add_(1)
 
 
 @pytest.mark.usefixtures("_installed")
