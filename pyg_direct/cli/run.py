@@ -1,13 +1,15 @@
-"""`pyg-direct run script.py args...`: a program written for PyG, with its loaders replaced."""
+"""`pyg-direct run script.py args...`, `pyg-direct run -m module args...`: a program written for PyG, with its loaders
+replaced.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import runpy
 import sys
 from functools import partial
-from pathlib import Path
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Annotated, Any, Optional
 
 import typer
@@ -17,54 +19,108 @@ from pyg_direct.noedit.install import install
 
 
 def run(
-    script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The program.")],
+    program: Annotated[str, typer.Argument(help="The program: a file, or with -m a module.", show_default=False)],
     arguments: Annotated[Optional[list[str]], typer.Argument(help="Its arguments.")] = None,  # noqa: UP045
+    module: Annotated[bool, typer.Option("--module", "-m", help="The program is a module, or a package with "
+                                         "__main__.py, as of `python -m`.")] = False,
     device: Annotated[Optional[str], typer.Option(help="Where batches are: cpu, cuda, cuda:1, data.")] = None,  # noqa: UP045
     placement: Annotated[str, typer.Option(help="Where the graph lives: auto, cuda, unified, pinned, cpu.")] = "auto",
     feature_cache: Annotated[Optional[str], typer.Option(help="GPU memory for hot rows: 2G or 20%.")] = None,  # noqa: UP045
     accelerate: Annotated[bool, typer.Option(help="Let PyG's convolutions aggregate through our operators.")] = True,
     verbose: Annotated[bool, typer.Option(help="Say which loaders are made.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Run a program written for PyG, unedited, with PyG's loaders replaced and its models accelerated.
 
-    Options go before the program. Exit code: the program's; 2 for options that cannot be taken.
+    As `python train.py --epochs 10` or `python -m package.train --epochs 10`:
+
+        run train.py --epochs 10
+
+        run -m package.train --epochs 10
+
+    Options go before the program; all that follows it are its own arguments, also `--`.
+
+    Exit code: the program's; 2 for options that cannot be taken.
     """
+    if not module and not os.path.isfile(program):
+        raise typer.BadParameter(f"File '{program}' does not exist.", param_hint="'PROGRAM'")
     try:
         install(device=device, placement=placement, feature_cache=feature_cache, accelerate=accelerate,
                 verbose=verbose)  # fmt: skip
     except PygDirectError as error:
         raise typer.BadParameter(str(error)) from error
-    # As `python script.py` has it.
-    sys.argv = [str(script), *(arguments or [])]
-    sys.path[0] = str(script.resolve().parent)
-    path = os.path.abspath(script)
-    sys.excepthook = partial(_show_error, path, sys.excepthook)
+    show = sys.excepthook
+    sys.excepthook = partial(_show_error, None, show)
     try:
-        _execute(path)
+        code, names = (_find_module if module else _find_file)(program, arguments or [])
+        sys.excepthook = partial(_show_error, names["__file__"], show)
+        _execute(code, names)
     except KeyboardInterrupt as error:
         # Typer would end without a word of where the program was.
         sys.excepthook(type(error), error, error.__traceback__)
         raise
 
 
-def _execute(path: str) -> None:
-    """Do as `python script.py` does: what the program made stays until the interpreter ends.
+def _find_file(script: str, arguments: list[str]) -> tuple[CodeType, dict[str, Any]]:
+    """The code of a file and the names it begins with, as `python script.py` has them."""
+    sys.argv = [script, *arguments]
+    _begin_path(os.path.dirname(os.path.realpath(script)))
+    path = os.path.abspath(script)
+    with io.open_code(path) as file:
+        code: CodeType = compile(file.read(), path, "exec", dont_inherit=True)
+    return code, {"__file__": path, "__cached__": None}
+
+
+def _find_module(name: str, arguments: list[str]) -> tuple[CodeType, dict[str, Any]]:
+    """The code of a module and the names it begins with, as `python -m name` has them.
+
+    Raises:
+        typer.BadParameter: no such module, in Python's words.
+    """
+    # What packages around it see as they are imported.
+    sys.argv = ["-m", *arguments]
+    _begin_path(os.getcwd())
+    try:
+        # As Python itself, and its debugger, find it.
+        _, spec, code = runpy._get_module_details(name, _NotFoundError)  # type: ignore[attr-defined]
+    except _NotFoundError as error:
+        raise typer.BadParameter(str(error), param_hint="'PROGRAM'") from error
+    sys.argv[0] = spec.origin
+    return code, {"__file__": spec.origin, "__cached__": spec.cached, "__loader__": spec.loader,
+                  "__package__": spec.parent, "__spec__": spec}  # fmt: skip
+
+
+class _NotFoundError(Exception):
+    """A module that cannot be run."""
+
+
+def _begin_path(folder: str) -> None:
+    """Let modules be looked for in a folder first, in the place of ours, unless Python was told not to (`-P`)."""
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        sys.path[0] = folder
+
+
+def _execute(code: CodeType, names: dict[str, Any]) -> None:
+    """Do as `python` does: what the program made stays until the interpreter ends.
 
     With `runpy` it would go before, and a process group of Gloo then waits for threads that wait for the interpreter.
     """
-    with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
     module = sys.modules["__main__"] = ModuleType("__main__")
-    module.__dict__.update(__file__=path, __cached__=None)
+    module.__dict__.update(names)
     exec(code, module.__dict__)
 
 
-def _show_error(path: str, show: Any, kind: type[BaseException], error: BaseException,
+def _show_error(path: str | None, show: Any, kind: type[BaseException], error: BaseException,
                 trace: TracebackType | None) -> None:  # fmt: skip
-    """Show an error that ended the program, from the program's own lines on, as `python script.py` does."""
+    """Show an error that ended the program, from the program's own lines on, as `python script.py` does; one of what it
+    needs before it begins, from there on.
+    """
     first = trace
     while first is not None and first.tb_frame.f_code.co_filename != path:
         first = first.tb_next
-    if first is None and not (isinstance(error, SyntaxError) and error.filename == path):
-        first = trace
+    if first is None:
+        ours = trace
+        while ours is not None:
+            if ours.tb_frame.f_code.co_filename == __file__:
+                first = ours.tb_next
+            ours = ours.tb_next
     show(kind, error.with_traceback(first), first)

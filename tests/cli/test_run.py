@@ -41,11 +41,30 @@ atexit.register(lambda: os.write(1, b"%s at exit\\n" % sys.modules["__main__"].L
 """
 
 
-def run(*arguments, cwd=None):
+NAMES = """
+import sys
+from {beside} import NAME
+print(NAME, __name__, __file__, __package__, __cached__, __loader__.path, sys.argv, sys.path[0])
+print(__spec__.name, __spec__.parent, __spec__.origin, sys.modules["__main__"].NAME)
+if "fail" in sys.argv:
+    {{}}["key"]
+"""
+
+
+def start(*arguments, cwd=None, **environment):
+    """What Python does in a process of its own, which finds our package and no other one of the tests."""
     # Messages are broken to the width of the terminal.
-    environment = {**os.environ, "COLUMNS": "300", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "pyg_direct", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
+    found = {**os.environ, "COLUMNS": "300", "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, env=found)
+
+
+def run(*arguments, **options):
+    return start("-m", "pyg_direct", *arguments, **options)
+
+
+def said(done):
+    """Lines on stderr that are not ours."""
+    return [line for line in done.stderr.splitlines() if not line.startswith("pyg_direct: ")]
 
 
 @pytest.fixture
@@ -61,8 +80,8 @@ def test_a_program_sees_its_own_arguments_and_makes_our_loaders(program):
 
     assert done.stdout == "pyg_direct.loader.neighbor 3 beside ['--device', '3', '-v', 'x']\n", done.stderr
     # A machine that is busy tells of compiling, too.
-    (said,) = (line for line in done.stderr.splitlines() if line.startswith("pyg_direct: ") and "so far" not in line)
-    assert said.startswith("pyg_direct: replaced loader.NeighborLoader, ")
+    (told,) = (line for line in done.stderr.splitlines() if line.startswith("pyg_direct: ") and "so far" not in line)
+    assert told.startswith("pyg_direct: replaced loader.NeighborLoader, ")
     assert done.returncode == 3
 
 
@@ -113,8 +132,7 @@ def test_an_error_is_shown_as_python_shows_it(tmp_path, text):
     done = run("run", "--device", "cpu", path)
 
     expected = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
-    said = [line for line in done.stderr.splitlines() if not line.startswith("pyg_direct: ")]
-    assert said == expected.stderr.splitlines()
+    assert said(done) == expected.stderr.splitlines()
     # As a shell says of a process that an interrupt ended.
     assert done.returncode == (1 if expected.returncode == 1 else 128 + signal.SIGINT)
 
@@ -128,3 +146,110 @@ def test_a_program_that_is_named_from_its_folder_knows_where_it_lies(tmp_path):
     said = [line for line in done.stderr.splitlines() if not line.startswith("pyg_direct: ")]
     assert done.stdout == expected.stdout
     assert said == expected.stderr.splitlines()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A package with modules of all kinds, where a program may be started."""
+    package = tmp_path / "package"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("import sys\nassert sys.argv[0] == '-m'\n")
+    (package / "inner" / "__init__.py").write_text("")
+    (package / "bad").mkdir()
+    (package / "bad" / "__init__.py").write_text("{}['key']\n")
+    (package / "wrong.py").write_text("x = (\n")
+    for place, beside in ((tmp_path, "beside"), (package, ".beside"), (package / "inner", "..beside")):
+        (place / "program.py").write_text(NAMES.format(beside=beside))
+    for place in (tmp_path, package):
+        (place / "beside.py").write_text(f"NAME = 'beside {place.name}'\n")
+    (package / "__main__.py").write_text(NAMES.format(beside=".beside"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["program", "package.inner.program", "package"])
+def test_a_module_is_run_as_python_runs_it(folder, name):
+    arguments = [name, "--device", "3", "-m", "--", "x"]
+
+    done = run("run", "--device", "cpu", "-m", *arguments, cwd=folder)
+
+    expected = start("-m", *arguments, cwd=folder)
+    assert expected.returncode == 0
+    assert (done.returncode, done.stdout, said(done)) == (0, expected.stdout, [])
+
+
+def test_a_module_is_looked_for_where_the_command_is_given(folder, tmp_path_factory):
+    # As the command that pip installs, whose own folder Python looks in.
+    command = tmp_path_factory.mktemp("bin") / "pyg-direct"
+    command.write_text("from pyg_direct.cli.app import main\nmain()\n")
+
+    done = start(command, "run", "--module", "--device", "cpu", "--", "package.program", "--", "x", cwd=folder)
+
+    expected = start("-m", "package.program", "--", "x", cwd=folder)
+    assert (done.stdout, said(done)) == (expected.stdout, [])
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [(["program.py"], "No module named 'beside'"), (["-m", "program"], "No module named program")],
+)
+def test_no_folder_is_looked_in_where_python_is_told_so(folder, program, message):
+    done = run("run", "--device", "cpu", *program, cwd=folder, PYTHONSAFEPATH="1")
+
+    # Python 3.10 does not know of it.
+    expected = start(*program, cwd=folder, PYTHONSAFEPATH="1")
+    assert (message in done.stderr) == (message in expected.stderr) == (sys.version_info >= (3, 11))
+    assert done.stdout == expected.stdout
+
+
+def without_runpy(lines):
+    """A traceback without frames of the module that starts others."""
+    kept, is_inside = [], False
+    for line in lines:
+        if not line.startswith("    "):
+            is_inside = line.startswith("  File ") and "runpy" in line
+        if not is_inside:
+            kept.append(line)
+    return kept
+
+
+@pytest.mark.parametrize("arguments", [["package.program", "fail"], ["package.bad.program"], ["package.wrong"]],
+                         ids=["error", "before", "syntax"])  # fmt: skip
+def test_an_error_of_a_module_is_shown_as_python_shows_it(folder, arguments):
+    done = run("run", "--device", "cpu", "-m", *arguments, cwd=folder)
+
+    expected = start("-m", *arguments, cwd=folder)
+    assert done.returncode == expected.returncode == 1
+    assert without_runpy(said(done)) == without_runpy(expected.stderr.splitlines())
+    assert "typer" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["package.nothing", "package.inner", "beside.py"])
+def test_a_module_that_is_not_there_is_told_in_words_of_python(folder, name):
+    done = run("run", "--device", "cpu", "-m", name, cwd=folder)
+
+    (expected,) = start("-m", name, cwd=folder).stderr.splitlines()
+    assert done.returncode == 2
+    assert expected.removeprefix(f"{sys.executable}: ") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_module_makes_our_loaders_also_in_processes_that_find_it_by_its_name(tmp_path):
+    (tmp_path / "spawning.py").write_text("""
+import multiprocessing
+from torch_geometric.loader import NeighborLoader
+
+def tell(queue):
+    queue.put(__name__)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=tell, args=(queue,))
+    process.start()
+    print(NeighborLoader.ours.__module__, queue.get())
+    process.join()
+""")
+
+    done = run("run", "-m", "--device", "cpu", "spawning", cwd=tmp_path)
+
+    assert done.stdout == "pyg_direct.loader.neighbor __mp_main__\n", done.stderr
