@@ -110,9 +110,9 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         part = batch if kind is None else batch[kind]
         if isinstance(batch, HeteroData) and time is not None:
             # PyG's own way to set one attribute takes as long as a kernel's launch.
-            part._mapping.update(input_id=input_id, batch_size=input_id.numel(), seed_time=time)
+            part._mapping.update(input_id=input_id, seed_time=time, batch_size=input_id.numel())
         else:
-            part.input_id, part.batch_size, part.seed_time = input_id, input_id.numel(), time
+            part.input_id, part.seed_time, part.batch_size = input_id, time, input_id.numel()
         # Its memory is the batch's.
         out.metadata = (input_id, time, *out.metadata[2:])
 

@@ -6,6 +6,7 @@ from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.sampler import NeighborSampler
 from tests.batches import assert_equal_epochs, make_data
 from tests.graphs import make_random_graph
 
@@ -51,6 +52,20 @@ def test_no_neighbor_is_later_than_its_seed(real_device, subgraph_type, strategy
         assert bool((source >= batch.batch_size).any())
         met, until = batch.time[source], batch.seed_time[batch.batch[source]]
         assert bool((met <= until).all() if comparison == "<=" else (met < until).all())
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_attributes_of_timed_batches_come_in_pygs_order(real_device, typed):
+    data, seeds = make_timed(), torch.tensor([4, 40, 3])
+    if typed:
+        data, seeds = data.to_heterogeneous(), ("0", seeds)
+    options = {"input_time": torch.tensor([3, 9, 15]), "time_attr": "time", "batch_size": 3}
+    sampler = NeighborSampler(data, [-1], time_attr="time", device="cpu")
+
+    (batch,) = NeighborLoader(data, [-1], seeds, device=real_device, **options)
+
+    (expected,) = PygNeighborLoader(data, [-1], seeds, neighbor_sampler=sampler, **options)
+    assert [list(store) for store in batch.stores] == [list(store) for store in expected.stores]
 
 
 @pytest.mark.parametrize("window", [None, 6])
