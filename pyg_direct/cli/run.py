@@ -19,7 +19,7 @@ from pyg_direct.noedit.install import install
 
 
 def run(
-    program: Annotated[str, typer.Argument(help="The program: a file, or with -m a module.", show_default=False)],
+    program: Annotated[str, typer.Argument(metavar="PROGRAM", help="The program: a file, or with -m a module.")],
     arguments: Annotated[Optional[list[str]], typer.Argument(help="Its arguments.")] = None,  # noqa: UP045
     module: Annotated[bool, typer.Option("--module", "-m", help="The program is a module, or a package with "
                                          "__main__.py, as of `python -m`.")] = False,
@@ -42,7 +42,9 @@ def run(
     Exit code: the program's; 2 for options that cannot be taken.
     """
     if not module and not os.path.isfile(program):
-        raise typer.BadParameter(f"File '{program}' does not exist.", param_hint="'PROGRAM'")
+        is_folder = os.path.isdir(program)
+        why = "is a folder; a package is run by its name, with -m." if is_folder else "does not exist."
+        raise typer.BadParameter(f"File '{program}' {why}", param_hint="'PROGRAM'")
     try:
         install(device=device, placement=placement, feature_cache=feature_cache, accelerate=accelerate,
                 verbose=verbose)  # fmt: skip

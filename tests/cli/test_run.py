@@ -104,10 +104,11 @@ def test_bad_options_are_told_before_the_program_starts(program, arguments, word
 
 
 def test_a_program_that_is_not_there_is_told(tmp_path):
-    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["run", str(tmp_path / "nothing.py")])
+    for name, why in (("nothing.py", "does not exist"), ("", "is a folder")):
+        done = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["run", str(tmp_path / name)])
 
-    assert done.exit_code == 2
-    assert "nothing.py" in done.stderr
+        assert done.exit_code == 2
+        assert f"{name}' {why}" in done.stderr
 
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "raise ValueError"])
