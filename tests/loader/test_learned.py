@@ -15,6 +15,7 @@ from pyg_direct import (
     Producers,
     ShaDowKHopSampler,
     inference_loader,
+    to_unified,
 )
 from pyg_direct.errors import ArgumentError
 from pyg_direct.sampler import NeighborSampler
@@ -183,17 +184,18 @@ def test_batches_of_other_processes_are_refused():
     Producers(inference_loader(data, device="cpu"), device="cpu").close()
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["uniform", "disjoint"])
-def test_unified_rows_are_learned(kind):
-    from pyg_direct import to_unified
-
+@pytest.mark.parametrize("name", ["uniform", "disjoint"])
+def test_unified_rows_are_learned(real_device, name):
     data = make_graph("cpu")
     data.x = to_unified(torch.randn(data.num_nodes, 4)).requires_grad_()
-    loader = LOADERS[kind](data, device="cuda", **OPTIONS)
+    loader = LOADERS[name](data, device=real_device, **OPTIONS)
+
     for batch in loader:
-        assert torch.equal(batch.x.cpu(), data.x.detach().cpu()[batch.n_id.cpu()])
-        batch.x.square().sum().backward()
+        rows, ids = data.x.detach().cpu(), batch.n_id.cpu()
+        assert torch.equal(batch.x.detach().cpu(), rows[ids])
+        batch.x.sum().backward()
+        expected = torch.bincount(ids, minlength=len(rows)).float()[:, None].expand_as(rows)
+        assert torch.equal(data.x.grad.cpu(), expected)
         with torch.no_grad():
-            data.x.sub_(data.x.grad, alpha=0.1)
+            data.x.sub_(data.x.grad)
         data.x.grad = None
