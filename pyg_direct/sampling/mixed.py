@@ -25,6 +25,9 @@ _MODES = {"UVA_CPU_MIXED": "UVA", "GPU_CPU_MIXED": "GPU", "UVA_ONLY": "UVA", "GP
 _NEWEST = 0.2
 # Of the seconds that a core needs, how many it is given.
 _IN_TIME = 1.25
+# A number of cores is judged by so many batches at least, in as many times what a core takes for one; and the share of
+# the seconds before that batches may take with more.
+_JUDGED_BATCHES, _JUDGED_TIMES, _FASTER = 16, 4, 0.98
 
 Result = tuple[Tensor, int, list[Adj]]
 
@@ -49,13 +52,14 @@ class MixedGraphSageSampler:
 
     While the caller's thread samples on the GPU, each of `num_workers` threads samples another batch with one core: the
     one that will be wanted about when it is done, by what batches took so far, also in epochs before; none where that
-    is after the epoch. One that a core has not done when it is due is sampled on the GPU instead. Iterating yields
-    `(n_id, batch_size, adjs)` as `GraphSageSampler.sample` returns them, on `device`. An exception in a thread or of
-    the job is raised where its batch is due.
+    is after the epoch. One that a core has not done when it is due is sampled on the GPU instead. How many cores sample
+    is tried: none, one, two, four and so on, while batches come faster. Iterating yields `(n_id, batch_size, adjs)` as
+    `GraphSageSampler.sample` returns them, on `device`. An exception in a thread or of the job is raised where its
+    batch is due.
 
     Args:
         sample_job: The seeds.
-        num_workers: Cores that sample beside the GPU.
+        num_workers: Cores that sample beside the GPU, at most.
         csr_topo, sizes, seed: See `GraphSageSampler`.
         device: Where results are, and which GPU samples; None is the current GPU if there is one, else the CPU.
         mode: `UVA_CPU_MIXED`, `GPU_CPU_MIXED`, `UVA_ONLY`, `GPU_ONLY` or `CPU_ONLY`. On a machine without a GPU the
@@ -85,7 +89,7 @@ class MixedGraphSageSampler:
         self.device = torch.device("cpu") if self._gpu is None else self._gpu.device
         self._on_cores = [GraphSageSampler(csr_topo, sizes, mode="CPU", seed=self.seed)
                           for _ in range(self.num_workers)]  # fmt: skip
-        self._paces = _Paces()
+        self._paces = _Paces(self.num_workers)
         # Of the latest epoch: batches that the GPU and the cores sampled.
         self.num_on_gpu = self.num_on_cores = 0
 
@@ -122,9 +126,8 @@ class MixedGraphSageSampler:
                     made = None
                 yield result
                 now = time.perf_counter()
-                if made is None:
-                    # From batch to batch, so that what the caller does with one counts.
-                    self._paces.between = self._paces.mean(self._paces.between, now - begin)
+                # From batch to batch, so that what the caller does with one counts.
+                self._paces.note(now - begin, made is None)
                 begin = now
         finally:
             running.close()
@@ -142,22 +145,46 @@ class _Paces:
     Attributes:
         between: From one that the GPU samples to the next.
         core: Of a core for one; the first compiles, and does not count.
+        num_cores: How many may sample beside a GPU now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_cores: int) -> None:
         self.between = self.core = 0.0
-        self._is_warm = False
+        self.num_cores, self._most_cores = 0, most_cores
+        self._is_warm, self._is_settled = False, most_cores == 0
+        # Of batches since the number of cores was chosen; and what one took with the best number so far.
+        self._count, self._seconds = 0, 0.0
+        self._best = (0, 0.0)
 
     def note_core(self, seconds: float) -> None:
         """A core has sampled a batch."""
         if self._is_warm:
-            self.core = self.mean(self.core, seconds)
+            self.core = _mean(self.core, seconds)
         self._is_warm = True
 
-    @staticmethod
-    def mean(so_far: float, newest: float) -> float:
-        """The next running mean."""
-        return newest if so_far == 0 else (1 - _NEWEST) * so_far + _NEWEST * newest
+    def note(self, seconds: float, is_of_gpu: bool) -> None:
+        """So long after another a batch was done with, sampled by whom."""
+        if is_of_gpu:
+            self.between = _mean(self.between, seconds)
+        if self._is_settled or (self.num_cores > 0 and self.core == 0):
+            return
+        self._count, self._seconds = self._count + 1, self._seconds + seconds
+        if self._count >= _JUDGED_BATCHES and self._seconds >= _JUDGED_TIMES * self.core:
+            self._judge(self._seconds / self._count)
+            self._count, self._seconds = 0, 0.0
+
+    def _judge(self, pace: float) -> None:
+        if self.num_cores > 0 and pace > _FASTER * self._best[1]:
+            self.num_cores, self._is_settled = self._best[0], True
+            return
+        self._best = self.num_cores, pace
+        self._is_settled = self.num_cores == self._most_cores
+        self.num_cores = min(self._most_cores, max(1, 2 * self.num_cores))
+
+
+def _mean(so_far: float, newest: float) -> float:
+    """The next running mean."""
+    return newest if so_far == 0 else (1 - _NEWEST) * so_far + _NEWEST * newest
 
 
 class _Running:
@@ -170,9 +197,9 @@ class _Running:
         self._made: dict[int, tuple[Any, Future[Result]]] = {}
 
     def may_start(self, beside_gpu: bool) -> bool:
-        """Whether a core has nothing to do; beside a GPU one finds out first what a batch takes."""
-        is_known = not beside_gpu or self._paces.core > 0
-        return len(self._idle) >= (1 if is_known else max(1, self._num_cores))
+        """Whether a core that has nothing to do may sample."""
+        allowed = self._paces.num_cores if beside_gpu else self._num_cores
+        return bool(self._idle) and self._num_cores - len(self._idle) < allowed
 
     def choose(self, position: int, beside_gpu: bool) -> int:
         """The batch that a core begins when batch `position` is due."""

@@ -11,6 +11,7 @@ from pyg_direct.datasets import synthetic_graph
 def test_each_way_has_a_row_of_all_its_epochs(monkeypatch):
     graph = synthetic_graph("products", scale=0.001, topology_only=True, device="cpu")
     monkeypatch.setattr(mixed, "_EPOCHS", 2)
+    monkeypatch.setattr(mixed, "_FIRST", 2)
 
     rows = list(measure_mixed(graph.edge_index, graph.num_nodes, "tiny", (1, 2), 4, 6))
 
@@ -30,6 +31,7 @@ def test_rates_are_those_of_the_edges(monkeypatch):
     ticks = iter(range(1000))
     monkeypatch.setattr(mixed.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(mixed, "_EPOCHS", 1)
+    monkeypatch.setattr(mixed, "_FIRST", 2)
     monkeypatch.setattr(mixed, "MixedGraphSageSampler", FourEdges)
 
     (row,) = (r for r in measure_mixed(graph.edge_index, graph.num_nodes, "tiny", (1,), 3, 3) if "CPU" in r.case)
