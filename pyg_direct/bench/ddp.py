@@ -145,6 +145,7 @@ def measure_papers(rank: int, world: int, scale: float, groups: dict[int, Any],
         data = Data(edge_index=graph.edge_index, y=graph.y, num_nodes=num_nodes)
         data.x = torch.empty(num_nodes, width, dtype=dtype)
         data.x.copy_((torch.arange(num_nodes) % 64 / 64)[:, None].expand(num_nodes, width))
+        assert num_nodes >= _MORE_BATCHES * _MORE_SEEDS, f"a graph of {num_nodes} nodes has too few seeds"
         more = f"{shape}, {_MORE_BATCHES} batches"
         shapes = [
             (shape, train_idx, SEEDS),

@@ -81,13 +81,16 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
 
 
 def count_bytes(group: SnapshotMatrices, width: int) -> int:
-    """Bytes that an aggregation moves if no cache holds a row: those that an edge brings, its id and bits, what a slice
-    is told by, and results, read and written.
+    """Bytes that an aggregation moves if no cache holds a row: the numbers that an edge brings, its id and bits, what a
+    slice is told by, and results, read and written.
     """
     total = 8 * group.num_nodes * group.num_snapshots * width
     for piece in group.pieces:
-        numbers = width if piece.snapshot is not None else group.num_snapshots * width
-        total += piece.num_edges * (4 + (piece.presence is not None) + 4 * numbers)
+        # Snapshots that have an edge, over all edges.
+        had = piece.num_edges * (1 if piece.snapshot is not None else group.num_snapshots)
+        if piece.presence is not None:
+            had = sum(int((piece.presence >> bit & 1).sum()) for bit in range(group.num_snapshots))
+        total += piece.num_edges * (4 + (piece.presence is not None)) + 4 * width * had
         total += piece.num_slices * (8 + (piece.snapshot is not None))
     return total
 

@@ -41,8 +41,9 @@ def run(
 
     Exit code: the program's; 2 for options that cannot be taken.
     """
-    if not module and not os.path.isfile(program):
-        is_folder = os.path.isdir(program)
+    is_folder = os.path.isdir(program)
+    # Also pipes, as of a shell's `<(...)`.
+    if not module and (is_folder or not os.path.exists(program)):
         why = "is a folder; a package is run by its name, with -m." if is_folder else "does not exist."
         raise typer.BadParameter(f"File '{program}' {why}", param_hint="'PROGRAM'")
     try:
@@ -120,7 +121,8 @@ def _show_error(path: str | None, show: Any, kind: type[BaseException], error: B
     while first is not None and first.tb_frame.f_code.co_filename != path:
         first = first.tb_next
     if first is None:
-        ours = trace
+        # Shown whole where none of it is ours, as a program may show errors that it has caught elsewhere.
+        first = ours = trace
         while ours is not None:
             if ours.tb_frame.f_code.co_filename == __file__:
                 first = ours.tb_next

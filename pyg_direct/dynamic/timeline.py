@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -83,8 +84,14 @@ class Timeline:
         copies = [(first, last) for lane, first, last in spans if lane == "copy"]
         waits = [(first, last) for lane, first, last in spans if lane == "wait"]
         copied = sum(last - first for first, last in copies)
-        # The stream copies one after the other, so that no moment counts twice.
-        waited = sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in waits for first, last in copies)
+        # The stream copies one after the other, and each waits once for the next: no moment counts twice.
+        copies.sort()
+        ends, waited = [last for _, last in copies], 0.0
+        for begin, end in waits:
+            for first, last in copies[bisect(ends, begin) :]:
+                if first >= end:
+                    break
+                waited += min(end, last) - max(begin, first)
         return max(0.0, 1 - waited / copied) if copied else None
 
     def __str__(self) -> str:

@@ -129,6 +129,9 @@ def _differentiate(ctx: Any, given: Sequence[Tensor], wants: Sequence[bool], gra
     scaled = [(1 + eps) * given[place] for eps, place in zip(given[num_tables:], own, strict=True)]
     out = summed + torch.cat([part if is_used else part.detach()
                               for part, is_used in zip(scaled, ctx.used, strict=True)])  # fmt: skip
+    if not out.requires_grad:
+        # All that is asked for leads to results that nobody used.
+        return [None] * len(wants)
     wanted = [part for part, want in zip(given, wants, strict=True) if want]
     made = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
     return [next(made) if want else None for want in wants]

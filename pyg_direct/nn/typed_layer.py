@@ -184,7 +184,10 @@ def _differentiate(edges: TypedEdges, mean: bool, given: Sequence[Any], wants: S
                        num_targets=sum(edges.sizes), max_degree=edges.max_degree)  # fmt: skip
     outs, _ = _compute(edges, summed.split(edges.sizes), tables, _group(given[num_tables:]))
     wanted = [part for part, want in zip(given, wants, strict=True) if want]
-    asked = [(out, grad) for out, grad in zip(outs, grads, strict=True) if grad is not None]
+    asked = [(out, grad) for out, grad in zip(outs, grads, strict=True) if grad is not None and out.requires_grad]
+    if not asked:
+        # All that is asked for leads to results that nobody used.
+        return [None] * len(wants)
     made = iter(torch.autograd.grad([out for out, _ in asked], wanted, [grad for _, grad in asked], create_graph=True,
                                     allow_unused=True))  # fmt: skip
     return [next(made) if want else None for want in wants]

@@ -26,8 +26,9 @@ _NEWEST = 0.2
 # Of the seconds that a core needs, how many it is given.
 _IN_TIME = 1.25
 # A number of cores is judged by so many batches at least, in as many times what a core takes for one; and the share of
-# the seconds before that batches may take with more.
-_JUDGED_BATCHES, _JUDGED_TIMES, _FASTER = 16, 4, 0.98
+# the seconds before that batches may take with more. A batch counts for so many times what one of the GPU takes at most,
+# as loops pause now and then.
+_JUDGED_BATCHES, _JUDGED_TIMES, _FASTER, _MOST_TIMES = 16, 4, 0.98, 3
 
 Result = tuple[Tensor, int, list[Adj]]
 
@@ -152,6 +153,7 @@ class _Paces:
         self.between = self.core = 0.0
         self.num_cores, self._most_cores = 0, most_cores
         self._is_warm, self._is_settled = False, most_cores == 0
+        self._num_first = _JUDGED_BATCHES
         # Of batches since the number of cores was chosen; and what one took with the best number so far.
         self._count, self._seconds = 0, 0.0
         self._best = (0, 0.0)
@@ -164,6 +166,12 @@ class _Paces:
 
     def note(self, seconds: float, is_of_gpu: bool) -> None:
         """So long after another a batch was done with, sampled by whom."""
+        if self._num_first > 0:
+            # These compile, here and in the caller's loop.
+            self._num_first -= 1
+            return
+        if self.between > 0:
+            seconds = min(seconds, _MOST_TIMES * self.between)
         if is_of_gpu:
             self.between = _mean(self.between, seconds)
         if self._is_settled or (self.num_cores > 0 and self.core == 0):

@@ -298,6 +298,29 @@ def test_rows_that_lead_nowhere_get_no_gradient(real_device, kind, again):
                 torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("kind", ["gin", "sage"])
+@pytest.mark.parametrize("again", [False, True])
+def test_one_table_is_learned_whether_or_not_results_reach_it(real_device, kind, again):
+    x, edges = make_batch(real_device, torch.float64)
+    makes = MAKES | {"sage": lambda *ends: SAGEConv(ends, WIDTH)}
+    model = HeteroConv({name: makes[kind](WIDTH, WIDTH) for name in edges}).to(x["paper"].device, torch.float64)
+    # Of what a layer computes only one table asks for a gradient.
+    model.requires_grad_(False)
+
+    def differentiate(target, name):
+        rows = {**x, name: x[name].clone().requires_grad_()}
+        loss = model(rows, edges)[target].pow(3).sum() + rows[name].pow(2).sum()
+        return torch.autograd.grad(loss, rows[name], create_graph=again)
+
+    pairs = list(product(dict.fromkeys(name[-1] for name in edges), x))
+    expected = [differentiate(*pair) for pair in pairs]
+    accelerate(model)
+
+    for pair, (other,) in zip(pairs, expected, strict=True):
+        (one,) = differentiate(*pair)
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("name", ["gin", "gat", "gatv2"])
 def test_edges_are_joined_once_for_the_layers_that_share_them(name, calls, monkeypatch):
     x, edges = make_batch()

@@ -91,7 +91,7 @@ def test_leaving_early_ends_the_threads():
 
 
 def test_a_core_that_is_late_holds_nothing_up_and_is_not_asked_again(monkeypatch):
-    # The GPU samples one batch alone, then cores are tried.
+    # The GPU samples two batches alone, then cores are tried.
     monkeypatch.setattr(mixed, "_JUDGED_BATCHES", 1)
     job, release, asked = Job(), threading.Event(), []
     sampler = MixedGraphSageSampler(job, 2, make_topo(), [3, 2], mode="CPU_ONLY", seed=1)
@@ -151,14 +151,16 @@ def test_cores_that_are_fast_enough_help(monkeypatch):
     assert sampler.num_on_cores > 10
 
 
-def test_cores_that_make_the_gpu_slower_are_let_go(monkeypatch):
-    job, busy = Job(7 * 60), []
+@pytest.mark.parametrize("pause", [None, 0, 20])
+def test_cores_that_make_the_gpu_slower_are_let_go(monkeypatch, pause):
+    job, busy, made = Job(7 * 60), [], []
     sampler = MixedGraphSageSampler(job, 2, make_topo(), [3, 2], mode="CPU_ONLY", seed=1)
-    # Stands for a GPU.
+    # Stands for a GPU, which compiles at first, or a loop that pauses.
     sampler._gpu = gpu = GraphSageSampler(make_topo(), [3, 2], device="cpu", seed=1)
 
     def sample(seeds, key, real=gpu.sample):
-        time.sleep(0.02 if busy else 0.001)
+        time.sleep(0.02 if busy else 0.001 if len(made) != pause else 0.5)
+        made.append(key)
         return real(seeds, key=key)
 
     def sample_on_core(seeds, key, real=GraphSageSampler.sample):
