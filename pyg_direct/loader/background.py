@@ -12,6 +12,7 @@ from typing import Any
 
 from pyg_direct.errors import ForkedProcessError
 from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
+from pyg_direct.runtime.host import give_back_now_and_then
 
 Work = tuple[int, Any]
 
@@ -122,10 +123,14 @@ class Background:
     def close(self) -> None:
         """End the threads and forget what was made ahead."""
         self._is_closed = True
-        if self._pool is not None and self._process == os.getpid():
+        had_threads = self._pool is not None and self._process == os.getpid()
+        if self._pool is not None and had_threads:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool, self._work = None, iter(())
         self._batches.clear()
+        if had_threads:
+            # Arenas of threads keep what batches took, for other threads, which may never make any.
+            give_back_now_and_then()
 
 
 def _make(make: Callable[[int, Any], Any], num_cores: int, number: int, item: Any) -> tuple[int, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -231,5 +230,7 @@ def check_damage(path: Path, damage: str, random: Random) -> None:
         os.truncate(file, random.randrange(len(content)))
     else:
         file.unlink()
-    with pytest.raises(PartitionError, match=re.escape(str(file))):
+    # Python keeps patterns for `match=`, of each folder another.
+    with pytest.raises(PartitionError) as raised:
         Manifest.read(path).check(path, None)
+    assert str(file) in str(raised.value), raised.value

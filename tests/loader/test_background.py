@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -218,3 +220,32 @@ def test_two_epochs_at_once_take_turns():
     pairs = list(zip(*loaders, strict=True))
 
     assert [hash_batches(batches) for batches in zip(*pairs, strict=True)] == [expected] * 2
+
+
+FREED = """
+import os
+from pathlib import Path
+import torch
+from pyg_direct.loader.background import Background
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def make(number, item):
+    pieces = [torch.ones(15_000) for _ in range(1000)]
+    # The last stays, before which no memory goes back by itself.
+    return pieces[-1]
+
+torch.ones(15_000)
+before = resident()
+kept = list(Background(iter([(0, 0), (1, 1)]), make, 1))
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "confstr") or "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""),
+                    reason="needs glibc")  # fmt: skip
+def test_memory_that_threads_freed_goes_back_with_their_end():
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+
+    assert int(done.stdout) < 20_000_000

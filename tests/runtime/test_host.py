@@ -131,3 +131,20 @@ def test_c_libraries_without_the_function_are_left_alone(monkeypatch):
     host.give_back_freed()
     monkeypatch.setattr(host.ctypes, "CDLL", lambda name: [][name])
     host.give_back_freed()
+
+
+def test_freed_memory_is_given_back_in_a_thousandth_of_the_time(monkeypatch):
+    now, given = [100.0], []
+
+    def give_back():
+        given.append(now[0])
+        now[0] += 0.01
+
+    monkeypatch.setattr(host, "give_back_freed", give_back)
+    monkeypatch.setattr(host, "time", SimpleNamespace(monotonic=lambda: now[0], thread_time=lambda: now[0]))
+    give = host._GivesBack()
+    for _ in range(50):
+        give()
+        now[0] += 0.5
+
+    assert given == pytest.approx([100, 110.51, 121.02], abs=0.5)
