@@ -26,8 +26,8 @@ _NEWEST = 0.2
 # Of the seconds that a core needs, how many it is given.
 _IN_TIME = 1.25
 # A number of cores is judged by so many batches at least, in as many times what a core takes for one; and the share of
-# the seconds before that batches may take with more. A batch counts for so many times what one of the GPU takes at most,
-# as loops pause now and then.
+# the seconds before that batches may take with more. A batch counts for so many times what one of the GPU takes, at
+# most, as loops pause now and then.
 _JUDGED_BATCHES, _JUDGED_TIMES, _FASTER, _MOST_TIMES = 16, 4, 0.98, 3
 
 Result = tuple[Tensor, int, list[Adj]]

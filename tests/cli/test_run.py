@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from typer.testing import CliRunner
@@ -136,6 +137,32 @@ def test_an_error_is_shown_as_python_shows_it(tmp_path, text):
     assert said(done) == expected.stderr.splitlines()
     # As a shell says of a process that an interrupt ended.
     assert done.returncode == (1 if expected.returncode == 1 else 128 + signal.SIGINT)
+
+
+def test_an_error_that_another_file_shows_is_shown_whole(tmp_path):
+    (tmp_path / "helper.py").write_text(
+        "import sys\n\ndef fail():\n    {}['key']\n\n"
+        "def show():\n    try:\n        fail()\n    except KeyError:\n        sys.excepthook(*sys.exc_info())\n"
+    )
+    path = tmp_path / "program.py"
+    path.write_text("import helper\nhelper.show()\n")
+
+    done = run("run", "--device", "cpu", path)
+
+    expected = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
+    assert "in fail" in expected.stderr
+    assert said(done) == expected.stderr.splitlines()
+
+
+def test_a_program_may_come_through_a_pipe(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_text, args=("import sys\nprint(sys.argv[1:])\n",), daemon=True)
+    writer.start()
+
+    done = run("run", "--device", "cpu", path, "one")
+
+    assert done.stdout == "['one']\n", done.stderr
 
 
 def test_a_program_that_is_named_from_its_folder_knows_where_it_lies(tmp_path):

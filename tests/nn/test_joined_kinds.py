@@ -1,6 +1,7 @@
 """Relations of GINConv, GATConv, GATv2Conv and GCNConv in a HeteroConv: PyG's results and gradients, in one sum."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
