@@ -19,7 +19,7 @@ from pyg_direct.dynamic.operator import Factors
 from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.ops.overlap import EdgeUnion, merge_unions
 from pyg_direct.ops.sliced import SLICE
-from pyg_direct.ops.snapshots import SHORT_ROW, WIDE_ROW, WIDE_ROW_ALONE, WIDE_ROW_MASKED
+from pyg_direct.ops.snapshots import WIDE_ROW, WIDE_ROW_ALONE
 
 
 class Option(NamedTuple):
@@ -92,8 +92,7 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     if size > 1:
         present = num_edges / (all_edges * size) if all_edges else 1.0
         scanned = all_edges * (size * speeds.test_seconds + speeds.scan(size * channels, present))
-    is_wide = size * channels >= _least_width(WIDE_ROW_MASKED if size > 1 else WIDE_ROW, all_edges, num_nodes)
-    seconds = sum_up([(all_edges, slices, mean_width)], scanned, union_bytes, int(is_wide))
+    seconds = sum_up([(all_edges, slices, mean_width)], scanned, union_bytes, int(size == 1 and channels >= WIDE_ROW))
     mask = Option(first, first + size, "mask", seconds, rate)
     if size == 1:
         return [mask]
@@ -101,14 +100,8 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     # Edges that have a weight for each snapshot are added up snapshot by snapshot.
     scanned = shared * size * speeds.test_seconds if is_stacked else 0.0
     parts = [(shared, shared_slices, size * channels), (rest, rest_slices, channels)]
-    is_wide = size * channels >= _least_width(WIDE_ROW, shared, num_nodes)
-    num_rows = int(shared > 0 and is_wide) + int(rest > 0 and channels >= WIDE_ROW_ALONE)
+    num_rows = int(shared > 0 and size * channels >= WIDE_ROW) + int(rest > 0 and channels >= WIDE_ROW_ALONE)
     return [mask, Option(first, first + size, "split", sum_up(parts, scanned, split_bytes, num_rows), rate)]
-
-
-def _least_width(width: int, num_edges: int, num_nodes: int) -> int:
-    """From how many numbers on rows are read over CSR, which few edges of a target make fewer."""
-    return width // 2 if num_edges < SHORT_ROW * num_nodes else width
 
 
 def _expect_slices(num_edges: int, num_rows: int) -> int:

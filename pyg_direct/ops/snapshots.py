@@ -26,15 +26,11 @@ TRANSPOSES = ("auto", "structure", "atomic")
 _DTYPES = (torch.float32, torch.float64)
 # Numbers a thread group that works on narrow rows stages for; wider rows are read in pieces.
 _NARROW = min(32, THREADS)
-# Numbers of a row from which sums over CSR are faster than those of slices, where all snapshots have all edges, where
-# edges are under a mask, and where they belong to one snapshot. On an H200, rows of 8, 16 and 256 numbers take 0.23,
-# 0.34 and 3.4 ms instead of 0.23, 0.41 and 4.7; with edges that not all have, 4, 8 and 64 numbers a snapshot take 0.69,
-# 0.78 and 4.1 ms instead of 0.55, 0.84 and 5.2. On an H100, rows of 8, 16, 32, 64 and 256 numbers under a mask take
-# 0.53, 0.75, 0.93, 1.53 and 5.3 ms instead of 0.36, 0.56, 0.95, 1.73 and 6.4.
-WIDE_ROW, WIDE_ROW_MASKED, WIDE_ROW_ALONE = 16, 32, 8
-# Edges of a target in the mean below which half as many numbers of the first two are enough: with 2.9 edges, rows of 8
-# take 0.38 ms instead of 0.50 there, under a mask rows of 16 0.72 instead of 0.91; with 14 1.01 instead of 0.90.
-SHORT_ROW = 6
+# Numbers of a row from which sums over CSR are faster than those of slices, where all snapshots have all edges and
+# where edges belong to one. On an H200, rows of 8, 16 and 256 numbers take 0.23, 0.34 and 3.4 ms instead of 0.23, 0.41
+# and 4.7; with edges that not all have, 4, 8 and 64 numbers a snapshot take 0.69, 0.78 and 4.1 ms instead of 0.55, 0.84
+# and 5.2.
+WIDE_ROW, WIDE_ROW_ALONE = 16, 8
 # Counters of 32 bits run a few rows ahead.
 _MOST = 2**31 - 8
 _PIECE = 16
@@ -352,16 +348,15 @@ def choose_kernel(z: Tensor, piece: SlicedCSR, deterministic: bool) -> str:
 def _has_rows(piece: SlicedCSR, size: int, channels: int, deterministic: bool) -> bool:
     """Whether rows are wide enough, and edges bring all numbers, or all of one snapshot, with one weight for four.
 
-    Slices whose sums must be equal in equal calls take several times as long, of any width.
+    Where equal calls must give equal results, slices take several times as long, of any width. Under a mask they are
+    else what the speeds by which groups are chosen were measured with: on an H100, rows of 8, 16, 32, 64 and 256
+    numbers take 0.41, 0.60, 0.75, 1.3 and 5.2 ms over CSR, and as slices 0.29, 0.48, 0.82, 1.5 and 5.9.
     """
     if max(piece.num_rows * piece.num_snapshots, piece.num_edges) >= _MOST:
         return False
     if piece.snapshot is not None:
         return size == piece.num_snapshots and (channels >= WIDE_ROW_ALONE or deterministic)
-    least = WIDE_ROW if piece.presence is None else WIDE_ROW_MASKED
-    if piece.num_edges < SHORT_ROW * piece.num_rows:
-        least //= 2
-    if size * channels < least and not deterministic:
+    if (piece.presence is not None or size * channels < WIDE_ROW) and not deterministic:
         return False
     return piece.weight is None or piece.weight.shape[1] == 1 or channels % 4 == 0
 
