@@ -126,11 +126,40 @@ def test_freed_memory_goes_back():
     assert int(done.stdout) > 100_000_000
 
 
+KEPT = """
+import sys, resource
+import torch
+from pyg_direct.runtime.host import keep_blocks
+
+if sys.argv[1] == "kept":
+    keep_blocks()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(50):
+    # Together more than twice the largest, from which on glibc gives back by itself.
+    pieces = [torch.ones(1_000_000) for _ in range(6)]
+    del pieces
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "confstr") or "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""),
+                    reason="needs glibc")  # fmt: skip
+def test_blocks_that_are_freed_serve_the_next():
+    done = [subprocess.run([sys.executable, "-c", KEPT, how], capture_output=True, text=True, check=True)
+            for how in ("kept", "given")]  # fmt: skip
+
+    kept, given = (int(one.stdout) for one in done)
+    # Six blocks of 4 MB have as many pages of 4 KiB.
+    assert kept < 2 * 6_000 < given
+
+
 def test_c_libraries_without_the_function_are_left_alone(monkeypatch):
     monkeypatch.setattr(host.ctypes, "CDLL", lambda name: SimpleNamespace())
     host.give_back_freed()
+    host.keep_blocks()
     monkeypatch.setattr(host.ctypes, "CDLL", lambda name: [][name])
     host.give_back_freed()
+    host.keep_blocks()
 
 
 def test_freed_memory_is_given_back_in_a_thousandth_of_the_time(monkeypatch):
