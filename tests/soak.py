@@ -59,7 +59,7 @@ class Reading(NamedTuple):
     blocks: int = 0
 
 
-class _MallInfo(ctypes.Structure):
+class MallInfo(ctypes.Structure):
     """`struct mallinfo2` of glibc."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in (
@@ -72,7 +72,7 @@ def read_used() -> int:
     read = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if read is None:
         return 0
-    read.restype = _MallInfo
+    read.restype = MallInfo
     found = read()
     return int(found.uordblks + found.hblkhd)
 
