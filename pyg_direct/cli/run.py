@@ -9,6 +9,7 @@ import os
 import runpy
 import sys
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import Annotated, Any, Optional
 
@@ -70,7 +71,7 @@ def _find_file(script: str, arguments: list[str]) -> tuple[CodeType, dict[str, A
     path = os.path.abspath(script)
     with io.open_code(path) as file:
         code: CodeType = compile(file.read(), path, "exec", dont_inherit=True)
-    return code, {"__file__": path, "__cached__": None}
+    return code, {"__file__": path, "__cached__": None, "__loader__": SourceFileLoader("__main__", path)}
 
 
 def _find_module(name: str, arguments: list[str]) -> tuple[CodeType, dict[str, Any]]:

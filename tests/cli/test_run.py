@@ -166,7 +166,9 @@ def test_a_program_may_come_through_a_pipe(tmp_path):
 
 
 def test_a_program_that_is_named_from_its_folder_knows_where_it_lies(tmp_path):
-    (tmp_path / "program.py").write_text("import sys\nprint(__file__, sys.argv[0], sys.path[0])\n{}['key']\n")
+    (tmp_path / "program.py").write_text(
+        "import sys\nprint(__file__, __loader__.path, sys.argv[0], sys.path[0])\n{}['key']\n"
+    )
 
     done = run("run", "--device", "cpu", "program.py", cwd=tmp_path)
 
