@@ -29,7 +29,6 @@ from pyg_direct.dynamic.turns import take_turns
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import Part, SnapshotMatrices, aggregate_snapshots, multiply_parts
-from pyg_direct.runtime.host import keep_blocks
 
 
 @take_turns("aggregate_features", "gather_features", "gather_given", "get_matrices", "keep",
@@ -54,9 +53,6 @@ class SnapshotPlan:
                  form: str = "mask", memory: int | None = None) -> None:  # fmt: skip
         if group_size not in ("auto", *GROUP_SIZES):
             raise ArgumentError(f"group_size must be one of auto, 1, 2, 4, 8, got {group_size}")
-        if device.type == "cpu":
-            # What layers compute of a frame is as large in every frame.
-            keep_blocks()
         self.parts, self.device, self.group_size, self.form = tuple(parts), device, group_size, form
         self.num_nodes = max((part.num_nodes for part in self.parts), default=0)
         self.has_weights = any(map(is_weighted, self.parts))

@@ -18,6 +18,7 @@ from pyg_direct.dynamic.sequence import read_snapshots
 from pyg_direct.errors import ArgumentError
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import free_bytes, resolve_device
+from pyg_direct.runtime.host import keep_blocks
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
@@ -124,6 +125,9 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
     total = _count_bytes(snapshots)
     limit = None if memory is None else parse_size(memory, total, "memory")
     with show_wait("planning snapshots"):
+        if chosen.type == "cpu":
+            # What layers compute of a snapshot or a frame is as large in each.
+            keep_blocks()
         plan = SnapshotPlan(parts, chosen, group_size, form, limit)
     is_lazy = keep == "host" or (keep == "auto" and not _fits(total, chosen, limit))
     given = []
