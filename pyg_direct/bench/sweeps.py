@@ -20,7 +20,8 @@ from pyg_direct.dynamic.group import FORMS, build_group
 from pyg_direct.dynamic.operator import Factors, Sum
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.ops.overlap import measure_overlap, unite
-from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots, choose_kernel, multiply_slices
+from pyg_direct.ops.snapshot_kernels import choose_kernel
+from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots, multiply_slices
 
 RATES = (0.5, 0.7, 0.9, 1.0)
 COUNTS = (2, 4, 8)

@@ -15,7 +15,7 @@ from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.dynamic import stream
 from pyg_direct.dynamic.group import FORMS, GROUP_SIZES, build_group
 from pyg_direct.dynamic.operator import GCN, Factors
-from pyg_direct.dynamic.speeds import find_speeds, run_group
+from pyg_direct.dynamic.probe import find_speeds, run_group
 from pyg_direct.dynamic.tuner import Option, choose_groups, find_stacked
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import SnapshotMatrices

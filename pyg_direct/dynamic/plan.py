@@ -22,7 +22,8 @@ from pyg_direct.dynamic.group import GROUP_SIZES, build_group, tell_weights
 from pyg_direct.dynamic.limit import choose_among, choose_kept, count_entries
 from pyg_direct.dynamic.matrices import MatrixCache
 from pyg_direct.dynamic.operator import Factors, Operator
-from pyg_direct.dynamic.speeds import Speeds, find_speeds
+from pyg_direct.dynamic.probe import find_speeds
+from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.dynamic.timeline import Timeline, trace
 from pyg_direct.dynamic.tuner import Option, choose_groups, find_stacked
 from pyg_direct.dynamic.turns import take_turns
@@ -91,9 +92,8 @@ class SnapshotPlan:
         low, high = self._find_block(time)
         key = operator, weighted, low
         if key not in self._groups:
-            chosen, built = self._ahead.finish(key) or self._choose(
-                operator, low, high, weighted, self._tell_speeds(time)
-            )
+            made = self._ahead.finish(key)
+            chosen, built = made or self._choose(operator, low, high, weighted, self._tell_speeds(time))
             self._groups[key] = chosen
             self._built.update(built)
             if self.group_size == "auto" and high - low > 1:

@@ -19,7 +19,7 @@ from pyg_direct.dynamic.operator import Factors
 from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.ops.overlap import EdgeUnion, merge_unions
 from pyg_direct.ops.sliced import SLICE
-from pyg_direct.ops.snapshots import WIDE_ROW, WIDE_ROW_ALONE
+from pyg_direct.ops.snapshot_kernels import WIDE_ROW, WIDE_ROW_ALONE, WIDE_ROW_MASKED, is_summed_over_csr
 
 
 class Option(NamedTuple):
@@ -77,6 +77,7 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
         # The row that a slice is added to takes as long as that of an edge.
         work = sum(speeds.add_up(count + slices, width, footprint) for count, slices, width in parts) + scanned
         work += numbers * (speeds.per_number(footprint) + others * speeds.again_seconds)
+        work += speeds.floor_seconds + others * speeds.floor_more_seconds
         return speeds.together(speeds.call_seconds + others * speeds.launch_seconds + copied, work)
 
     rest = num_edges - size * shared
@@ -92,7 +93,10 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     if size > 1:
         present = num_edges / (all_edges * size) if all_edges else 1.0
         scanned = all_edges * (size * speeds.test_seconds + speeds.scan(size * channels, present))
-    seconds = sum_up([(all_edges, slices, mean_width)], scanned, union_bytes, int(size == 1 and channels >= WIDE_ROW))
+    weighted = num_weights > 0
+    least = (WIDE_ROW if size == 1 else WIDE_ROW_MASKED)[weighted]
+    is_csr = is_summed_over_csr(all_edges, size * channels, least, size > 1)
+    seconds = sum_up([(all_edges, slices, mean_width)], scanned, union_bytes, int(is_csr))
     mask = Option(first, first + size, "mask", seconds, rate)
     if size == 1:
         return [mask]
@@ -100,7 +104,8 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     # Edges that have a weight for each snapshot are added up snapshot by snapshot.
     scanned = shared * size * speeds.test_seconds if is_stacked else 0.0
     parts = [(shared, shared_slices, size * channels), (rest, rest_slices, channels)]
-    num_rows = int(shared > 0 and size * channels >= WIDE_ROW) + int(rest > 0 and channels >= WIDE_ROW_ALONE)
+    num_rows = int(is_summed_over_csr(shared, size * channels, WIDE_ROW[weighted]))
+    num_rows += is_summed_over_csr(rest, channels, WIDE_ROW_ALONE[weighted])
     return [mask, Option(first, first + size, "split", sum_up(parts, scanned, split_bytes, num_rows), rate)]
 
 

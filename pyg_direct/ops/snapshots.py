@@ -21,19 +21,10 @@ from pyg_direct.ops.check import check_same_device
 from pyg_direct.ops.launch import FEW_ITEMS, full_grid, run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.ops.scaled import address_of, scales_here, sum_scaled
 from pyg_direct.ops.sliced import SlicedCSR
+from pyg_direct.ops.snapshot_kernels import NARROW, choose_kernel
 
 TRANSPOSES = ("auto", "structure", "atomic")
 _DTYPES = (torch.float32, torch.float64)
-# Numbers a thread group that works on narrow rows stages for; wider rows are read in pieces.
-_NARROW = min(32, THREADS)
-# Numbers of a row from which sums over CSR are faster than those of slices, where all snapshots have all edges and
-# where edges belong to one. On an H200, rows of 8, 16 and 256 numbers take 0.23, 0.34 and 3.4 ms instead of 0.23, 0.41
-# and 4.7; with edges that not all have, 4, 8 and 64 numbers a snapshot take 0.69, 0.78 and 4.1 ms instead of 0.55, 0.84
-# and 5.2.
-WIDE_ROW, WIDE_ROW_ALONE = 16, 8
-# Counters of 32 bits run a few rows ahead.
-_MOST = 2**31 - 8
-_PIECE = 16
 # Products that one CPU thread does at once: threads would take longer to start.
 SMALL = 2**18
 
@@ -334,33 +325,6 @@ def _grid(threads: int) -> int:
     return min(3 if SIMULATED else 2**31 - 1, max(1, -(-threads // THREADS)))
 
 
-def choose_kernel(z: Tensor, piece: SlicedCSR, deterministic: bool) -> str:
-    """Which kernel sums a structure's edges on a GPU: "rows" of CSR, or its slices "wide", "narrow" or "plain"."""
-    size, channels = z.shape[1:]
-    width = channels if piece.snapshot is not None else size * channels
-    # The pieces of a slice of one snapshot begin where that snapshot's numbers do.
-    aligned = (size * channels) % 4 == 0 and width % 4 == 0 and z.data_ptr() % _PIECE == 0
-    if z.dtype == torch.float32 and aligned and not SIMULATED:
-        return "rows" if _has_rows(piece, size, channels, deterministic) else "wide"
-    return "narrow" if 1 < width <= _NARROW and not deterministic else "plain"
-
-
-def _has_rows(piece: SlicedCSR, size: int, channels: int, deterministic: bool) -> bool:
-    """Whether rows are wide enough, and edges bring all numbers, or all of one snapshot, with one weight for four.
-
-    Where equal calls must give equal results, slices take several times as long, of any width. Under a mask they are
-    else what the speeds by which groups are chosen were measured with: on an H100, rows of 8, 16, 32, 64 and 256
-    numbers take 0.41, 0.60, 0.75, 1.3 and 5.2 ms over CSR, and as slices 0.29, 0.48, 0.82, 1.5 and 5.9.
-    """
-    if max(piece.num_rows * piece.num_snapshots, piece.num_edges) >= _MOST:
-        return False
-    if piece.snapshot is not None:
-        return size == piece.num_snapshots and (channels >= WIDE_ROW_ALONE or deterministic)
-    if (piece.presence is not None or size * channels < WIDE_ROW) and not deterministic:
-        return False
-    return piece.weight is None or piece.weight.shape[1] == 1 or channels % 4 == 0
-
-
 def _sum(z: Tensor, piece: SlicedCSR, scale: Tensor | None, low: int, deterministic: bool, out: Tensor,
          kernel: str, fresh: bool = False) -> None:  # fmt: skip
     """Add the sums of a structure's slices to `out`, on a GPU; with `fresh` it is zero."""
@@ -376,8 +340,8 @@ def _sum(z: Tensor, piece: SlicedCSR, scale: Tensor | None, low: int, determinis
                 address_of(weight), num_weights, snapshot, address_of(presence), address_of(scales), low, size,
                 channels, lane_bits, whole, int(fresh), out.data_ptr())  # fmt: skip
     elif kernel == "narrow":
-        coalesced = min(kernels.COALESCED, _NARROW // width)
-        slices = coalesced * (THREADS // _NARROW)
+        coalesced = min(kernels.COALESCED, NARROW // width)
+        slices = coalesced * (THREADS // NARROW)
         grid = min(full_grid(z), max(1, -(-piece.num_slices // slices)))
         run_gpu(kernels.sum_narrow_slices_gpu, grid, z.view(-1), *arrays, low, size, channels, coalesced,
                 out.view(-1))  # fmt: skip

@@ -7,11 +7,13 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.dynamic import speeds, stream
+from pyg_direct.dynamic import probe, stream
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.dynamic.operator import Factors
-from pyg_direct.dynamic.speeds import Speeds, find_speeds, level
+from pyg_direct.dynamic.probe import find_speeds, level
+from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.dynamic.tuner import choose_groups, expect_options, find_stacked
+from pyg_direct.ops import snapshot_kernels
 from pyg_direct.ops.overlap import unite
 from tests.dynamic.test_stream import make_list
 
@@ -70,7 +72,7 @@ def test_choice_is_the_best_of_all_nested_ones(count, change, channels):
 def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
     for sizes in ("_NODES", "_EDGES", "_PRODUCTS", "_MANY"):
-        monkeypatch.setattr(f"pyg_direct.dynamic.speeds.{sizes}", {device.type: 10_000})
+        monkeypatch.setattr(f"pyg_direct.dynamic.probe.{sizes}", {device.type: 10_000})
 
     speeds = find_speeds(device)
 
@@ -228,10 +230,10 @@ def test_calls_of_a_sequence_are_not_awaited_one_by_one(monkeypatch):
         clock[0] = max(clock[0], done[0])
         return clock[0] - begin
 
-    monkeypatch.setattr(speeds, "_run", wait)
+    monkeypatch.setattr(probe, "_run", wait)
 
-    assert speeds._time(ask, torch.device("cpu")) == 5
-    assert speeds._time_in_turn(ask, torch.device("cpu"), 16) == (16 + 4) / 16
+    assert probe._time(ask, torch.device("cpu")) == 5
+    assert probe._time_in_turn(ask, torch.device("cpu"), 16) == (16 + 4) / 16
 
 
 def test_a_device_works_while_the_host_asks_for_more():
@@ -298,14 +300,33 @@ def test_snapshots_without_edges_take_what_is_asked_for(scan_seconds):
     assert 0 < option.seconds < 1e-4
 
 
-@pytest.mark.parametrize(("channels", "structures"), [(4, 0), (8, 2)])
-def test_structures_that_are_sent_are_made_csr_for_wide_rows(channels, structures):
+@pytest.mark.parametrize(("channels", "weights", "many", "structures"), [
+    (4, 0, 1, (0, 0)), (8, 0, 1, (0, 1)), (32, 0, 1, (1, 2)), (32, 0, 2**40, (0, 0)),
+    (8, 1, 1, (0, 0)), (32, 1, 1, (1, 1)), (128, 1, 1, (1, 2)),
+])  # fmt: skip
+def test_structures_that_are_sent_are_made_csr_for_wide_rows_of_many_edges(channels, weights, many, structures,
+                                                                           monkeypatch):  # fmt: skip
+    for name in ("MANY_NUMBERS", "MANY_MASKED"):
+        monkeypatch.setattr(snapshot_kernels, name, many)
     union = unite(make_keys(2, 0.5))
-    options = [expect_options(union, 200_000, channels, 0, replace(SPEEDS, convert_seconds=seconds, is_queued=False))
-               for seconds in (0.0, 1e-3)]  # fmt: skip
 
-    (mask, split), (slow_mask, slow_split) = options
+    quick, slow = (
+        expect_options(union, 200_000, channels, 0, replace(SPEEDS, convert_seconds=seconds, is_queued=False), weights)
+        for seconds in (0.0, 1e-3)
+    )
 
-    assert slow_mask == mask
-    # Rows of 4 numbers in two snapshots are 8 wide, too few for both.
-    assert slow_split.seconds - split.seconds == pytest.approx(structures * 1e-3)
+    # Edges that both have are made CSR from 16 numbers on in all, or 32 with weights; under a mask from 64; others of
+    # 16 in one, or 128.
+    more = [b.seconds - a.seconds for a, b in zip(quick, slow, strict=True)]
+    assert more == pytest.approx([count * 1e-3 for count in structures])
+
+
+def test_a_gpu_takes_some_time_for_each_call_and_structure():
+    union = unite(make_keys(2, 0.5))
+    (mask, split), (slow_mask, slow_split) = (
+        expect_options(union, 200_000, 16, 0, replace(SPEEDS, floor_seconds=call, floor_more_seconds=more))
+        for call, more in ((0.0, 0.0), (1e-3, 1e-4))
+    )
+
+    assert slow_mask.seconds - mask.seconds == pytest.approx(1e-3)
+    assert slow_split.seconds - split.seconds == pytest.approx(1.1e-3)

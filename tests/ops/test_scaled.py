@@ -6,7 +6,7 @@ import torch
 
 from pyg_direct.dynamic.group import build_group
 from pyg_direct.dynamic.operator import GCN, Mean, Sum
-from pyg_direct.ops import scaled, snapshots as ops
+from pyg_direct.ops import scaled, snapshot_kernels, snapshots as ops
 from tests.poison import poisoned_memory
 from tests.reference import snapshots as reference
 from tests.snapshots import make_snapshots, order_snapshots
@@ -16,10 +16,10 @@ NODES, EDGES = 150, 900
 pytestmark = pytest.mark.gpu
 
 
-def build(count, operator, weighted, change, values=None, form="split"):
-    drawn = make_snapshots(NODES, EDGES, count, change, weighted, hub=True)
+def build(count, operator, weighted, change, values=None, form="split", edges=EDGES):
+    drawn = make_snapshots(NODES, edges, count, change, weighted, hub=True)
     # Parallel edges would be weights.
-    drawn = drawn if weighted else [(np.unique(edges, axis=1), None) for edges, _ in drawn]
+    drawn = drawn if weighted else [(np.unique(index, axis=1), None) for index, _ in drawn]
     factors = [operator.factorise(s) for s in order_snapshots(drawn, NODES)]
     dense = []
     for f in factors:
@@ -42,8 +42,10 @@ def build(count, operator, weighted, change, values=None, form="split"):
 def test_sums_are_dense_products(operator, weighted, count, channels, change, form, kernel, run, monkeypatch):
     monkeypatch.setattr(scaled, "length_of_run", lambda *_: run)
     # Rows of any width; factors of sources are read for every edge, or multiplied into rows before.
-    monkeypatch.setattr(ops, "WIDE_ROW", 1)
-    monkeypatch.setattr(ops, "WIDE_ROW_ALONE", 1)
+    for name in ("WIDE_ROW", "WIDE_ROW_MASKED", "WIDE_ROW_ALONE"):
+        monkeypatch.setattr(snapshot_kernels, name, (1, 1))
+    for name in ("MANY_NUMBERS", "MANY_MASKED"):
+        monkeypatch.setattr(snapshot_kernels, name, 1)
     monkeypatch.setattr(scaled, "_SCALED_HERE", 1 if run > 1 else 64)
     choose = ops.choose_kernel
     chosen = []
@@ -57,7 +59,6 @@ def test_sums_are_dense_products(operator, weighted, count, channels, change, fo
 
         expected = reference.aggregate([m.T if transposed else m for m in dense], x.cpu().double().numpy())
         torch.testing.assert_close(got.double().cpu(), torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
-    # Memory is poisoned where equal calls must give equal results.
     assert set(chosen) == {"rows"}
 
 
@@ -73,16 +74,43 @@ def test_a_part_of_a_group_takes_its_own_weights(weighted, form):
     torch.testing.assert_close(got.double().cpu(), torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("form", "count", "channels", "expected"), [
-    ("split", 4, 2, "wide"), ("split", 4, 4, "rows"), ("split", 1, 16, "rows"), ("mask", 4, 2, "wide"),
-    ("mask", 4, 16, "wide"),
+@pytest.mark.parametrize(("form", "count", "channels", "edges", "weighted", "expected"), [
+    ("split", 4, 2, 3000, False, "wide"), ("split", 4, 4, 3000, False, "rows"), ("split", 1, 16, 3000, False, "rows"),
+    ("split", 4, 2, 300, False, "rows"), ("split", 4, 1, 300, False, "wide"),
+    ("split", 4, 4, 3000, True, "wide"), ("split", 4, 8, 3000, True, "rows"),
+    ("mask", 4, 8, 3000, False, "wide"), ("mask", 4, 16, 3000, True, "rows"),
+    ("mask", 4, 8, 300, False, "rows"), ("mask", 4, 4, 300, True, "wide"),
 ])  # fmt: skip
-def test_wide_rows_are_summed_over_csr_and_all_whose_sums_are_equal_at_every_call(form, count, channels, expected):
-    group, _ = build(count, Sum(), False, 0.1 if form == "mask" else 0, form=form)
+def test_wide_rows_of_many_edges_are_summed_over_csr(form, count, channels, edges, weighted, expected, monkeypatch):
+    group, _ = build(count, Sum(), weighted, 0.1 if form == "mask" else 0, form=form, edges=edges)
     x = torch.randn(NODES, count, channels, device="cuda")
 
-    assert {ops.choose_kernel(x, piece, False) for piece in group.pieces} == {expected}
-    assert {ops.choose_kernel(x, piece, True) for piece in group.pieces} == {"rows"}
+    def choose(deterministic):
+        return {snapshot_kernels.choose_kernel(x, piece, deterministic) for piece in group.pieces if piece.num_edges}
+
+    few = choose(False)
+    for name in ("MANY_NUMBERS", "MANY_MASKED"):
+        monkeypatch.setattr(snapshot_kernels, name, 1)
+
+    assert (few, choose(False)) == ({"wide"}, {expected})
+    # And all whose sums are equal at every call.
+    assert choose(True) == {"rows"}
+
+
+@pytest.mark.parametrize(("weighted", "channels", "expected"), [
+    (False, 8, "wide"), (False, 16, "rows"), (True, 64, "wide"), (True, 128, "rows"),
+])  # fmt: skip
+def test_edges_of_one_snapshot_are_summed_over_csr_where_they_are_wider(weighted, channels, expected, monkeypatch):
+    for name in ("MANY_NUMBERS", "MANY_MASKED"):
+        monkeypatch.setattr(snapshot_kernels, name, 1)
+    group, dense = build(4, GCN(), weighted, 0.5)
+    x = torch.randn(NODES, 4, channels, device="cuda")
+
+    got = ops.aggregate_snapshots(x, group)
+
+    assert [snapshot_kernels.choose_kernel(x, piece, False) for piece in group.pieces] == ["rows", expected]
+    expected = reference.aggregate(dense, x.cpu().double().numpy())
+    torch.testing.assert_close(got.double().cpu(), torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("channels", [2, 8])
@@ -96,7 +124,7 @@ def test_snapshots_without_an_edge_take_nothing_over_it(channels):
 
     got = ops.aggregate_snapshots(x, group, deterministic=True)
 
-    assert {ops.choose_kernel(x, piece, True) for piece in group.pieces} == {"rows"}
+    assert {snapshot_kernels.choose_kernel(x, piece, True) for piece in group.pieces} == {"rows"}
     assert got[0].tolist() == [[2.0] * channels, [1.0] * channels]
 
 

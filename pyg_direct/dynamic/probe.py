@@ -1,0 +1,292 @@
+"""Speeds of a device (see `speeds.py`), measured once and kept on disk."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.disk import recall
+from pyg_direct.dynamic.group import build_group
+from pyg_direct.dynamic.operator import Factors
+from pyg_direct.dynamic.speeds import FOOTPRINTS, SCANNED, WIDTHS, Speeds
+from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
+from pyg_direct.ops.sliced import slice_keys
+from pyg_direct.ops.snapshots import SMALL, SnapshotMatrices, aggregate_snapshots
+
+# Nodes at most; rows of few numbers stay below the largest of these sizes. Edges at least, and products of theirs: so
+# many that all threads of a CPU take part, and that a launch is nothing beside them on a GPU. Ten a node, but no more
+# than so many.
+_NODES = {"cpu": 500_000, "cuda": 1_000_000}
+_EDGES = {"cpu": 20_000, "cuda": 1_000_000}
+_MANY = {"cpu": 200_000, "cuda": 10_000_000}
+_PRODUCTS = {"cpu": SMALL, "cuda": 2**22}
+# Bytes that are written, and how often, so that a GPU is busy for two milliseconds.
+_BUSY, _FILLS = 2**28, 24
+# Of how they are measured.
+_VERSION = {"cpu": 7, "cuda": 14}
+
+
+def find_speeds(device: torch.device) -> Speeds:
+    """The speeds of a device, measured at the first call on this machine."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
+
+    def is_valid(kept: Any) -> bool:
+        table = kept.get("seconds_of_edge") if isinstance(kept, dict) and kept.keys() == names else None
+        rows = len(FOOTPRINTS[device.type])
+        return isinstance(table, list) and [len(row) for row in table] == [len(WIDTHS)] * rows
+
+    names = {field.name for field in fields(Speeds)}
+    kept = recall("snapshots", f"{name} {_VERSION[device.type]}", lambda: asdict(_measure(device)), is_valid)
+    known: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()}
+    return Speeds(**{**known, "seconds_of_edge": tuple(map(tuple, kept["seconds_of_edge"]))})
+
+
+def _measure(device: torch.device) -> Speeds:
+    table, test, few, threads = _measure_edges(device)
+    ones = torch.ones(2)
+    first, second = (Factors(torch.tensor([key]), None, ones, ones, ones) for key in (0, 1))
+    alone, split = (build_group(f, 2) for f in ([first], [first._replace(keys=torch.arange(2)), second]))
+    rows = [torch.zeros(2, 1, device=device)] * 2
+    here = [partial(run_group, rows, group.to(device)) for group in (alone, split)]
+    footprints = FOOTPRINTS[device.type]
+    rate = send = more = again = convert = floor = floor_more = 0.0
+    scans: tuple[float, ...] = ()
+    if device.type == "cpu":
+        # Alone, as what its size adds is measured.
+        call = _time(here[0], device)
+        rounds = [[_time_numbers(size, device) for size in footprints] for _ in range(3)]
+        least = [min(times) for times in zip(*rounds, strict=True)]
+        (numbers,) = level([[max(0.0, seconds - call) / count for count, seconds in least]])
+    measure = _time_in_turn if device.type == "cuda" else _time
+    call, two = (measure(work, device) for work in here)
+    if device.type == "cuda":
+        sent, sent_two = (measure(partial(run_group, rows, group), device) for group in (alone, split))
+        send = max(0.0, sent - call)
+        more = max(0.0, sent_two - two - send)
+        host = torch.zeros(1 << 24, dtype=torch.uint8)
+        rate = host.numel() / _time(partial(host.to, device), device)
+        convert = max(0.0, _time_in_turn(lambda: alone.to(device).pieces[0].csr, device)
+                      - _time_in_turn(lambda: alone.to(device), device))  # fmt: skip
+        floor, floor_two = (_time_behind(work, device) for work in here)
+        floor_more = max(0.0, floor_two - floor)
+        # There are more features than caches hold wherever it is the numbers that take long; and kernels that pass over
+        # many take some time to begin and to end.
+        (some, seconds), (many, longer) = (_time_numbers(size, device) for size in footprints[-2:])
+        per_number = (longer - seconds) / (many - some)
+        numbers, floor = [per_number] * len(footprints), max(floor, seconds - some * per_number)
+    known = Speeds(table, test, call, max(0.0, two - call), rate, few, footprints, send, more, threads, tuple(numbers),
+                   device.type == "cuda", convert_seconds=convert, floor_seconds=floor,
+                   floor_more_seconds=floor_more)  # fmt: skip
+    if device.type == "cuda":
+        scans, again = _measure_scans(known, device), _measure_again(known, device)
+    return replace(known, scan_seconds=scans, again_seconds=again)
+
+
+def _measure_scans(speeds: Speeds, device: torch.device) -> tuple[float, ...]:
+    """Seconds of an edge that one of eight snapshots has, beyond those of its row, at several widths of all eight."""
+    footprint = speeds.footprints[1]
+    # So few that rows of 64 numbers are read as slices.
+    drawn = [_draw(width, footprint, True, 0.5, device, is_sparse=True) for width in SCANNED]
+    seconds = _subtract([partial(aggregate_snapshots, x, group) for x, group in drawn],
+                        [partial(aggregate_snapshots, x, _empty(group)) for x, group in drawn], device)  # fmt: skip
+    counts = [group.pieces[0].num_edges + group.pieces[0].num_slices for _, group in drawn]
+    return tuple(max(0.0, s / count - speeds.per_edge(width / 8, footprint))
+                 for s, count, width in zip(seconds, counts, SCANNED, strict=True))  # fmt: skip
+
+
+def _measure_again(speeds: Speeds, device: torch.device) -> float:
+    """Seconds of each of 32 numbers of 4 snapshots to which edges of their own, one a node, add, beyond theirs."""
+    footprint, width, size = speeds.footprints[2], 32, 4
+    num_nodes = footprint // (4 * size * width)
+    ones = torch.ones(num_nodes, device=device)
+    shared = _draw_keys(num_nodes, 10 * num_nodes, device)
+    own = [torch.cat([shared, _draw_keys(num_nodes, num_nodes, device, seed)]).unique() for seed in range(1, 1 + size)]
+    rows = [torch.zeros(num_nodes, width, device=device)] * size
+    groups = [build_group([Factors(keys, None, ones, ones, ones) for keys in part], num_nodes)
+              for part in (own, [shared] * size)]  # fmt: skip
+    both, one = (_time_behind(partial(run_group, rows, group), device) for group in groups)
+    edges = sum(keys.numel() for keys in own) - size * shared.numel()
+    numbers = num_nodes * size * width
+    beyond = both - one - speeds.floor_more_seconds - 2 * edges * speeds.per_edge(width, footprint)
+    return max(0.0, beyond) / numbers
+
+
+def _measure_edges(device: torch.device) -> tuple[tuple[tuple[float, ...], ...], float, float, float]:
+    """Seconds of edges, of asking for them, how much longer one thread takes, and seconds until all have begun."""
+    footprints = FOOTPRINTS[device.type]
+    cells = [(width, footprint, False, 1) for footprint in footprints for width in WIDTHS]
+    # Rows of 8 snapshots and 4 numbers in each, all of which each edge has, and as wide ones of one; then four times
+    # as many of these.
+    cells += [(32, footprints[0], True, 1), (32, footprints[0], False, 1), (32, footprints[0], False, 4)]
+    drawn = [_draw(*cell, device) for cell in cells]
+    runs: list[Callable[[], Any]] = [partial(aggregate_snapshots, x, group) for x, group in drawn]
+    rest: list[Callable[[], Any]] = [partial(aggregate_snapshots, x, _empty(group)) for x, group in drawn]
+    # The last but one again, by one thread.
+    runs.append(partial(_run_alone, runs[-2]))
+    rest.append(rest[-2])
+    *seconds, plain, many, alone = _subtract(runs, rest, device)
+    *counts, few_edges, many_edges = (g.pieces[0].num_edges + g.pieces[0].num_slices for _, g in drawn)
+    threads, factor = 0.0, 1.0
+    if device.type == "cpu" and get_cpu_threads() > 1:
+        # What does not grow with the edges.
+        growth = many_edges / few_edges
+        threads = min(max(0.0, (growth * plain - many) / (growth - 1)), 0.75 * min(*seconds, plain))
+        factor = max(1.0, alone / (plain - threads))
+    *entries, masked = ((s - threads) / count for s, count in zip(seconds, counts, strict=True))
+    table = level([entries[row : row + len(WIDTHS)] for row in range(0, len(entries), len(WIDTHS))])
+    test = max(0.0, masked - (plain - threads) / few_edges) / 8
+    return tuple(map(tuple, table)), test, factor, threads
+
+
+def _time_numbers(footprint: int, device: torch.device) -> tuple[int, float]:
+    """How many numbers the nodes of 4 snapshots have, 8 each and `footprint` bytes in all, and seconds of a call that
+    has hardly an edge.
+    """
+    num_nodes = footprint // 128
+    ones = torch.ones(num_nodes, device=device)
+    factors = [Factors(torch.zeros(1, dtype=torch.int64, device=device), None, ones, ones, ones)] * 4
+    rows = [torch.zeros(num_nodes, 8, device=device)] * 4
+    work = partial(run_group, rows, build_group(factors, num_nodes))
+    return 32 * num_nodes, _time(work, device) if device.type == "cpu" else _time_behind(work, device, 4)
+
+
+def run_group(features: Sequence[Tensor], matrices: SnapshotMatrices) -> Tensor:
+    """What a plan does once for one group of several: rows `[S, N, F]` of features `[N, F]` each."""
+    packed = torch.stack([*features[: matrices.num_snapshots]], 1)
+    out = aggregate_snapshots(packed, matrices.to(packed.device, non_blocking=True))
+    return out.transpose(0, 1).contiguous()
+
+
+def _run_alone(run: Callable[[], Any]) -> None:
+    before = set_cpu_threads(1)
+    try:
+        run()
+    finally:
+        set_cpu_threads(before)
+
+
+def _empty(group: SnapshotMatrices) -> SnapshotMatrices:
+    """A group of as many nodes and snapshots with a single edge."""
+    piece = group.pieces[0]
+    presence = None if piece.presence is None else piece.presence[:1]
+    only = slice_keys(torch.zeros(1, dtype=torch.int64, device=group.device), piece.num_rows, None, presence,
+                      piece.num_snapshots)  # fmt: skip
+    return replace(group, pieces=(only,))
+
+
+def _subtract(runs: Sequence[Callable[[], Any]], rest: Sequence[Callable[[], Any]],
+              device: torch.device) -> list[float]:  # fmt: skip
+    """Seconds of each run without those of its rest; at least a quarter of them, as other work of the machine may have
+    been in the way of the rest alone.
+    """
+    works = [*runs, *rest]
+    least = [math.inf] * len(works)
+    # That work comes and goes: each is measured now and again. On a CPU all take turns, so that none finds in a cache
+    # what it left there a moment ago, as groups of a sequence, each aggregated once, do not either.
+    measure, rounds = (_time, 3) if device.type == "cuda" else (_run, 10)
+    for _ in range(rounds):
+        least = [min(known, measure(work, device)) for known, work in zip(least, works, strict=True)]
+    return [max(a - b, a / 4) for a, b in zip(least[: len(runs)], least[len(runs) :], strict=True)]
+
+
+def level(table: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The same where no entry is more than one below it, to the right of it, or both.
+
+    Wider rows, and more bytes of them, take no less: an entry that is more was measured beside other work.
+    """
+    out = [[*row] for row in table]
+    for row in reversed(range(len(out))):
+        for column in reversed(range(len(out[row]))):
+            below = out[row + 1][column] if row + 1 < len(out) else math.inf
+            right = out[row][column + 1] if column + 1 < len(out[row]) else math.inf
+            out[row][column] = min(out[row][column], below, right)
+    return out
+
+
+def _draw(width: int, footprint: int, is_masked: bool, growth: float, device: torch.device,
+          is_sparse: bool = False) -> tuple[Tensor, SnapshotMatrices]:  # fmt: skip
+    """Rows of at most `footprint` bytes in all, and a random graph of them; of `growth` times as many edges.
+
+    With `is_masked` eight snapshots have them all, or with `is_sparse` one of eight each.
+    """
+    num_nodes = min(_NODES[device.type], footprint // (4 * width))
+    ten_each = min(10 * num_nodes, _MANY[device.type])
+    least = max(_EDGES[device.type], _PRODUCTS[device.type] // width, ten_each)
+    num_edges = min(int(growth * least), num_nodes * num_nodes // 2)
+    keys = _draw_keys(num_nodes, num_edges, device)
+    size = 8 if is_masked else 1
+    presence = torch.full_like(keys, 255, dtype=torch.uint8) if is_masked else None
+    if is_sparse:
+        presence = (1 << torch.arange(keys.numel(), device=device) % 8).to(torch.uint8)
+    piece = slice_keys(keys, num_nodes, None, presence, size)
+    x = torch.zeros(num_nodes, size, width // size, device=device)
+    return x, SnapshotMatrices((piece,), None, None, None, num_nodes, size)
+
+
+def _draw_keys(num_nodes: int, num_edges: int, device: torch.device, seed: int = 0) -> Tensor:
+    """target * N + source of random edges, ascending and unique; on a GPU few nodes have many, as where sums of slices
+    wait for each other and rows of CSR are not alike.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    if device.type == "cpu":
+        return torch.randint(num_nodes * num_nodes, (num_edges,), generator=generator).unique()
+    drawn = torch.rand(2, num_edges, generator=generator, device=device, dtype=torch.float64).square_()
+    target, source = (drawn * num_nodes).long().clamp_(max=num_nodes - 1)
+    # Neighbors in number have nothing in common.
+    target, source = (torch.randperm(num_nodes, generator=generator, device=device)[i] for i in (target, source))
+    return (target * num_nodes + source).unique()
+
+
+def _run(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds until the device has done some work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def _time(work: Callable[[], Any], device: torch.device) -> float:
+    """Least of a few times, of which the first may be one that compiles."""
+    times = [_run(work, device) for _ in range(2)]
+    # Short ones more often, as other work of the machine is in most of them.
+    while len(times) < 9 and sum(times[1:]) < 0.02:
+        times.append(_run(work, device))
+    return min(times)
+
+
+def _time_in_turn(work: Callable[[], Any], device: torch.device, count: int = 16) -> float:
+    """Seconds of one of several that are begun without waiting for each: the host's, or the device's if more."""
+
+    def run_all() -> None:
+        for _ in range(count):
+            work()
+
+    return _time(run_all, device) / count
+
+
+def _time_behind(work: Callable[[], Any], device: torch.device, count: int = 8) -> float:
+    """Seconds of one of several that a GPU has been given while it was busy, so that none waits for the host."""
+    other = torch.empty(_BUSY, dtype=torch.uint8, device=device)
+    least = math.inf
+    with torch.cuda.device(device):
+        for _ in range(5):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            for _ in range(_FILLS):
+                other.zero_()
+            begin.record()
+            for _ in range(count):
+                work()
+            end.record()
+            end.synchronize()
+            least = min(least, begin.elapsed_time(end) / 1e3 / count)
+    return least
