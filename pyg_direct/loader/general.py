@@ -66,6 +66,9 @@ class GeneralLoader(EpochLoader):
         ours = isinstance(self._sampler, OwnSampler) and isinstance(self.data, (Data, HeteroData))
         return ours and super()._is_own()
 
+    def _is_told_by_batches(self) -> bool:
+        return isinstance(self._general, StoreAttributes) or super()._is_told_by_batches()
+
     def _submit(self, epoch: int, number: int, seeds: Seeds) -> Drawn:
         return Drawn(self._ask(seeds.positions, batch_key(self.seed, epoch, number)))
 

@@ -145,6 +145,9 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
     def _is_own(self) -> bool:
         return self._transform is None
 
+    def _is_told_by_batches(self) -> bool:
+        return self._transform is not None or self._values is not None
+
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         return sample.batch
 

@@ -89,6 +89,10 @@ class Pipeline:
             self._advance(ahead=True)
         return number, batch
 
+    def start(self) -> None:
+        """Make batches ahead before one is asked for."""
+        self._advance(ahead=True)
+
     def close(self) -> None:
         """Forget what was made ahead; what reads its memory next on the current stream comes after it."""
         for stream in self._streams or ():
