@@ -135,7 +135,9 @@ class GeneralLoader(EpochLoader):
         return self.filter_fn(out) if self._is_filtered else self._finish_batch(self._build(out))
 
     def filter_fn(self, out: Output) -> Any:
-        """The batch of what a sampler returned (PyG's hook)."""
+        """The batch of what a sampler returned (PyG's hook), or of `collate_fn`, if that made it already."""
+        if isinstance(out, (Data, HeteroData)):
+            return out
         if self._general is None:
             self._prepare()
         batch = self._build(out)
