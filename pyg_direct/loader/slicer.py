@@ -73,8 +73,8 @@ def choose_slicer(name: str, value: Any, dim: int, device: torch.device) -> Slic
 
 
 def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
-    """Whether rows lie in memory one after another; a sparse tensor of coordinates is left to torch, and so is one that
-    requires a gradient.
+    """Whether rows lie in memory one after another; a sparse tensor of coordinates is left to torch, and so are one
+    that requires a gradient and PyG's `Index`, which stays one.
 
     Raises:
         ArgumentTypeError: an array that torch does not know, or another sparse layout.
@@ -82,7 +82,7 @@ def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
     if isinstance(value, Tensor):
         if value.layout not in (torch.strided, torch.sparse_coo):
             raise ArgumentTypeError(f"{name} must be dense or of layout torch.sparse_coo, got {value.layout}")
-        return value.layout == torch.strided and not value.requires_grad
+        return value.layout == torch.strided and not value.requires_grad and not hasattr(value, "as_tensor")
     try:
         as_tensor(value[:0])
     except (TypeError, ValueError) as error:
