@@ -98,6 +98,10 @@ class Background:
             self.close()
             raise
 
+    def start(self) -> None:
+        """Let batches be made before one is asked for."""
+        self._start(self._ahead)
+
     def _start(self, count: int) -> None:
         """Let batches be made until `count` are."""
         while len(self._batches) < count:

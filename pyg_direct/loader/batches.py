@@ -59,6 +59,9 @@ def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, 
     Numbers are global: process r of w gets r, r + w, ... by its `share` or under a `DistributedSampler`, so that no two
     share keys.
     """
+    if loader.generator is not None:
+        # torch's own loaders draw a seed of their workers before an epoch's order.
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
     stride, offset = 1, 0
     if isinstance(loader.sampler, DistributedSampler):
         stride, offset = loader.sampler.num_replicas, loader.sampler.rank

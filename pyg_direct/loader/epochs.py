@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import count as count_from
+from itertools import count as count_from, islice
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +25,7 @@ from pyg_direct.loader.placement import PLACES, announce, check_place
 from pyg_direct.loader.ranks import Ranks, Share
 from pyg_direct.loader.record import EpochRecord, Stages, finish_sample
 from pyg_direct.loader.report import ReportedLoader
-from pyg_direct.loader.slicer import find_learned
+from pyg_direct.loader.slicer import find_learned, has_learned
 from pyg_direct.loader.steps import Steps
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.ops.check import check_flag
@@ -197,9 +197,12 @@ class EpochLoader(ReportedLoader):
         """Whether rows of batches carry a gradient to the graph, which is told once; none are read ahead then."""
         name = find_learned(getattr(self, "data", None))
         if name is not None:
-            announce(f"{name} requires a gradient: its rows are read where it lies when a batch is asked for, and no "
-                     "batch is made ahead")  # fmt: skip
+            _tell_learned(f"{name} requires a gradient: its rows are read where it lies")
         return name is not None
+
+    def _is_told_by_batches(self) -> bool:
+        """Whether only a batch tells if its rows carry a gradient: they come from code that is not ours."""
+        return self._is_filtered
 
     def _stages(self, epoch: int, record: EpochRecord | None, group: Any = None) -> Stages:
         """How the batches of an epoch, or groups of them, are made, and timed where that is wanted: the times of a
@@ -238,7 +241,13 @@ class EpochLoader(ReportedLoader):
 
     def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
-        prefetch, group = (0, None) if self._is_learned() else (self.prefetch, self._open_group(epoch))
+        batches, first, is_learned = iter(batches), [], self._is_learned()
+        if self.prefetch > 0 and not is_learned and self._is_told_by_batches():
+            first = [make_batch(self._stages(epoch, record), *item) for item in islice(batches, 1)]
+            if any(map(has_learned, first)):
+                _tell_learned("rows of a batch require a gradient: they are read")
+                is_learned = True
+        prefetch, group = (0, None) if is_learned else (self.prefetch, self._open_group(epoch))
         stages, work = self._stages(epoch, record, group), batches if group is None else group.group(batches)
         source: Background | Pipeline
         if self.device.type == "cpu" and prefetch > 0:
@@ -249,6 +258,10 @@ class EpochLoader(ReportedLoader):
             prefetch = prefetch if group is None else min(prefetch, 1)
             source = Pipeline(work, submit, fetch, prefetch, self.device, finish, getattr(group, "split", None))
         try:
+            if first and prefetch > 0:
+                source.start()
+            while first:
+                yield first.pop()
             for _, made in source:
                 # A group's batches are forgotten one by one.
                 ready = made if isinstance(made, list) else [made]
@@ -293,6 +306,10 @@ class EpochLoader(ReportedLoader):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _tell_learned(what: str) -> None:
+    announce(f"{what} when a batch is asked for, and no batch is made ahead")
 
 
 def make_batch(stages: Stages, number: int, seeds: Seeds) -> Any:

@@ -66,6 +66,9 @@ class GeneralLoader(EpochLoader):
         ours = isinstance(self._sampler, OwnSampler) and isinstance(self.data, (Data, HeteroData))
         return ours and super()._is_own()
 
+    def _is_told_by_batches(self) -> bool:
+        return isinstance(self._general, StoreAttributes) or super()._is_told_by_batches()
+
     def _submit(self, epoch: int, number: int, seeds: Seeds) -> Drawn:
         return Drawn(self._ask(seeds.positions, batch_key(self.seed, epoch, number)))
 
@@ -132,7 +135,9 @@ class GeneralLoader(EpochLoader):
         return self.filter_fn(out) if self._is_filtered else self._finish_batch(self._build(out))
 
     def filter_fn(self, out: Output) -> Any:
-        """The batch of what a sampler returned (PyG's hook)."""
+        """The batch of what a sampler returned (PyG's hook), or of `collate_fn`, if that made it already."""
+        if isinstance(out, (Data, HeteroData)):
+            return out
         if self._general is None:
             self._prepare()
         batch = self._build(out)

@@ -122,5 +122,6 @@ class HGTLoader(NodeLoader):
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
         sampler = HGTSampler(data, num_samples, is_sorted, device=self.device, placement=self.topology_placement,
                              seed=self.seed, most_neighbors=most_neighbors)  # fmt: skip
+        kwargs["filter_per_worker"] = filter_per_worker
         self._open_general(data, sampler, input_nodes, None, transform, transform_sampler_output, None, None,
                            store_dtype, kwargs)  # fmt: skip

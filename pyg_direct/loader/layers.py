@@ -109,6 +109,12 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
             # torch refuses to shuffle nothing.
             kwargs.pop("shuffle", None)
         DataLoader.__init__(self, range(len(self._nodes)), **kwargs)  # type: ignore[arg-type]
+        # torch's would hide ours; a method of its own in the loader would keep it, and its memory, from being freed.
+        del self.__dict__["collate_fn"]
+
+    def collate_fn(self, batch: Tensor | Sequence[int]) -> Any:  # type: ignore[override]
+        """The layers around these nodes, as PyG's loader is called by hand; see `sample`."""
+        return self.sample(batch)
 
     def sample(self, batch: Tensor | Sequence[int]) -> Any:
         """The layers around these nodes; each call draws anew."""
@@ -144,6 +150,9 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
 
     def _is_own(self) -> bool:
         return self._transform is None
+
+    def _is_told_by_batches(self) -> bool:
+        return self._transform is not None or self._values is not None
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         return sample.batch

@@ -55,7 +55,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         neg_sampling_ratio: Negative links for each link; short for `neg_sampling` of mode `binary`.
         transform: Called with every batch.
         transform_sampler_output: Called with the sampler's output before rows are fetched.
-        filter_per_worker: Accepted; rows are always fetched on the device.
+        filter_per_worker: See `NeighborLoader`.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each link, that batches hold instead of its position.
         device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See `NeighborLoader`.
@@ -79,6 +79,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         device = device_for(device, link_sampler)
         self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
+        kwargs["filter_per_worker"] = filter_per_worker
         self._open_links(data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
                          kwargs)  # fmt: skip
@@ -112,8 +113,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         check_input_id(input_id, count)
         kwargs = settle_workers(kwargs, self.device, may_start=False, num_seeds=count)
         PygLinkLoader.__init__(self, data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
-                               neg_sampling_ratio, transform, transform_sampler_output, False, custom_cls, input_id,
-                               **kwargs)  # fmt: skip
+                               neg_sampling_ratio, transform, transform_sampler_output, custom_cls=custom_cls,
+                               input_id=input_id, **kwargs)  # fmt: skip
         self._check_links()
 
     def _check_links(self) -> None:
@@ -287,6 +288,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
                 exclude_target_edges=exclude_target_edges, topology_cache=topology_cache)  # fmt: skip
         elif strict_negatives or exclude_target_edges:
             raise ArgumentError("strict_negatives and exclude_target_edges belong to the sampler, if one is given")
+        kwargs["filter_per_worker"] = filter_per_worker
         self._open_links(data, neighbor_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
                          kwargs)  # fmt: skip

@@ -70,7 +70,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         transform: Called with every batch.
         transform_sampler_output: Called with PyG's `SamplerOutput` of every batch before features are fetched.
         is_sorted: Neighbors are sorted by time already, which is checked.
-        filter_per_worker: Accepted; features are always fetched on the device.
+        filter_per_worker: Whether `collate_fn`, called by hand, gives batches, as PyG's does on a CPU by default, or
+            what `filter_fn` makes them of.
         neighbor_sampler: A sampler of PyG's interface to use instead; features are still fetched on the device.
         directed: Deprecated in PyG; False means `subgraph_type="induced"`.
         device: Where to sample and where batches are; None is the current GPU if there is one, else the CPU.
@@ -189,6 +190,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if topology_cache not in (None, "auto"):
             parse_size(topology_cache, 0, "topology_cache")
         self.topology_cache = topology_cache
+        kwargs["filter_per_worker"] = filter_per_worker
         layer_dependency = check_flag("layer_dependency", layer_dependency)
         plain = is_plain(data, num_neighbors, neighbor_sampler, time_attr, weight_attr,
                          check_flag("disjoint", disjoint), subgraph_type, check_flag("directed", directed))  # fmt: skip
@@ -233,7 +235,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         kwargs = settle_workers(kwargs, self.device, num_seeds=num_seeds)
         # Not PyG's own constructor, which makes its sampler; its class is what PyG's models ask loaders for.
         PygNodeLoader.__init__(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
-                               False, None, input_id, **kwargs)  # fmt: skip
+                               input_id=input_id, **kwargs)  # fmt: skip
         self.input_data.node = check_ids("input_nodes", self.input_data.node, num_nodes).long().cpu()
         self._plan: Any = None
         self._plan_topology: Any = None
@@ -308,6 +310,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         """The batch of a `SamplerOutput` of this loader's sampler (PyG's hook)."""
         if self._recipe is None:
             return super().filter_fn(out)
+        if isinstance(out, Data):
+            return out
         attributes = self._attributes or self._prepare()
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)

@@ -34,7 +34,8 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         input_time: A time for each seed, integers.
         transform: Called with every batch.
         transform_sampler_output: Called with the sampler's output before rows are fetched.
-        filter_per_worker: Accepted; rows are always fetched on the device.
+        filter_per_worker: Whether `collate_fn`, called by hand, gives batches, as PyG's does on a CPU by default, or
+            what `filter_fn` makes them of.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each seed, that batches hold instead of its position.
         device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See `NeighborLoader`.
@@ -56,6 +57,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         device = device_for(device, node_sampler)
         self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
+        kwargs["filter_per_worker"] = filter_per_worker
         self._open_general(data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
                            custom_cls, input_id, store_dtype, kwargs)  # fmt: skip
 
@@ -73,7 +75,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         check_input_id(input_id, num_seeds)
         kwargs = settle_workers(kwargs, self.device, may_start=False, num_seeds=num_seeds)
         PygNodeLoader.__init__(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
-                               False, custom_cls, input_id, **kwargs)  # fmt: skip
+                               custom_cls=custom_cls, input_id=input_id, **kwargs)  # fmt: skip
         size = None
         if isinstance(node_sampler, OwnSampler):
             sizes = node_sampler.num_nodes

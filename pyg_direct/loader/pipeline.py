@@ -89,6 +89,10 @@ class Pipeline:
             self._advance(ahead=True)
         return number, batch
 
+    def start(self) -> None:
+        """Make batches ahead before one is asked for."""
+        self._advance(ahead=True)
+
     def close(self) -> None:
         """Forget what was made ahead; what reads its memory next on the current stream comes after it."""
         for stream in self._streams or ():
@@ -259,12 +263,15 @@ def hold_for(batch: Any, stream: Any) -> None:
 
 
 def parts_of(value: Any) -> tuple[Any, ...]:
-    """The tensors that a sparse one or a `TensorFrame` is made of; anything else alone."""
+    """The tensors that a sparse one, a `TensorFrame` or PyG's `Index` is made of; anything else alone."""
     if isinstance(value, Tensor) and value.layout == torch.sparse_csr:
         return value.crow_indices(), value.col_indices(), value.values()
     if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
         # Its own accessors refuse one whose entries are not merged yet.
         return value._indices(), value._values()
+    if isinstance(value, Tensor) and hasattr(value, "as_tensor"):
+        # It has no memory of its own.
+        return (value.as_tensor(),)
     if hasattr(value, "feat_dict"):
         return tuple(parts_of_frame(value))
     # `torch_sparse.SparseTensor`

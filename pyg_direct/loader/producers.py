@@ -22,7 +22,7 @@ from pyg_direct.loader.batches import iterate_batches
 from pyg_direct.loader.epochs import EpochLoader
 from pyg_direct.loader.ranks import Share
 from pyg_direct.loader.report import ReportedLoader
-from pyg_direct.loader.slicer import find_learned
+from pyg_direct.loader.slicer import find_learned, has_learned
 from pyg_direct.runtime.device import resolve_device
 
 # How soon the end of a process is noticed by those that wait for it.
@@ -84,9 +84,7 @@ class Producers(ReportedLoader):
             raise ArgumentError(f"threads must be an integer of at least 1 or None, got {threads!r}")
         learned = find_learned(getattr(loader, "data", None))
         if learned is not None:
-            raise ArgumentError(f"loader must be one whose rows carry no gradient, which does not come back from other "
-                                f"processes, got {learned} that requires one; iterate over the loader itself, or index "
-                                "it in the model by batch.n_id")  # fmt: skip
+            _refuse_learned(learned)
         self.loader, self.ahead = loader, ahead
         self.devices = [resolve_device(d) for d in devices]
         self.device = resolve_device(device)
@@ -202,6 +200,12 @@ class Producers(ReportedLoader):
         self.loader.load_state_dict(state)
 
 
+def _refuse_learned(what: str) -> None:
+    raise ArgumentError("loader must be one whose rows carry no gradient, which does not come back from other "
+                        f"processes, got {what} that requires one; iterate over the loader itself, or index it in the "
+                        "model by batch.n_id")  # fmt: skip
+
+
 def _refuse_expandable_segments(settings: str) -> None:
     if "expandable_segments:true" in settings.replace(" ", "").lower():
         raise DeviceError("devices: batches in GPU memory are sent to other processes only without "
@@ -246,6 +250,8 @@ def _produce(loader: Any, device: torch.device, threads: int, orders: Any, chann
                 if not orders.empty():
                     # Nobody waits for the rest of this epoch.
                     break
+                if has_learned(batch):
+                    _refuse_learned("rows of a batch")
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 _send(channel, (turn, _BATCH, batch))

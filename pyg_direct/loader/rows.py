@@ -13,6 +13,8 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.rowfile import as_tensor
+from pyg_direct.loader.slicer import slice_along
+from pyg_direct.runtime.device import resolve_device
 from pyg_direct.typing import Device
 
 
@@ -20,7 +22,8 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
     """Rows of nodes and edges behind PyG's `FeatureStore`, each table a `Feature`; results are on `device`.
 
     Groups are node types, or relations for rows of edges; None in a graph without types. Tables may be tensors, NumPy
-    arrays and memory maps, or features that were filled already.
+    arrays and memory maps, or features that were filled already. A tensor that requires a gradient stays where it is,
+    and its rows carry the gradient.
 
     Args:
         device: The device of results; None is the current GPU if there is one, else the CPU.
@@ -45,18 +48,21 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         group = attr.group_name
         return (tuple(group) if isinstance(group, (list, tuple)) else group), attr.attr_name
 
-    def find(self, attr: TensorAttr) -> Feature:
-        """The table of an attribute.
+    def find(self, attr: TensorAttr) -> Feature | Tensor:
+        """The table of an attribute: a tensor where it is learned.
 
         Raises:
             KeyError: there is none.
         """
-        feature: Feature = self._features[self._key(attr)]
-        return feature
+        table: Feature | Tensor = self._features[self._key(attr)]
+        return table
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
         if attr.index is not None and not (isinstance(attr.index, slice) and attr.index == slice(None)):
             raise NotImplementedError("a table is put whole; index must be None")
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            self._features[self._key(attr)] = tensor
+            return True
         if not isinstance(tensor, Feature):
             if not isinstance(tensor, (Tensor, np.ndarray)):
                 raise ArgumentTypeError(f"tensor must be a tensor, an array or a Feature, got {type(tensor).__name__}")
@@ -70,13 +76,16 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         return True
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
-        feature = self.find(attr)
+        table = self.find(attr)
         index = attr.index
         if index is None:
             index = slice(None)
         if isinstance(index, slice):
-            index = torch.arange(*index.indices(feature.shape[0]))
-        rows: Tensor = feature[torch.as_tensor(index)]
+            index = torch.arange(*index.indices(table.shape[0]))
+        ids = torch.as_tensor(index)
+        if isinstance(table, Tensor):
+            return slice_along(0, resolve_device(self._options["device"]), table, ids)
+        rows: Tensor = table[ids]
         return rows
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.typing import TensorFrame
+from torch_geometric.typing import SparseTensor, TensorFrame
 
 from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.features.rowfile import as_tensor
+from pyg_direct.loader.pipeline import parts_of_frame
 
 # Takes the part of an attribute that belongs to nodes or edges of these ids.
 Slicer = Callable[[Any, Tensor], Any]
@@ -27,10 +28,25 @@ def find_learned(data: Any) -> str | None:
     """
     for store in data.stores if isinstance(data, (Data, HeteroData)) else ():
         for key, value in store.items():
-            is_learned = isinstance(value, Tensor) and value.requires_grad
-            if is_learned and (store.is_node_attr(key) or store.is_edge_attr(key)):
+            if _is_learned(value) and (key == "adj_t" or store.is_node_attr(key) or store.is_edge_attr(key)):
                 return f"data.{key}" if store._key is None else f"data[{store._key!r}].{key}"
     return None
+
+
+def has_learned(batch: Any) -> bool:
+    """Whether anything in a batch, or in a tuple of what a program made of it, carries a gradient."""
+    if isinstance(batch, (Data, HeteroData)):
+        batch = batch.stores
+    elif isinstance(batch, Mapping):
+        batch = [*batch.values()]
+    return any(map(has_learned, batch)) if isinstance(batch, (tuple, list)) else _is_learned(batch)
+
+
+def _is_learned(value: Any) -> bool:
+    if isinstance(value, TensorFrame):
+        return any(isinstance(part, Tensor) and part.requires_grad for part in parts_of_frame(value))
+    # A method of sparse tensors that are not torch's.
+    return bool(value.requires_grad() if isinstance(value, SparseTensor) else getattr(value, "requires_grad", False))
 
 
 def choose_slicer(name: str, value: Any, dim: int, device: torch.device) -> Slicer | None:
@@ -53,12 +69,12 @@ def choose_slicer(name: str, value: Any, dim: int, device: torch.device) -> Slic
         return lambda value, ids: [value[i] for i in ids.tolist()]
     if has_rows(name, value) and dim in (0, -value.ndim):
         return None
-    return partial(_slice_along, dim, device)
+    return partial(slice_along, dim, device)
 
 
 def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
-    """Whether rows lie in memory one after another; a sparse tensor of coordinates is left to torch, and so is one that
-    requires a gradient.
+    """Whether rows lie in memory one after another; a sparse tensor of coordinates is left to torch, and so are one
+    that requires a gradient and PyG's `Index`, which stays one.
 
     Raises:
         ArgumentTypeError: an array that torch does not know, or another sparse layout.
@@ -66,7 +82,7 @@ def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
     if isinstance(value, Tensor):
         if value.layout not in (torch.strided, torch.sparse_coo):
             raise ArgumentTypeError(f"{name} must be dense or of layout torch.sparse_coo, got {value.layout}")
-        return value.layout == torch.strided and not value.requires_grad
+        return value.layout == torch.strided and not value.requires_grad and not hasattr(value, "as_tensor")
     try:
         as_tensor(value[:0])
     except (TypeError, ValueError) as error:
@@ -74,7 +90,8 @@ def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
     return True
 
 
-def _slice_along(dim: int, device: torch.device, value: Any, ids: Tensor) -> Tensor:
+def slice_along(dim: int, device: torch.device, value: Any, ids: Tensor) -> Tensor:
+    """Rows of a tensor or an array, with their gradient where they have one, on the device of batches."""
     tensor = as_tensor(value)
     if dim == 0 and getattr(tensor, "is_unified", False):
         # The GPU reads its rows, with or without a gradient.

@@ -13,6 +13,7 @@ from torch_geometric.data.graph_store import EdgeLayout
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct.errors import ArgumentError
+from pyg_direct.features.feature import Feature
 from pyg_direct.loader.rows import FeatureStore as OwnStore
 
 # Of several layouts of a relation, the one that needs no sorting comes first.
@@ -123,10 +124,12 @@ class StoreAttributes:
 
     def describe(self) -> dict[str, Any]:
         """The attributes by name."""
-        ours = isinstance(self._features, OwnStore)
-        return {str(attr.attr_name if attr.group_name is None else (attr.group_name, attr.attr_name)):
-                self._features.find(attr) if ours else "in a store"
-                for attr in self._features.get_all_tensor_attrs()}  # fmt: skip
+        tables = {}
+        for attr in self._features.get_all_tensor_attrs():
+            name = str(attr.attr_name if attr.group_name is None else (attr.group_name, attr.attr_name))
+            table = self._features.find(attr) if isinstance(self._features, OwnStore) else None
+            tables[name] = table if isinstance(table, Feature) else "in a store"
+        return tables
 
     def on_host(self) -> dict[str, Any]:
         """What batches could share: nothing."""

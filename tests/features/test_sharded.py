@@ -1,6 +1,7 @@
 """Rows of which every process holds a part: read by all, sent no more than needed, in any order of work."""
 
 import logging
+import time
 import warnings
 
 import numpy as np
@@ -226,6 +227,21 @@ def load_in_step(rank):
     return found, rows, places
 
 
+def learn_in_step():
+    """Whether rows that are learned are, in batches whose other rows are shared out, those of the step before."""
+    data, right = make_data(), []
+    data.learned = torch.nn.Parameter(torch.randn(70, 3))
+    loader = NeighborLoader(data, [3, 2], torch.arange(70), batch_size=16, ranks="auto", prefetch=2, **SHARED_OUT)
+    for batch in loader:
+        # What were made ahead would be made now.
+        time.sleep(0.02)
+        right.append(torch.equal(batch.learned.detach(), data.learned.detach()[batch.n_id]))
+        batch.learned.sum().backward()
+        with torch.no_grad():
+            data.learned.sub_(data.learned.grad)
+    return right, loader._list_places()[1]["x"].placement
+
+
 def make_typed():
     data = HeteroData()
     for kind, count in (("author", 40), ("paper", 60)):
@@ -237,7 +253,7 @@ def make_typed():
 
 
 def use_all(rank, path):
-    found = use_features(rank, path), load_in_step(rank)
+    found = use_features(rank, path), load_in_step(rank), learn_in_step()
     # Before one ends the group that others still exchange rows over.
     dist.barrier()
     return found
@@ -252,7 +268,7 @@ def results(tmp_path_factory):
 
 
 def test_features_of_processes(results):
-    for rank, ((right, placements, warned, tiers, line, num_exchanges), _) in enumerate(results):
+    for rank, ((right, placements, warned, tiers, line, num_exchanges), *_) in enumerate(results):
         assert right == [True] * 6
         assert placements == ["sharded", "sharded", "cpu"]
         assert len(warned) == 1
@@ -270,7 +286,7 @@ def test_features_of_processes(results):
 def test_batches_are_those_of_one_process_and_nobody_waits_for_ever(results):
     alone = NeighborLoader(make_data(), [3, 2], torch.arange(70), batch_size=16, shuffle=True, seed=1, device="cpu")
     epochs = [[hash_batches([batch]) for batch in alone] for _ in range(3)]
-    for rank, (_, (found, rows, places)) in enumerate(results):
+    for rank, (_, (found, rows, places), _) in enumerate(results):
         for first, last, num_others, placement in found:
             # Without padding.
             assert first[: len(epochs[0][rank::3])] == epochs[0][rank::3]
@@ -278,3 +294,9 @@ def test_batches_are_those_of_one_process_and_nobody_waits_for_ever(results):
             assert (num_others, placement) == (3 if rank else 6, "sharded")
         assert (len(found), places) == (3, ["sharded"] * 2)
         assert rows == [[True, True]] * (1 if rank == 2 else 2)
+
+
+def test_rows_that_are_learned_are_those_of_the_last_step_beside_others_that_are_shared_out(results):
+    for *_, (right, placement) in results:
+        assert right == [True] * 2
+        assert placement == "sharded"

@@ -4,7 +4,14 @@ import itertools
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import IdError
@@ -151,6 +158,23 @@ def test_a_generator_of_the_user_shuffles(real_device):
 
     assert sorted(flat(orders[0])) == list(range(70))
     assert orders[0] == orders[1] != orders[2]
+
+
+@pytest.mark.parametrize("make_sampler", [
+    lambda generator: {"shuffle": True},
+    lambda generator: {"sampler": SubsetRandomSampler(range(50), generator=generator)},
+    lambda generator: {"sampler": RandomSampler(range(70), replacement=True, generator=generator)}],
+    ids=["shuffled", "subset", "replacement"])  # fmt: skip
+def test_a_generator_gives_the_orders_that_it_gives_torchs_own_loader(real_device, make_sampler):
+    ours, theirs = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+
+    loader = make_loader(real_device, generator=ours, **make_sampler(ours))
+    expected = DataLoader(range(70), batch_size=16, collate_fn=list, generator=theirs, **make_sampler(theirs))
+
+    for _ in range(2):
+        assert seeds_of(loader) == list(expected)
+    # Others may draw from it, too.
+    assert torch.equal(ours.get_state(), theirs.get_state())
 
 
 @pytest.mark.parametrize(

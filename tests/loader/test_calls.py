@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.sampler import HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
-from pyg_direct import LinkNeighborLoader, NeighborLoader
+from pyg_direct import HGTLoader, LinkNeighborLoader, NeighborLoader, NodeLoader, ShaDowKHopSampler
 from pyg_direct.errors import ArgumentError
+from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data
 from tests.hetero_data import check_rows, make_hetero
 
@@ -112,3 +113,53 @@ def test_a_hook_that_would_not_be_called_is_refused():
 
     with pytest.raises(NotImplementedError, match=r"collate_fn of .*Mine would not be called"):
         Mine(make_data(), [3], device="cpu")
+
+
+BY_HAND = {
+    "plan": lambda **options: NeighborLoader(make_data(), [3, 2], **options),
+    "general": lambda **options: NeighborLoader(make_data(), [3, 2], disjoint=True, **options),
+    "links": lambda **options: LinkNeighborLoader(make_data(), [3, 2], **options),
+    "a sampler": lambda **options: NodeLoader(
+        make_data(), NeighborSampler(make_data(), [3, 2], device=options["device"]), **options),
+    "types": lambda **options: NeighborLoader(make_hetero(), [3, 2], "paper", **options),
+    "types that are balanced": lambda **options: HGTLoader(make_hetero(), [8, 8], "paper", **options),
+    "graphs of seeds": lambda **options: ShaDowKHopSampler(make_data(), 2, 3, **options),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_collate_fn_that_is_called_by_hand_gives_a_batch_as_pygs(real_device, name):
+    loader = BY_HAND[name](device=real_device)
+    loader.transform = mark = Marks()
+
+    batch = loader.collate_fn([2, 5])
+
+    assert loader.filter_per_worker
+    assert mark.seen == [batch]
+    part = batch["paper"] if "types" in name else batch
+    assert part.x.device.type == real_device.type
+    # As where the second hook was to make the batch.
+    assert loader.filter_fn(batch) is batch
+    assert mark.seen == [batch]
+
+
+@pytest.mark.parametrize("name", list(BY_HAND)[:5])
+def test_filter_fn_makes_the_batch_where_collate_fn_is_not_to(real_device, name):
+    loader = BY_HAND[name](device=real_device, filter_per_worker=False)
+
+    out = loader.collate_fn(torch.tensor([2, 5]))
+    batch = loader.filter_fn(out)
+
+    assert isinstance(out, (SamplerOutput, HeteroSamplerOutput))
+    assert (batch["paper"] if name == "types" else batch).input_id.tolist() == [2, 5]
+
+
+class Marks:
+    """A transform that remembers its batches."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, batch):
+        self.seen.append(batch)
+        return batch

@@ -1,5 +1,7 @@
 """Attributes that are a `TensorFrame` of PyTorch Frame: tables whose columns have kinds."""
 
+import time
+
 import pytest
 import torch
 from torch_geometric.data import HeteroData
@@ -56,6 +58,21 @@ def test_rows_of_frames_follow_their_nodes_and_edges(real_device, name, prefetch
         if name == "plain":
             check_contract(data, batch, batch.input_id.tolist(), [3, 2])
     assert data.tf == make_frame(70)
+
+
+def test_frames_are_learned(real_device):
+    data, numbers = with_frames(), torch.randn(70, 2).requires_grad_()
+    data.tf.feat_dict[torch_frame.numerical] = numbers
+    loader = NeighborLoader(data, [3, 2], batch_size=16, device=real_device, prefetch=2)
+
+    for batch in loader:
+        rows = batch.tf.feat_dict[torch_frame.numerical]
+        # What were made ahead would be made now.
+        time.sleep(0.01)
+        assert torch.equal(rows.detach().cpu(), numbers.detach()[batch.n_id.cpu()])
+        rows.sum().backward()
+        with torch.no_grad():
+            numbers.sub_(numbers.grad)
 
 
 def test_links_have_frames_too(real_device):

@@ -1,5 +1,8 @@
 """The loader of layers from before `NeighborLoader`: PyG's triples, with the device doing the work."""
 
+import pickle
+import weakref
+
 import pytest
 import torch
 from torch_geometric.loader import NeighborSampler as PygNeighborSampler
@@ -41,6 +44,20 @@ def test_one_layer_comes_bare_and_edge_ids_may_stay_away(real_device):
     assert (count, e_id) == (2, None)
     assert size == (n_id.numel(), 2)
     assert edge_index.shape[0] == 2
+
+
+def test_layers_are_drawn_by_hand_too(real_device):
+    loader, nodes = NeighborSampler(EDGES, [-1, -1], torch.arange(9), device=real_device), [40, 3]
+    sent = pickle.loads(pickle.dumps(loader))
+
+    for by_hand in (loader.sample, loader.collate_fn, sent.collate_fn):
+        count, n_id, adjs = by_hand(nodes)
+        assert (count, n_id[:2].tolist()) == (2, nodes)
+        assert [adj.size[1] for adj in adjs] == [adjs[1].size[0], 2]
+
+    alive = weakref.ref(loader)
+    del loader, by_hand
+    assert alive() is None
 
 
 @pytest.mark.sparse
