@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.kernels.jit import body, cpu_kernel, prange
+from pyg_direct.kernels.jit import body, cpu_reduction, prange
 
 # x P(x^2) / Q(x^2) with the least relative error that there is for these degrees up to 7.9, from where on tanh is 1.
 _BOUND = np.float32(7.9)
@@ -18,6 +18,8 @@ _P3, _P4 = np.float32(2.20235981e-05), np.float32(1.5428464e-08)
 _Q1, _Q2 = np.float32(0.467839669), np.float32(0.0261923205)
 _Q3, _Q4 = np.float32(0.000342368575), np.float32(8.59898024e-07)
 _ONE, _HALF = np.float32(1), np.float32(0.5)
+# Rows that a thread goes through at once.
+_ROWS = 64
 
 
 @body
@@ -62,15 +64,7 @@ def pass_gate(x, gate):
     return over(x) * (over(half) + below) * _HALF / (under(x) * below)
 
 
-@body
-def pull_gates(grad, a, c, e):
-    """Gradients of what the gate that admits, the content and the gate that exposes were, before they were bent."""
-    cell = bend(a * c)
-    of_cell = grad * e * (_ONE - cell * cell)
-    return of_cell * c * a * (_ONE - a), of_cell * a * (_ONE - c * c), grad * cell * e * (_ONE - e)
-
-
-@cpu_kernel
+@cpu_reduction
 def open_lstm_cpu(gates, bias, state_bias, at, out):
     """States are written from number `at` of each row of `out` on."""
     # Unsigned ones never count from the end of an array, which loops would have to ask for each number.
@@ -87,19 +81,32 @@ def open_lstm_cpu(gates, bias, state_bias, at, out):
             states[to + u] = pass_gate(cell, exposed)
 
 
-@cpu_kernel
+@cpu_reduction
 def pull_lstm_cpu(grad, gates, bias, state_bias, out):
     """`out` like `gates`, but for the gate that forgets, which is left as it is."""
-    size = grad.shape[1]
-    width = gates.shape[1]
-    content, exposing = width - 2 * size, width - size
-    for r in prange(grad.shape[0]):
-        given, a, c, e = grad[r], out[r, :size], out[r, content:exposing], out[r, exposing:]
-        for u in range(size):
-            a[u] = admit(gates[r, u] + (bias[u] + state_bias[u]))
-        for u in range(size):
-            c[u] = bend(gates[r, content + u] + (bias[2 * size + u] + state_bias[2 * size + u]))
-        for u in range(size):
-            e[u] = admit(gates[r, exposing + u] + (bias[3 * size + u] + state_bias[3 * size + u]))
-        for u in range(size):
-            a[u], c[u], e[u] = pull_gates(given[u], a[u], c[u], e[u])
+    size, width = np.uint64(grad.shape[1]), np.uint64(gates.shape[1])
+    both, given, of_states, pulled = bias + state_bias, gates.reshape(-1), grad.reshape(-1), out.reshape(-1)
+    contents, exposing = np.uint64(2) * size, np.uint64(3) * size
+    for part in prange(-(-grad.shape[0] // _ROWS)):
+        a, c = np.empty(size, np.float32), np.empty(size, np.float32)
+        e, cell = np.empty(size, np.float32), np.empty(size, np.float32)
+        for r in range(part * _ROWS, min(part * _ROWS + _ROWS, grad.shape[0])):
+            of_row, of_state = np.uint64(r) * width, np.uint64(r) * size
+            of_content, of_exposing = of_row + width - contents, of_row + width - size
+            # Each loop writes to one place, as only such are done for several numbers at once.
+            for u in range(size):
+                a[u] = admit(given[of_row + u] + both[u])
+            for u in range(size):
+                c[u] = bend(given[of_content + u] + both[contents + u])
+            for u in range(size):
+                e[u] = admit(given[of_exposing + u] + both[exposing + u])
+            for u in range(size):
+                cell[u] = bend(a[u] * c[u])
+            for u in range(size):
+                of_cell = of_states[of_state + u] * e[u] * (_ONE - cell[u] * cell[u])
+                pulled[of_row + u] = of_cell * c[u] * a[u] * (_ONE - a[u])
+            for u in range(size):
+                of_cell = of_states[of_state + u] * e[u] * (_ONE - cell[u] * cell[u])
+                pulled[of_content + u] = of_cell * a[u] * (_ONE - c[u] * c[u])
+            for u in range(size):
+                pulled[of_exposing + u] = of_states[of_state + u] * cell[u] * e[u] * (_ONE - e[u])

@@ -19,6 +19,7 @@ from pyg_direct.dynamic.nn.convolve import Located
 from pyg_direct.dynamic.nn.recurrence import open_lstm, open_lstm_backward
 from pyg_direct.dynamic.operator import GCN, Operator
 from pyg_direct.ops.lstm import open_gates
+from pyg_direct.ops.product import multiply
 from pyg_direct.ops.snapshots import multiply_snapshots
 
 _BACK = torch.ops.aten
@@ -96,7 +97,7 @@ class Normalised(NamedTuple):
 
 def _convolve(given: Tensor, parameters: Sequence[Tensor], frame: Frame, layer: int) -> Normalised:
     weight, bias, scale, shift = parameters
-    rectified = F.linear(given, weight, bias).relu_()
+    rectified = multiply(given, weight, bias).relu_()
     num_nodes, window, size = rectified.shape
     if window > 1:
         scale, shift = scale.repeat(window), shift.repeat(window)
@@ -129,7 +130,8 @@ def _convolve_backward(layer: Normalised, grad: Tensor, seen: slice, scale: Tens
     )  # fmt: skip
     rows = _BACK.threshold_backward(of_rows.view(-1, size), rectified.view(-1, size), 0)
     given = layer.given[:, seen].reshape(-1, layer.given.shape[2])
-    return rows, [rows.t() @ given, rows.sum(0), of_scale.view(count, size).sum(0), of_shift.view(count, size).sum(0)]
+    of_norm = (part.view(count, size).sum(0) for part in (of_scale, of_shift))
+    return rows, [rows.t() @ given, rows.sum(0), *of_norm]
 
 
 class RunTogether(torch.autograd.Function):
@@ -151,26 +153,12 @@ class RunTogether(torch.autograd.Function):
         second = _convolve(given, parameters[4:8], frame, 1)
         out = torch.empty(window, num_nodes, 2 * first.out.shape[2] + frame.x.shape[2], dtype=given.dtype,
                           device=given.device)  # fmt: skip
-        size = first.out.shape[2]
-        step = num_nodes if given.is_cuda else _count_nodes(window * size)
-        is_placed = window == 1 and not given.is_cuda and given.dtype == torch.float32
-        # Rows and gates of single snapshots, most of whose results a loss sees; those of frames are computed again.
+        # Of the last snapshot, most often the one that a loss sees; those of others are computed again.
         ctx.opened = None
-        if is_placed:
-            out[0, :, 2 * size :] = frame.x[0]
-        for begin in range(0, num_nodes, step):
-            part = slice(begin, begin + step)
-            rows = torch.cat([first.out[part], second.out[part]], 2).flatten(0, 1)
-            if is_placed:
-                states, (gates,) = open_lstm(rows, *parameters[8:12], out=out[0, part])
-                _, (gates_2,) = open_lstm(states, *parameters[12:16], out=out[0, part], at=size)
-                if step >= num_nodes:
-                    ctx.opened = rows, gates, gates_2
-                continue
-            states, _ = open_lstm(rows, *parameters[8:12])
-            states_2, _ = open_lstm(states, *parameters[12:16])
-            apart = (s.view(-1, window, s.shape[1]).transpose(0, 1) for s in (states, states_2))
-            torch.cat([*apart, frame.x[:, part]], 2, out=out[:, part])
+        if given.is_cuda or given.dtype != torch.float32:
+            _recur(first.out, second.out, frame.x, parameters[8:], out)
+        else:
+            ctx.opened = _recur_in_place(first.out, second.out, frame.x, parameters[8:], out)
         ctx.save_for_backward(*parameters)
         ctx.frame, ctx.first, ctx.second = frame, first, second
         if frame.norms:
@@ -193,7 +181,7 @@ class RunTogether(torch.autograd.Function):
         given = [torch.zeros_like(like) if grad is None else grad for grad in grads[seen]]
         grad = given[0].unsqueeze(1) if len(given) == 1 else torch.stack(given, 1)
 
-        if ctx.opened is None:
+        if ctx.opened is None or seen.start != first.out.shape[1] - 1:
             rows = torch.cat([first.out[:, seen], second.out[:, seen]], 2).flatten(0, 1)
             states, opened_1 = open_lstm(rows, *parameters[8:12])
             _, opened_2 = open_lstm(states, *parameters[12:16])
@@ -207,14 +195,50 @@ class RunTogether(torch.autograd.Function):
         left, right = of_rows.view(num_nodes, -1, 2 * size).split(size, 2)
         eps, dropout = frame.eps, frame.dropout
         rows, of_conv_2 = _convolve_backward(second, right, seen, parameters[6], eps[1], dropout)
-        back = (rows @ parameters[4]).view(num_nodes, -1, size)
+        back = multiply(rows, parameters[4].t()).view(num_nodes, -1, size)
         left = left + frame.plan.multiply_window(_OPERATOR, back, frame.weighted, seen.start, transposed=True)
         _, of_conv_1 = _convolve_backward(first, left, seen, parameters[2], eps[0], dropout)
         return None, *of_conv_1, *of_conv_2, *of_first, *of_second
 
 
-def _count_nodes(width: int) -> int:
-    """Nodes of `width` numbers that a CPU works on at once."""
+def _recur(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tensor], out: Tensor) -> None:
+    """Both recurrent layers of rows `[N, W, H]` of both convolutions, and the features `[W, N, F]`, to `out`."""
+    num_nodes, window, size = first.shape
+    step = num_nodes if first.is_cuda else _count_rows(window * size)
+    for begin in range(0, num_nodes, step):
+        part = slice(begin, begin + step)
+        rows = torch.cat([first[part], second[part]], 2).flatten(0, 1)
+        states, _ = open_lstm(rows, *parameters[:4])
+        states_2, _ = open_lstm(states, *parameters[4:])
+        apart = (s.view(-1, window, s.shape[1]).transpose(0, 1) for s in (states, states_2))
+        torch.cat([*apart, x[:, part]], 2, out=out[:, part])
+
+
+def _recur_in_place(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tensor],
+                    out: Tensor) -> tuple[Tensor, ...] | None:  # fmt: skip
+    """The same of fp32 on a CPU, snapshot by snapshot, which leaves no results to copy; rows of the last snapshot and
+    gates of both layers, unless its nodes are too many to be worked on at once.
+    """
+    num_nodes, window, size = first.shape
+    out[:, :, 2 * size :] = x
+    limit, opened = _count_rows(size), None
+    if num_nodes > limit:
+        steps = [(slice(t, t + 1), slice(n, n + limit)) for t in range(window) for n in range(0, num_nodes, limit)]
+    else:
+        count = limit // num_nodes
+        steps = [(slice(t, t + count), slice(None)) for t in range(0, window, count)]
+    by_time = first.transpose(0, 1), second.transpose(0, 1)
+    for step in steps:
+        place = out[step].view(-1, out.shape[2])
+        rows = torch.cat([part[step] for part in by_time], 2).view(-1, 2 * size)
+        states, (gates,) = open_lstm(rows, *parameters[:4], out=place)
+        _, (gates_2,) = open_lstm(states, *parameters[4:], out=place, at=size)
+        opened = rows[-num_nodes:], gates[-num_nodes:], gates_2[-num_nodes:]
+    return opened if num_nodes <= limit else None
+
+
+def _count_rows(width: int) -> int:
+    """Rows of `width` numbers that a CPU works on at once."""
     return max(1, torch.get_num_threads() * _CACHED // width)
 
 

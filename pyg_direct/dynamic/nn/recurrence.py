@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from pyg_direct.ops.gru import pull_gru, step_gru as step_small_gru
 from pyg_direct.ops.launch import is_heard
 from pyg_direct.ops.lstm import open_gates, pull_gates
+from pyg_direct.ops.product import multiply
 
 _BACK = torch.ops.aten
 # Numbers of a state up to which products take no longer in a loop than the calls that would make them.
@@ -35,7 +36,7 @@ def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor, state_b
                                                         state_bias)  # fmt: skip
         return out, (cell, opened)
     is_whole = x.dtype == torch.float32 and len(x) <= _FEW
-    gates = x @ (weight if is_whole else _without_forget(weight)).t()
+    gates = multiply(x, weight if is_whole else _without_forget(weight))
     if x.dtype == torch.float32:
         return open_gates(gates, bias, state_bias, out, at), (gates,)
     admit, content, expose = _bend(gates, bias + state_bias)
@@ -55,7 +56,8 @@ def open_lstm_backward(grad: Tensor, x: Tensor, kept: tuple[Tensor, ...], weight
         gates = pull_gates(grad.contiguous(), kept[0], bias, state_bias)
         if gates.shape[1] == bias.numel():
             of_bias = gates.sum(0)
-            return gates @ weight, [gates.t() @ x, torch.zeros_like(of_state), of_bias, of_bias]
+            of_weight = multiply(gates.t(), x.t())
+            return multiply(gates, weight.t()), [of_weight, torch.zeros_like(of_state), of_bias, of_bias]
     else:
         admit, content, expose = _bend(kept[0], bias + state_bias)
         cell = (admit * content).tanh_()
@@ -66,9 +68,10 @@ def open_lstm_backward(grad: Tensor, x: Tensor, kept: tuple[Tensor, ...], weight
     size = bias.numel() // 4
     # Nothing reaches the gate that forgets.
     of_weight, of_bias = (
-        torch.cat([part[:size], torch.zeros_like(part[:size]), part[size:]]) for part in (gates.t() @ x, gates.sum(0))
+        torch.cat([part[:size], torch.zeros_like(part[:size]), part[size:]])
+        for part in (multiply(x.t(), gates.t()).t(), gates.sum(0))
     )
-    return gates @ _without_forget(weight), [of_weight, torch.zeros_like(of_state), of_bias, of_bias]
+    return multiply(gates, _without_forget(weight).t()), [of_weight, torch.zeros_like(of_state), of_bias, of_bias]
 
 
 def _without_forget(gates: Tensor) -> Tensor:
