@@ -234,3 +234,10 @@ def _read_edges(edges: Any, form: str) -> Any:
     raise ArgumentTypeError(
         f"edge_index must be a tensor [2, E], a SparseTensor or a sparse CSR tensor, got {type(edges).__name__}"
     )
+
+
+def settle_filter(filter_per_worker: bool | None, data: Any) -> bool:
+    """What PyG makes of None: True unless the graph lies on a GPU. PyG's own word about it sets up logging for all."""
+    if filter_per_worker is None:
+        return not (isinstance(data, Data | HeteroData) and data.is_cuda)
+    return filter_per_worker

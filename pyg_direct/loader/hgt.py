@@ -10,7 +10,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput
 
 from pyg_direct.graph.hetero import HeteroTopo
-from pyg_direct.loader.graph import read_parts
+from pyg_direct.loader.graph import read_parts, settle_filter
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.output import to_general_output
 from pyg_direct.loader.own import OwnSampler
@@ -122,6 +122,6 @@ class HGTLoader(NodeLoader):
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
         sampler = HGTSampler(data, num_samples, is_sorted, device=self.device, placement=self.topology_placement,
                              seed=self.seed, most_neighbors=most_neighbors)  # fmt: skip
-        kwargs["filter_per_worker"] = filter_per_worker
+        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
         self._open_general(data, sampler, input_nodes, None, transform, transform_sampler_output, None, None,
                            store_dtype, kwargs)  # fmt: skip

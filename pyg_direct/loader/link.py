@@ -19,7 +19,7 @@ from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.drawn import Drawn, Output
 from pyg_direct.loader.epochs import ALONE, EpochLoader, settle_workers
 from pyg_direct.loader.general import GeneralLoader
-from pyg_direct.loader.graph import check_graph
+from pyg_direct.loader.graph import check_graph, settle_filter
 from pyg_direct.loader.links import PendingLinks
 from pyg_direct.loader.node import check_input_id, check_times
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
@@ -79,7 +79,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         device = device_for(device, link_sampler)
         self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
-        kwargs["filter_per_worker"] = filter_per_worker
+        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
         self._open_links(data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
                          kwargs)  # fmt: skip
@@ -288,7 +288,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
                 exclude_target_edges=exclude_target_edges, topology_cache=topology_cache)  # fmt: skip
         elif strict_negatives or exclude_target_edges:
             raise ArgumentError("strict_negatives and exclude_target_edges belong to the sampler, if one is given")
-        kwargs["filter_per_worker"] = filter_per_worker
+        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
         self._open_links(data, neighbor_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
                          kwargs)  # fmt: skip

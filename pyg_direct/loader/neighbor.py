@@ -19,7 +19,7 @@ from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, EpochLoader, settle_sharing, settle_workers
-from pyg_direct.loader.graph import count_nodes
+from pyg_direct.loader.graph import count_nodes, settle_filter
 from pyg_direct.loader.hosts import keep_once
 from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds
 from pyg_direct.loader.order import largest_fanout, note_hops
@@ -190,7 +190,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if topology_cache not in (None, "auto"):
             parse_size(topology_cache, 0, "topology_cache")
         self.topology_cache = topology_cache
-        kwargs["filter_per_worker"] = filter_per_worker
+        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
         layer_dependency = check_flag("layer_dependency", layer_dependency)
         plain = is_plain(data, num_neighbors, neighbor_sampler, time_attr, weight_attr,
                          check_flag("disjoint", disjoint), subgraph_type, check_flag("directed", directed))  # fmt: skip

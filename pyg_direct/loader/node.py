@@ -16,7 +16,7 @@ from pyg_direct.features.store import check_store_dtype
 from pyg_direct.loader.drawn import Output
 from pyg_direct.loader.epochs import settle_workers
 from pyg_direct.loader.general import GeneralLoader
-from pyg_direct.loader.graph import check_graph, count_nodes
+from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.sampler import NeighborSampler
@@ -57,7 +57,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         device = device_for(device, node_sampler)
         self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
-        kwargs["filter_per_worker"] = filter_per_worker
+        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
         self._open_general(data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
                            custom_cls, input_id, store_dtype, kwargs)  # fmt: skip
 

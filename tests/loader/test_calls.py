@@ -1,5 +1,7 @@
 """A loader that is called gives the batch around positions, masks and lists of them; PyG's hooks build batches too."""
 
+import logging
+
 import pytest
 import torch
 from torch_geometric.sampler import HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
@@ -141,6 +143,14 @@ def test_collate_fn_that_is_called_by_hand_gives_a_batch_as_pygs(real_device, na
     # As where the second hook was to make the batch.
     assert loader.filter_fn(batch) is batch
     assert mark.seen == [batch]
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_making_a_loader_sets_up_no_logging(monkeypatch, name):
+    # What it does beside where nobody has.
+    monkeypatch.setattr(logging, "debug", lambda *args: pytest.fail("sets up a handler for all loggers"))
+
+    BY_HAND[name](device="cpu")
 
 
 @pytest.mark.parametrize("name", list(BY_HAND)[:5])
