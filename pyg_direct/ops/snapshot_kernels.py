@@ -17,12 +17,12 @@ from pyg_direct.ops.sliced import SlicedCSR
 # over CSR 3.72, 5.43 and 9.02 with 16, 32 and 64 instead of 2.72, 4.57 and 8.27.
 WIDE_ROW, WIDE_ROW_MASKED, WIDE_ROW_ALONE = (16, 32), (64, 64), (16, 128)
 # Edges of a target in the mean below which half as many numbers of the first two are enough: with 2.9 edges on an H200,
-# rows of 8 take 0.38 ms instead of 0.50, under a mask on an H100 rows of 16 0.72 instead of 0.91.
+# rows of 8 take 0.38 ms instead of 0.50.
 _SHORT_ROW = 6
 # Numbers that all edges bring, and those under a mask, below which slices are faster: a sum over CSR takes 25 us more
 # of the host's time, and 100 where a structure was sent for it. On an H100, 8, 15 and 30 million numbers take 106, 131
-# and 212 us over CSR, and 78, 128 and 241 as slices; under a mask 54, 64 and 108 million 111, 190 and 176 instead of
-# 101, 219 and 190.
+# and 212 us over CSR, and 78, 128 and 241 as slices; under a mask 54, 65 and 108 million 111, 199 and 176 instead of
+# 101, 227 and 190.
 MANY_NUMBERS, MANY_MASKED = 2**24, 60_000_000
 # Numbers a thread group that works on narrow rows stages for; wider rows are read in pieces.
 NARROW = min(32, THREADS)
