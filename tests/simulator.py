@@ -19,7 +19,7 @@ from pyg_direct.dynamic import plan
 from pyg_direct.dynamic.tuner import Speeds
 
 # As a GPU's; those of the simulator would take a minute to measure and tell nothing.
-SPEEDS = Speeds(((4e-11, 4e-11, 4e-11, 16e-11, 64e-11),) * 3, 0.0, 1e-6, 1e-6, 5e10)
+SPEEDS = Speeds(((4e-11, 4e-11, 4e-11, 16e-11, 64e-11, 256e-11),) * 3, 0.0, 1e-6, 1e-6, 5e10)
 
 
 class Thread(kernel.BlockThread):

@@ -16,7 +16,7 @@ from pyg_direct.dynamic import stream
 from pyg_direct.dynamic.group import FORMS, GROUP_SIZES, build_group
 from pyg_direct.dynamic.operator import GCN, Factors
 from pyg_direct.dynamic.probe import find_speeds, run_group
-from pyg_direct.dynamic.tuner import Option, choose_groups, find_stacked
+from pyg_direct.dynamic.tuner import Option, choose_groups, find_values
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import SnapshotMatrices
 
@@ -43,12 +43,11 @@ def measure_tuner(sets: Mapping[str, Sequence[Data]], widths: Sequence[int] = WI
         num_nodes = plan.num_nodes
         factors = [plan.factorise(GCN(), t) for t in range(len(signal))]
         speeds = plan.edges.tell_speeds(find_speeds(where))
-        weights = int(any(f.weight is not None for f in factors))
         built = _build(factors, num_nodes)
         for width in widths:
             x = list(torch.randn(len(signal), num_nodes, width, device=where))
             keys = [f.keys for f in factors]
-            options = choose_groups(keys, width, speeds, 0, weights, num_nodes, find_stacked(factors))
+            options = choose_groups(keys, width, speeds, 0, find_values(factors), num_nodes)
             chosen = [(o.first, o.last, o.form if o.last - o.first > 1 else "mask") for o in options]
             seconds = _time_groups(x, built, rounds)
             best = find_best(seconds, 0, len(signal))

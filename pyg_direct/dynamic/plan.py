@@ -25,7 +25,7 @@ from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.probe import find_speeds
 from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.dynamic.timeline import Timeline, trace
-from pyg_direct.dynamic.tuner import Option, choose_groups, find_stacked
+from pyg_direct.dynamic.tuner import Option, choose_groups, find_values
 from pyg_direct.dynamic.turns import take_turns
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.overlap import MAX_GROUP
@@ -124,10 +124,9 @@ class SnapshotPlan:
         if speeds is None or x is None:
             chosen = [Option(low, high, self.form, 0.0, 0.0)]
         else:
-            weights = int(any(f.weight is not None for f in factors))
             channels = x.shape[1:].numel()
             keys = [f.keys for f in factors]
-            chosen = choose_groups(keys, channels, speeds, low, weights, self.num_nodes, find_stacked(factors))
+            chosen = choose_groups(keys, channels, speeds, low, find_values(factors), self.num_nodes)
         built = {}
         for option in chosen if build else ():
             group = factors[option.first - low : option.last - low]

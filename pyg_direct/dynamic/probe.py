@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
@@ -13,10 +14,12 @@ import torch
 from torch import Tensor
 
 from pyg_direct.disk import recall
-from pyg_direct.dynamic.group import build_group
+from pyg_direct.dynamic.group import GROUP_SIZES, build_group
 from pyg_direct.dynamic.operator import Factors
-from pyg_direct.dynamic.speeds import FOOTPRINTS, SCANNED, WIDTHS, Speeds
+from pyg_direct.dynamic.speeds import FOOTPRINTS, LACKING, SCANNED, SCANNED_CSR, TRIED, TRIED_VALUES, WIDTHS, Speeds
+from pyg_direct.dynamic.tuner import expect_options
 from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
+from pyg_direct.ops.overlap import MAX_GROUP, unite
 from pyg_direct.ops.sliced import slice_keys
 from pyg_direct.ops.snapshots import SMALL, SnapshotMatrices, aggregate_snapshots
 
@@ -29,8 +32,12 @@ _MANY = {"cpu": 200_000, "cuda": 10_000_000}
 _PRODUCTS = {"cpu": SMALL, "cuda": 2**22}
 # Bytes that are written, and how often, so that a GPU is busy for two milliseconds.
 _BUSY, _FILLS = 2**28, 24
+# Nodes of a sequence that is aggregated as a whole.
+_TRIED_NODES = 50_000
+# Seconds of an edge that are none, on a line of logarithms.
+_NOTHING = 1e-15
 # Of how they are measured.
-_VERSION = {"cpu": 7, "cuda": 14}
+_VERSION = {"cpu": 8, "cuda": 15}
 
 
 def find_speeds(device: torch.device) -> Speeds:
@@ -44,8 +51,13 @@ def find_speeds(device: torch.device) -> Speeds:
 
     names = {field.name for field in fields(Speeds)}
     kept = recall("snapshots", f"{name} {_VERSION[device.type]}", lambda: asdict(_measure(device)), is_valid)
-    known: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()}
-    return Speeds(**{**known, "seconds_of_edge": tuple(map(tuple, kept["seconds_of_edge"]))})
+    known: dict[str, Any] = {key: _make_tuples(value) for key, value in kept.items()}
+    return Speeds(**known)
+
+
+def _make_tuples(value: Any) -> Any:
+    """What JSON kept as lists."""
+    return tuple(map(_make_tuples, value)) if isinstance(value, list) else value
 
 
 def _measure(device: torch.device) -> Speeds:
@@ -56,8 +68,9 @@ def _measure(device: torch.device) -> Speeds:
     rows = [torch.zeros(2, 1, device=device)] * 2
     here = [partial(run_group, rows, group.to(device)) for group in (alone, split)]
     footprints = FOOTPRINTS[device.type]
-    rate = send = more = again = convert = floor = floor_more = 0.0
-    scans: tuple[float, ...] = ()
+    rate = send = more = convert = csr = floor = floor_more = 0.0
+    scans: tuple[tuple[float, ...], ...] = ()
+    scans_csr: tuple[tuple[float, ...], ...] = ()
     if device.type == "cpu":
         # Alone, as what its size adds is measured.
         call = _time(here[0], device)
@@ -74,6 +87,11 @@ def _measure(device: torch.device) -> Speeds:
         rate = host.numel() / _time(partial(host.to, device), device)
         convert = max(0.0, _time_in_turn(lambda: alone.to(device).pieces[0].csr, device)
                       - _time_in_turn(lambda: alone.to(device), device))  # fmt: skip
+        x, group = torch.zeros(2, 1, 16, device=device), alone.to(device)
+        # Equal at every call are sums over CSR of any number of edges.
+        few_csr, few_slices = (_time_in_turn(partial(aggregate_snapshots, x, group, 0, deterministic=csr), device)
+                               for csr in (True, False))  # fmt: skip
+        csr = max(0.0, few_csr - few_slices)
         floor, floor_two = (_time_behind(work, device) for work in here)
         floor_more = max(0.0, floor_two - floor)
         # There are more features than caches hold wherever it is the numbers that take long; and kernels that pass over
@@ -82,23 +100,32 @@ def _measure(device: torch.device) -> Speeds:
         per_number = (longer - seconds) / (many - some)
         numbers, floor = [per_number] * len(footprints), max(floor, seconds - some * per_number)
     known = Speeds(table, test, call, max(0.0, two - call), rate, few, footprints, send, more, threads, tuple(numbers),
-                   device.type == "cuda", convert_seconds=convert, floor_seconds=floor,
+                   device.type == "cuda", convert_seconds=convert, csr_seconds=csr, floor_seconds=floor,
                    floor_more_seconds=floor_more)  # fmt: skip
     if device.type == "cuda":
-        scans, again = _measure_scans(known, device), _measure_again(known, device)
-    return replace(known, scan_seconds=scans, again_seconds=again)
+        # So few numbers that a union is read as slices, and so many that it is over CSR.
+        scans = _measure_scans(known, SCANNED, footprints[1], device)
+        scans_csr = _measure_scans(known, SCANNED_CSR, footprints[2], device)
+        known = replace(known, scan_seconds=scans, scan_csr_seconds=scans_csr,
+                        again_seconds=_measure_again(known, device))  # fmt: skip
+        known = replace(known, factors=tuple(_measure_factors(known, values, device) for values in TRIED_VALUES))
+    return known
 
 
-def _measure_scans(speeds: Speeds, device: torch.device) -> tuple[float, ...]:
-    """Seconds of an edge that one of eight snapshots has, beyond those of its row, at several widths of all eight."""
-    footprint = speeds.footprints[1]
-    # So few that rows of 64 numbers are read as slices.
-    drawn = [_draw(width, footprint, True, 0.5, device, is_sparse=True) for width in SCANNED]
-    seconds = _subtract([partial(aggregate_snapshots, x, group) for x, group in drawn],
-                        [partial(aggregate_snapshots, x, _empty(group)) for x, group in drawn], device)  # fmt: skip
-    counts = [group.pieces[0].num_edges + group.pieces[0].num_slices for _, group in drawn]
-    return tuple(max(0.0, s / count - speeds.per_edge(width / 8, footprint))
-                 for s, count, width in zip(seconds, counts, SCANNED, strict=True))  # fmt: skip
+def _measure_scans(speeds: Speeds, widths: Sequence[int], footprint: int,
+                   device: torch.device) -> tuple[tuple[float, ...], ...]:  # fmt: skip
+    """Seconds of an edge that some of eight snapshots lack, beyond those of its row; a row for each number of these, at
+    several widths of all eight.
+    """
+    table = []
+    for lacking in LACKING:
+        drawn = [_draw(width, footprint, 8 - lacking, 0.5, device) for width in widths]
+        seconds = _subtract([partial(aggregate_snapshots, x, group) for x, group in drawn],
+                            [partial(aggregate_snapshots, x, _empty(group)) for x, group in drawn], device)  # fmt: skip
+        counts = [group.pieces[0].num_edges + group.pieces[0].num_slices for _, group in drawn]
+        table.append([max(_NOTHING, s / count - speeds.per_edge(width * (1 - lacking / 8), footprint))
+                      for s, count, width in zip(seconds, counts, widths, strict=True)])  # fmt: skip
+    return tuple(map(tuple, table))
 
 
 def _measure_again(speeds: Speeds, device: torch.device) -> float:
@@ -118,13 +145,53 @@ def _measure_again(speeds: Speeds, device: torch.device) -> float:
     return max(0.0, beyond) / numbers
 
 
+def _measure_factors(speeds: Speeds, values: str, device: torch.device) -> tuple[tuple[float, ...], ...]:
+    """How much longer eight snapshots take than expected, in groups of every size and form.
+
+    A tenth of the edges is others from one to the next, and rows are scaled as those of GCN, in each differently.
+    """
+    # Of the device alone.
+    free = replace(speeds, call_seconds=0.0, launch_seconds=0.0, bytes_per_second=0.0)
+    drawn = _draw_edges(_TRIED_NODES, 17 * _TRIED_NODES, device)
+    parts = [drawn[time * _TRIED_NODES :][: 10 * _TRIED_NODES].unique() for time in range(MAX_GROUP)]
+    scales = [torch.rand(_TRIED_NODES, device=device) for _ in parts]
+    weights = [None if values == "ones" else (keys % 8 + (2 + time if values == "stacked" else 2)).float()
+               for time, keys in enumerate(parts)]  # fmt: skip
+    given = [Factors(keys, weight, scale, scale, scale * scale)
+             for keys, weight, scale in zip(parts, weights, scales, strict=True)]  # fmt: skip
+    # As many as a sequence has, so that none is in a cache only as it was read a moment ago.
+    features = [[torch.zeros(_TRIED_NODES, channels, device=device) for _ in parts] for channels in TRIED]
+    table = []
+    for form, sizes in (("mask", GROUP_SIZES), ("split", GROUP_SIZES[1:])):
+        for size in sizes:
+            places = range(0, MAX_GROUP, size)
+            groups = [build_group(given[first : first + size], _TRIED_NODES, form) for first in places]
+            unions = [unite(parts[first : first + size]) for first in places]
+            counts = [sum(keys.numel() for keys in parts[first : first + size]) for first in places]
+            row = []
+            for channels, rows in zip(TRIED, features, strict=True):
+                expected = (option.seconds for union, count in zip(unions, counts, strict=True)
+                            for option in expect_options(union, count, channels, 0, free, values, _TRIED_NODES)
+                            if option.form == form)  # fmt: skip
+                row.append(_time_behind(partial(_run_groups, rows, groups), device, 2) / sum(expected))
+            table.append(tuple(row))
+    return tuple(table)
+
+
+def _run_groups(features: Sequence[Tensor], groups: Sequence[SnapshotMatrices]) -> None:
+    """Aggregate groups of as many snapshots each, one after the other."""
+    size = groups[0].num_snapshots
+    for number, group in enumerate(groups):
+        run_group(features[number * size :], group)
+
+
 def _measure_edges(device: torch.device) -> tuple[tuple[tuple[float, ...], ...], float, float, float]:
     """Seconds of edges, of asking for them, how much longer one thread takes, and seconds until all have begun."""
     footprints = FOOTPRINTS[device.type]
-    cells = [(width, footprint, False, 1) for footprint in footprints for width in WIDTHS]
+    cells = [(width, footprint, 0, 1) for footprint in footprints for width in WIDTHS]
     # Rows of 8 snapshots and 4 numbers in each, all of which each edge has, and as wide ones of one; then four times
     # as many of these.
-    cells += [(32, footprints[0], True, 1), (32, footprints[0], False, 1), (32, footprints[0], False, 4)]
+    cells += [(32, footprints[0], 8, 1), (32, footprints[0], 0, 1), (32, footprints[0], 0, 4)]
     drawn = [_draw(*cell, device) for cell in cells]
     runs: list[Callable[[], Any]] = [partial(aggregate_snapshots, x, group) for x, group in drawn]
     rest: list[Callable[[], Any]] = [partial(aggregate_snapshots, x, _empty(group)) for x, group in drawn]
@@ -210,21 +277,23 @@ def level(table: Sequence[Sequence[float]]) -> list[list[float]]:
     return out
 
 
-def _draw(width: int, footprint: int, is_masked: bool, growth: float, device: torch.device,
-          is_sparse: bool = False) -> tuple[Tensor, SnapshotMatrices]:  # fmt: skip
+def _draw(width: int, footprint: int, having: int, growth: float,
+          device: torch.device) -> tuple[Tensor, SnapshotMatrices]:  # fmt: skip
     """Rows of at most `footprint` bytes in all, and a random graph of them; of `growth` times as many edges.
 
-    With `is_masked` eight snapshots have them all, or with `is_sparse` one of eight each.
+    So many of eight snapshots have each edge; 0 for a single snapshot.
     """
     num_nodes = min(_NODES[device.type], footprint // (4 * width))
     ten_each = min(10 * num_nodes, _MANY[device.type])
     least = max(_EDGES[device.type], _PRODUCTS[device.type] // width, ten_each)
     num_edges = min(int(growth * least), num_nodes * num_nodes // 2)
     keys = _draw_keys(num_nodes, num_edges, device)
-    size = 8 if is_masked else 1
-    presence = torch.full_like(keys, 255, dtype=torch.uint8) if is_masked else None
-    if is_sparse:
-        presence = (1 << torch.arange(keys.numel(), device=device) % 8).to(torch.uint8)
+    presence = None
+    if having:
+        # A byte whose bits that are set go round from edge to edge.
+        bits, turn = (1 << having) - 1, torch.arange(keys.numel(), device=device) % 8
+        presence = ((bits << turn | bits >> (8 - turn)) & 255).to(torch.uint8)
+    size = 8 if having else 1
     piece = slice_keys(keys, num_nodes, None, presence, size)
     x = torch.zeros(num_nodes, size, width // size, device=device)
     return x, SnapshotMatrices((piece,), None, None, None, num_nodes, size)
@@ -234,14 +303,19 @@ def _draw_keys(num_nodes: int, num_edges: int, device: torch.device, seed: int =
     """target * N + source of random edges, ascending and unique; on a GPU few nodes have many, as where sums of slices
     wait for each other and rows of CSR are not alike.
     """
+    return _draw_edges(num_nodes, num_edges, device, seed).unique()
+
+
+def _draw_edges(num_nodes: int, num_edges: int, device: torch.device, seed: int = 0) -> Tensor:
+    """target * N + source of random edges, in no order."""
     generator = torch.Generator(device).manual_seed(seed)
     if device.type == "cpu":
-        return torch.randint(num_nodes * num_nodes, (num_edges,), generator=generator).unique()
+        return torch.randint(num_nodes * num_nodes, (num_edges,), generator=generator)
     drawn = torch.rand(2, num_edges, generator=generator, device=device, dtype=torch.float64).square_()
     target, source = (drawn * num_nodes).long().clamp_(max=num_nodes - 1)
     # Neighbors in number have nothing in common.
     target, source = (torch.randperm(num_nodes, generator=generator, device=device)[i] for i in (target, source))
-    return (target * num_nodes + source).unique()
+    return target * num_nodes + source
 
 
 def _run(work: Callable[[], Any], device: torch.device) -> float:
@@ -265,13 +339,17 @@ def _time(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def _time_in_turn(work: Callable[[], Any], device: torch.device, count: int = 16) -> float:
-    """Seconds of one of several that are begun without waiting for each: the host's, or the device's if more."""
+    """Seconds of one of several that are begun without waiting for each: the host's, or the device's if more.
+
+    The median, as what else the host does is there in every epoch.
+    """
 
     def run_all() -> None:
         for _ in range(count):
             work()
 
-    return _time(run_all, device) / count
+    run_all()
+    return statistics.median(_run(run_all, device) for _ in range(9)) / count
 
 
 def _time_behind(work: Callable[[], Any], device: torch.device, count: int = 8) -> float:

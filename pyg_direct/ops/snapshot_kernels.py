@@ -15,9 +15,9 @@ from pyg_direct.ops.sliced import SlicedCSR
 # 1.11, 2.02 and 7.46; 17 million under a mask 0.85, 1.06 and 1.76 with 4, 8 and 16 instead of 0.65, 1.11 and 2.06. With
 # weights the first take 1.13, 1.57 and 2.58 with 4, 8 and 16 instead of 0.95, 1.57 and 2.75, and 45 million of one each
 # over CSR 3.72, 5.43 and 9.02 with 16, 32 and 64 instead of 2.72, 4.57 and 8.27.
-WIDE_ROW, WIDE_ROW_MASKED, WIDE_ROW_ALONE = (16, 32), (64, 64), (16, 128)
+WIDE_ROW, WIDE_ROW_MASKED, WIDE_ROW_ALONE = (16, 32), (32, 64), (16, 128)
 # Edges of a target in the mean below which half as many numbers of the first two are enough: with 2.9 edges on an H200,
-# rows of 8 take 0.38 ms instead of 0.50.
+# rows of 8 take 0.38 ms instead of 0.50; under a mask on an H100, of 16 0.57 ms instead of 0.78.
 _SHORT_ROW = 6
 # Numbers that all edges bring, and those under a mask, below which slices are faster: a sum over CSR takes 25 us more
 # of the host's time, and 100 where a structure was sent for it. On an H100, 8, 15 and 30 million numbers take 106, 131

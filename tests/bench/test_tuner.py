@@ -35,7 +35,7 @@ def test_the_best_is_the_least_of_all_covers(count, random):
 @pytest.mark.parametrize("slow", ["mask", "split"])
 def test_choices_are_told_beside_the_best(monkeypatch, slow):
     # A device of which one form takes ten times as long, unlike what the tuner knows.
-    monkeypatch.setattr(tuner, "find_speeds", lambda device: Speeds(((1e-9,) * 5,) * 3, 0.0, 1e-6, 1e-6, 0.0))
+    monkeypatch.setattr(tuner, "find_speeds", lambda device: Speeds(((1e-9,) * 6,) * 3, 0.0, 1e-6, 1e-6, 0.0))
     clock = [0.0]
     monkeypatch.setattr(tuner.time, "perf_counter", lambda: clock[0])
 

@@ -112,7 +112,7 @@ def test_edges_stay_on_the_host_where_a_gpu_has_no_room(monkeypatch):
 
 
 def test_speeds_are_those_of_where_structures_are_made(monkeypatch):
-    speeds = Speeds(((1e-9,) * 5,) * 3, 0.0, 1e-6, 1e-6, 8e9)
+    speeds = Speeds(((1e-9,) * 6,) * 3, 0.0, 1e-6, 1e-6, 8e9)
 
     rates = [
         make_edges(monkeypatch, limit=limit, few=few).tell_speeds(speeds).bytes_per_second

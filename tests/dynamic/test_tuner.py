@@ -12,13 +12,13 @@ from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.dynamic.operator import Factors
 from pyg_direct.dynamic.probe import find_speeds, level
 from pyg_direct.dynamic.speeds import Speeds
-from pyg_direct.dynamic.tuner import choose_groups, expect_options, find_stacked
+from pyg_direct.dynamic.tuner import choose_groups, expect_options, find_values
 from pyg_direct.ops import snapshot_kernels
 from pyg_direct.ops.overlap import unite
 from tests.dynamic.test_stream import make_list
 
 # An edge costs as much as its row is wide from 16 numbers on, and launches little.
-SPEEDS = Speeds(((4e-11, 4e-11, 4e-11, 16e-11, 64e-11),) * 3, 0.0, 1e-6, 1e-6, 5e10)
+SPEEDS = Speeds(((4e-11, 4e-11, 4e-11, 16e-11, 64e-11, 256e-11),) * 3, 0.0, 1e-6, 1e-6, 5e10)
 
 
 def make_keys(count, change, size=100_000):
@@ -80,13 +80,18 @@ def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
     assert all(seconds > 0 for row in speeds.seconds_of_edge for seconds in row)
     assert speeds.call_seconds > 0
     assert (speeds.bytes_per_second > 0) == speeds.is_queued == (device.type == "cuda")
-    assert len(speeds.scan_seconds) == (3 if device.type == "cuda" else 0)
+    expected = ([2, 2], [3, 3]) if device.type == "cuda" else ([], [])
+    assert ([*map(len, speeds.scan_seconds)], [*map(len, speeds.scan_csr_seconds)]) == expected
+    assert [[*map(len, table)] for table in speeds.factors] == ([[5] * 7] * 3 if device.type == "cuda" else [])
+    assert all(factor > 0 for table in speeds.factors for row in table for factor in row)
 
 
 def test_speeds_lie_between_those_measured():
-    speeds = Speeds(((1.0, 2.0, 4.0, 8.0, 16.0), (2.0, 4.0, 8.0, 16.0, 32.0), (2.0, 4.0, 8.0, 16.0, 64.0)), 0, 0, 0, 0)
+    table = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), (2.0, 4.0, 8.0, 16.0, 32.0, 64.0), (2.0, 4.0, 8.0, 16.0, 64.0, 256.0)
+    speeds = Speeds(table, 0, 0, 0, 0)
 
-    assert [speeds.per_edge(width) for width in (0, 1, 2, 16, 256, 512)] == pytest.approx([1, 1, 2**0.5, 4, 16, 32])
+    widths = (0, 1, 2, 16, 256, 512, 1024, 2048)
+    assert [speeds.per_edge(width) for width in widths] == pytest.approx([1, 1, 2**0.5, 4, 16, 2**4.5, 32, 64])
     # Of 128 KiB, 1 and 16 MiB, and beyond.
     assert [speeds.per_edge(16, 2**power) for power in (10, 17, 20, 24, 40)] == pytest.approx([4, 4, 8, 8, 8])
     assert speeds.per_edge(256, 2**22) == pytest.approx(32 * 2**0.5)
@@ -131,26 +136,28 @@ def test_what_edges_are_asked_for_counts():
     assert split.seconds == pytest.approx(free.seconds)
 
 
-@pytest.mark.parametrize(("changed", "expected"), [(0, False), (49, False), (51, True), (100, True)])
+@pytest.mark.parametrize(("changed", "expected"), [(0, "shared"), (1, "move"), (49, "move"), (51, "stacked"),
+                                                   (100, "stacked")])  # fmt: skip
 def test_weights_of_their_own_are_found(changed, expected):
     before = Factors(torch.arange(0, 200, 2), torch.ones(100), None, None, None)
     # Edges that only one snapshot has do not count.
     keys = torch.cat([before.keys, torch.arange(201, 401)])
     after = before._replace(keys=keys, weight=torch.where(torch.arange(300) < changed, 2.0, 1.0))
 
-    assert find_stacked([before, after]) == find_stacked([after, before]) == expected
-    assert find_stacked([before._replace(weight=None), after]) == expected
+    assert find_values([before, after]) == find_values([after, before]) == expected
+    assert find_values([before._replace(weight=None), after]) == expected
 
 
 def test_nothing_is_stacked_without_weights_or_edges():
     none = Factors(torch.empty(0, dtype=torch.int64), None, None, None, None)
     ones = none._replace(keys=torch.arange(5))
 
-    assert not find_stacked([none, ones, ones, none._replace(weight=torch.ones(0)), ones])
+    assert find_values([none, ones, ones, ones]) == "ones"
+    assert find_values([none, ones, ones, none._replace(weight=torch.ones(0)), ones]) == "shared"
 
 
 def test_rows_out_of_caches_cost_more():
-    speeds = Speeds(((4e-11,) * 5, (4e-11,) * 5, (4e-8,) * 5), 0.0, 1e-6, 1e-6, 0.0)
+    speeds = Speeds(((4e-11,) * 6, (4e-11,) * 6, (4e-8,) * 6), 0.0, 1e-6, 1e-6, 0.0)
 
     def find_sizes(num_nodes):
         return [o.last - o.first for o in choose_groups(make_keys(8, 0.0), 16, speeds, num_nodes=num_nodes)]
@@ -261,7 +268,7 @@ def test_threads_begin_once_for_each_structure():
 
 
 def test_numbers_that_snapshots_lack_are_paid_for_under_a_mask():
-    speeds = replace(SPEEDS, bytes_per_second=0.0, scan_seconds=(1e-11, 4e-11, 16e-11))
+    speeds = replace(SPEEDS, bytes_per_second=0.0, scan_seconds=((5e-12, 2e-11), (1e-11, 4e-11)))
     apart, alike = unite(make_keys(8, 1.0)), unite(make_keys(8, 0.0))
     edges = apart.keys.numel()
 
@@ -277,6 +284,46 @@ def test_numbers_that_snapshots_lack_are_paid_for_under_a_mask():
     # And splits read what is there.
     assert expect_options(apart, edges, 8, 0, speeds)[1] == expect_options(apart, edges, 8, 0, blind)[1]
     assert [speeds.scan(width, 1 / 8) for width in (8, 16, 32, 512)] == pytest.approx([5e-12, 1e-11, 2e-11, 32e-11])
+    # Half as much where seven of eight have an edge, as much as soon as one in 64 lacks it, and less before.
+    assert [speeds.scan(16, share) for share in (0.5, 7 / 8, 63 / 64, 127 / 128, 1)] == pytest.approx(
+        [7.5e-12, 5e-12, 5e-12, 2.5e-12, 0]
+    )
+
+
+def test_scans_over_csr_take_what_they_took_there(monkeypatch):
+    slices, csr = ((1e-11,) * 2,) * 2, ((1e-11, 2e-11, 8e-11),) * 2
+    speeds = replace(SPEEDS, scan_seconds=slices, scan_csr_seconds=csr, bytes_per_second=0.0)
+    blind = replace(speeds, scan_seconds=(), scan_csr_seconds=())
+    apart = unite(make_keys(8, 1.0))
+    edges = apart.keys.numel()
+
+    def find_scans(many):
+        monkeypatch.setattr(snapshot_kernels, "MANY_MASKED", many)
+        sides = (expect_options(apart, edges, 32, 0, known)[0].seconds for known in (speeds, blind))
+        return next(sides) - next(sides)
+
+    assert find_scans(1) == pytest.approx(edges * 2e-11, rel=0.01)
+    # As wide as four times the widest that was measured.
+    assert find_scans(2**60) == pytest.approx(edges * 4e-11, rel=0.01)
+    widths = (32, 64, 256, 512, 2048)
+    assert [speeds.scan(n, 1 / 8, True) for n in widths] == pytest.approx([5e-12, 1e-11, 2e-11, 4e-11, 16e-11])
+
+
+@pytest.mark.parametrize(("values", "mask", "split"), [("ones", 1, 1), ("shared", 10, 10), ("move", 100, 10),
+                                                       ("stacked", 100, 100)])  # fmt: skip
+def test_whole_groups_take_longer_than_their_parts_as_was_tried(values, mask, split):
+    tables = [tuple((k * row, 4 * k * row, 1.0, 1.0, 1.0) for row in range(1, 8)) for k in (1.0, 10.0, 100.0)]
+    speeds = replace(SPEEDS, call_seconds=0.0, launch_seconds=0.0, bytes_per_second=0.0)
+
+    for size, rows in ((1, [1]), (2, [2, 5]), (3, [3, 6]), (4, [3, 6]), (8, [4, 7])):
+        union = unite(make_keys(size, 0.5))
+        plain, longer = (expect_options(union, size * 100_000, 4, 0, known, values)
+                         for known in (speeds, replace(speeds, factors=tuple(tables))))  # fmt: skip
+
+        # 4 numbers lie in the middle of 2 and 8.
+        assert [b.seconds / a.seconds for a, b in zip(plain, longer, strict=True)] == pytest.approx(
+            [2.0 * tried * row for tried, row in zip((mask, split), rows, strict=False)]
+        )
 
 
 def test_a_second_structure_reads_results_again():
@@ -292,7 +339,7 @@ def test_a_second_structure_reads_results_again():
     assert split.seconds - other_split.seconds == pytest.approx(1e-9 * 1000 * 2 * 4)
 
 
-@pytest.mark.parametrize("scan_seconds", [(), (1e-11, 4e-11, 16e-11)])
+@pytest.mark.parametrize("scan_seconds", [(), ((1e-11, 4e-11),) * 2])
 def test_snapshots_without_edges_take_what_is_asked_for(scan_seconds):
     (option,) = choose_groups(make_keys(8, 0.0, 0), 16, replace(SPEEDS, scan_seconds=scan_seconds))
 
@@ -300,23 +347,30 @@ def test_snapshots_without_edges_take_what_is_asked_for(scan_seconds):
     assert 0 < option.seconds < 1e-4
 
 
+@pytest.mark.parametrize("field", ["convert_seconds", "csr_seconds"])
 @pytest.mark.parametrize(("channels", "weights", "many", "structures"), [
     (4, 0, 1, (0, 0)), (8, 0, 1, (0, 1)), (32, 0, 1, (1, 2)), (32, 0, 2**40, (0, 0)),
     (8, 1, 1, (0, 0)), (32, 1, 1, (1, 1)), (128, 1, 1, (1, 2)),
 ])  # fmt: skip
-def test_structures_that_are_sent_are_made_csr_for_wide_rows_of_many_edges(channels, weights, many, structures,
-                                                                           monkeypatch):  # fmt: skip
+def test_wide_rows_of_many_edges_take_what_csr_does(channels, weights, many, structures, field, monkeypatch):
     for name in ("MANY_NUMBERS", "MANY_MASKED"):
         monkeypatch.setattr(snapshot_kernels, name, many)
     union = unite(make_keys(2, 0.5))
 
     quick, slow = (
-        expect_options(union, 200_000, channels, 0, replace(SPEEDS, convert_seconds=seconds, is_queued=False), weights)
+        expect_options(
+            union,
+            200_000,
+            channels,
+            0,
+            replace(SPEEDS, **{field: seconds}, is_queued=False),
+            "shared" if weights else "ones",
+        )
         for seconds in (0.0, 1e-3)
     )
 
-    # Edges that both have are made CSR from 16 numbers on in all, or 32 with weights; under a mask from 64; others of
-    # 16 in one, or 128.
+    # Edges that both have are made CSR from 16 numbers on in all, or 32 with weights; under a mask from 32, or 64; and
+    # others of 16 in one, or 128.
     more = [b.seconds - a.seconds for a, b in zip(quick, slow, strict=True)]
     assert more == pytest.approx([count * 1e-3 for count in structures])
 

@@ -78,8 +78,9 @@ def test_a_part_of_a_group_takes_its_own_weights(weighted, form):
     ("split", 4, 2, 3000, False, "wide"), ("split", 4, 4, 3000, False, "rows"), ("split", 1, 16, 3000, False, "rows"),
     ("split", 4, 2, 300, False, "rows"), ("split", 4, 1, 300, False, "wide"),
     ("split", 4, 4, 3000, True, "wide"), ("split", 4, 8, 3000, True, "rows"),
-    ("mask", 4, 8, 3000, False, "wide"), ("mask", 4, 16, 3000, True, "rows"),
-    ("mask", 4, 8, 300, False, "rows"), ("mask", 4, 4, 300, True, "wide"),
+    ("mask", 4, 4, 3000, False, "wide"), ("mask", 4, 8, 3000, False, "rows"),
+    ("mask", 4, 8, 3000, True, "wide"), ("mask", 4, 16, 3000, True, "rows"),
+    ("mask", 4, 2, 300, False, "wide"), ("mask", 4, 4, 300, False, "rows"), ("mask", 4, 4, 300, True, "wide"),
 ])  # fmt: skip
 def test_wide_rows_of_many_edges_are_summed_over_csr(form, count, channels, edges, weighted, expected, monkeypatch):
     group, _ = build(count, Sum(), weighted, 0.1 if form == "mask" else 0, form=form, edges=edges)
