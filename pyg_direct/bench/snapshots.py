@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter
 
-from pyg_direct.bench.limits import device_copy_rate
+from pyg_direct.bench.limits import device_copy_rate, random_read_rate
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.datasets.dynamic import DynamicShape, draw_snapshots
@@ -64,6 +64,11 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
         best, moved = seconds[form], count_bytes(groups[form], width)
         yield Row.of(f"{case}/F={width}", "best form, with ids", "TB/s", [moved / s / 1e12 for s in best], limit,
                      "device copy", "a row, an id and bits for each edge, and results, read and written")  # fmt: skip
+        # Narrow rows: a read at a random place takes 32 bytes of memory, however few are needed.
+        read = sum(piece.num_edges for piece in groups[form].pieces)
+        reads = random_read_rate("cuda", 8 * (x.numel() // 2)) / 1e9 if device == "cuda" else None
+        yield Row.of(f"{case}/F={width}", "best form, rows read", "G/s", [read / s / 1e9 for s in best], reads,
+                     "random reads of 8 bytes, in as large a table")  # fmt: skip
         moved = sum(f.keys.numel() for f in factors) * 4 * width + 2 * x.numel() * 4
         yield Row.of(f"{case}/F={width}", "best form, gathered", "TB/s", [moved / s / 1e12 for s in best], limit,
                      "device copy")  # fmt: skip
