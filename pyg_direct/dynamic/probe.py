@@ -154,7 +154,7 @@ def _measure_factors(speeds: Speeds, values: str, device: torch.device) -> tuple
     free = replace(speeds, call_seconds=0.0, launch_seconds=0.0, bytes_per_second=0.0)
     drawn = _draw_edges(_TRIED_NODES, 17 * _TRIED_NODES, device)
     parts = [drawn[time * _TRIED_NODES :][: 10 * _TRIED_NODES].unique() for time in range(MAX_GROUP)]
-    scales = [torch.rand(_TRIED_NODES, device=device) for _ in parts]
+    scales = [torch.linspace(0.5, 1.0 + time, _TRIED_NODES, device=device) for time in range(MAX_GROUP)]
     weights = [None if values == "ones" else (keys % 8 + (2 + time if values == "stacked" else 2)).float()
                for time, keys in enumerate(parts)]  # fmt: skip
     given = [Factors(keys, weight, scale, scale, scale * scale)

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -73,10 +74,14 @@ def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
     for sizes in ("_NODES", "_EDGES", "_PRODUCTS", "_MANY"):
         monkeypatch.setattr(f"pyg_direct.dynamic.probe.{sizes}", {device.type: 10_000})
+    read = partial(torch.cuda.get_rng_state, device) if device.type == "cuda" else torch.get_rng_state
+    state = read()
 
     speeds = find_speeds(device)
 
     assert find_speeds(device) == speeds
+    # Whatever is drawn, a script that has set its seed draws what it would have.
+    assert torch.equal(read(), state)
     assert all(seconds > 0 for row in speeds.seconds_of_edge for seconds in row)
     assert speeds.call_seconds > 0
     assert (speeds.bytes_per_second > 0) == speeds.is_queued == (device.type == "cuda")
