@@ -151,7 +151,7 @@ def _measure_factors(speeds: Speeds, values: str, device: torch.device) -> tuple
     A tenth of the edges is others from one to the next, and rows are scaled as those of GCN, in each differently.
     """
     # Of the device alone.
-    free = replace(speeds, call_seconds=0.0, launch_seconds=0.0, bytes_per_second=0.0)
+    free = replace(speeds, call_seconds=0.0, launch_seconds=0.0, csr_seconds=0.0, bytes_per_second=0.0)
     drawn = _draw_edges(_TRIED_NODES, 17 * _TRIED_NODES, device)
     parts = [drawn[time * _TRIED_NODES :][: 10 * _TRIED_NODES].unique() for time in range(MAX_GROUP)]
     scales = [torch.linspace(0.5, 1.0 + time, _TRIED_NODES, device=device) for time in range(MAX_GROUP)]
@@ -165,8 +165,9 @@ def _measure_factors(speeds: Speeds, values: str, device: torch.device) -> tuple
     for form, sizes in (("mask", GROUP_SIZES), ("split", GROUP_SIZES[1:])):
         for size in sizes:
             places = range(0, MAX_GROUP, size)
-            groups = [build_group(given[first : first + size], _TRIED_NODES, form) for first in places]
             unions = [unite(parts[first : first + size]) for first in places]
+            groups = [build_group(given[first : first + size], _TRIED_NODES, form, union=union)
+                      for first, union in zip(places, unions, strict=True)]  # fmt: skip
             counts = [sum(keys.numel() for keys in parts[first : first + size]) for first in places]
             row = []
             for channels, rows in zip(TRIED, features, strict=True):

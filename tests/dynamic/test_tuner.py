@@ -314,6 +314,22 @@ def test_scans_over_csr_take_what_they_took_there(monkeypatch):
     assert [speeds.scan(n, 1 / 8, True) for n in widths] == pytest.approx([5e-12, 1e-11, 2e-11, 4e-11, 16e-11])
 
 
+@pytest.mark.parametrize("values", ["ones", "shared", "stacked"])
+def test_what_whole_groups_take_is_told_of_the_device_alone(values, monkeypatch):
+    monkeypatch.setattr(probe, "_TRIED_NODES", 200)
+    monkeypatch.setattr(snapshot_kernels, "MANY_NUMBERS", 1)
+    # Each plan takes a second on the clock of this device, and runs.
+    monkeypatch.setattr(probe, "_time_behind", lambda work, device, count: (work(), 1.0)[1])
+
+    quick, slow = (probe._measure_factors(replace(SPEEDS, csr_seconds=seconds), values, torch.device("cpu"))
+                   for seconds in (0.0, 1.0))  # fmt: skip
+
+    assert [len(row) for row in quick] == [5] * 7
+    assert quick == slow
+    # What was expected of wider rows is more, and a second a smaller part of it.
+    assert all(row == tuple(sorted(row, reverse=True)) for row in quick)
+
+
 @pytest.mark.parametrize(("values", "mask", "split"), [("ones", 1, 1), ("shared", 10, 10), ("move", 100, 10),
                                                        ("stacked", 100, 100)])  # fmt: skip
 def test_whole_groups_take_longer_than_their_parts_as_was_tried(values, mask, split):
