@@ -24,58 +24,53 @@ struct Given {
     const float4 *x, *own;
     const int *ends, *row;
     const float *weight, *column, *scale, *diagonal;
-    const unsigned char *presence;
-    int num_weights, size, channels, pieces, piece, longest, adds, low;
+    int num_weights, size, channels, pieces, piece, longest, adds, shift, low;
 };
 
-// Whether an edge is there for each of a piece's four numbers, a bit each, from one bit a snapshot.
-__device__ __forceinline__ unsigned bits_of(unsigned presence, unsigned snapshots)
-{
-    unsigned bits = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) bits |= (presence >> (snapshots >> 8 * i & 0xff) & 1) << i;
-    return bits;
-}
+// Who is asked whether they have an edge: nobody, the one snapshot that a piece belongs to, or those of its numbers.
+enum Mask { ALL, ONE, SEVERAL };
 
-// Ids of the next edges are asked for while rows of these are on their way, as in aggregate.cu, and with MASKED who has
-// these edges.
-template <bool WEIGHTED, bool MASKED>
+// Ids of the next edges are asked for while rows of these are on their way, as in aggregate.cu.
+template <bool WEIGHTED, int MASK>
 __device__ __forceinline__ void sum_scaled(const Given &given, int place, int target, int e, int last, int count)
 {
-    const int ROWS = WEIGHTED || MASKED ? 4 : 5;
-    // The snapshot of the piece, where weights of snapshots are asked for; and of each of its numbers, a byte each.
-    const int head = WEIGHTED ? 4 * given.piece / given.channels : 0;
-    unsigned snapshots = 0;
+    const int ROWS = WEIGHTED ? 4 : 5;
+    // The snapshot of the piece, and the bits of those of its numbers.
+    const int head = WEIGHTED || MASK ? 4 * given.piece / given.channels : 0;
+    unsigned bit[4] = {}, bits = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        if (MASKED) snapshots |= (unsigned)((4 * given.piece + i) / given.channels + given.low) << 8 * i;
+    for (int i = 0; i < 4; ++i) {
+        if (MASK == SEVERAL) bit[i] = 1u << (4 * given.piece + i) / given.channels - head;
+        bits |= bit[i];
+    }
+    if (MASK == ONE) bits = 1;
     int degree = last - e, after = last;
     if (count > 1) after = given.ends[target + 2];
     if (place < 0 && degree > given.longest) e = last;
-    // Four bits an edge.
-    unsigned source[ROWS], coming = 0;
+    unsigned source[ROWS];
 #pragma unroll
     for (int u = 0; u < ROWS; ++u) {
-        if (e + u < last) {
-            source[u] = (unsigned)given.row[e + u];
-            if (MASKED) coming |= bits_of(given.presence[e + u], snapshots) << 4 * u;
-        }
+        source[u] = 0;
+        if (e + u < last) source[u] = (unsigned)given.row[e + u];
     }
     float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     while (true) {
         float4 value[ROWS];
         float share[ROWS];
-        const unsigned present = coming;
+        // Four bits an edge.
+        unsigned present = 0;
 #pragma unroll
         for (int u = 0; u < ROWS; ++u) {
             value[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f), share[u] = 1.0f;
-            if (MASKED ? (present >> 4 * u & 15) != 0 : e + u < last) {
-                value[u] = given.x[(u64)source[u] * (unsigned)given.pieces + (unsigned)given.piece];
+            const unsigned there = MASK ? source[u] >> given.shift + given.low + head & bits : e + u < last;
+            if (there) {
+                const u64 from = MASK ? source[u] & (1u << given.shift) - 1 : source[u];
+                value[u] = given.x[from * (unsigned)given.pieces + (unsigned)given.piece];
                 if (WEIGHTED && given.weight != nullptr)
                     share[u] = given.weight[(long long)(e + u) * given.num_weights + (given.num_weights > 1 ? head : 0)];
-                if (WEIGHTED && given.column != nullptr)
-                    share[u] *= given.column[(u64)source[u] * (unsigned)given.size + head];
+                if (WEIGHTED && given.column != nullptr) share[u] *= given.column[from * (unsigned)given.size + head];
             }
+            if (MASK == SEVERAL) present |= there << 4 * u;
         }
         const bool ends_here = e + ROWS >= last;
         int next = e + ROWS, next_last = last, next_degree = degree;
@@ -84,22 +79,20 @@ __device__ __forceinline__ void sum_scaled(const Given &given, int place, int ta
             if (next_degree > given.longest) next = next_last;
             if (count > 2) after = given.ends[target + 3];
         }
-        coming = 0;
 #pragma unroll
         for (int u = 0; u < ROWS; ++u) {
-            if (next + u < next_last) {
-                source[u] = (unsigned)given.row[next + u];
-                if (MASKED) coming |= bits_of(given.presence[next + u], snapshots) << 4 * u;
-            }
+            source[u] = 0;
+            if (next + u < next_last) source[u] = (unsigned)given.row[next + u];
         }
 #pragma unroll
         for (int u = 0; u < ROWS; ++u) {
-            if (MASKED) {
+            if (MASK == SEVERAL) {
                 // What is not there brings nothing, not even what is not a number.
-                if (present >> 4 * u & 1) total.x += share[u] * value[u].x;
-                if (present >> 4 * u & 2) total.y += share[u] * value[u].y;
-                if (present >> 4 * u & 4) total.z += share[u] * value[u].z;
-                if (present >> 4 * u & 8) total.w += share[u] * value[u].w;
+                const unsigned there = present >> 4 * u;
+                if (there & bit[0]) total.x += share[u] * value[u].x;
+                if (there & bit[1]) total.y += share[u] * value[u].y;
+                if (there & bit[2]) total.z += share[u] * value[u].z;
+                if (there & bit[3]) total.w += share[u] * value[u].w;
             } else if (WEIGHTED) {
                 total.x += share[u] * value[u].x, total.y += share[u] * value[u].y;
                 total.z += share[u] * value[u].z, total.w += share[u] * value[u].w;
@@ -133,12 +126,13 @@ __device__ __forceinline__ void sum_scaled(const Given &given, int place, int ta
 // Piece `piece` of the sums of `count` targets in a row, of which `target`, the first, has edges [first, last); those of
 // more than `longest` edges are left out. A `place` of zero or more is that in `partials` of the plain sum of a slice,
 // of any length.
-// Null addresses stand for ones, a null `diagonal` for zeros, a null `presence` for all; `size` times `channels` numbers
-// are `pieces` pieces, and where there are weights for each snapshot or a `column`, no piece belongs to two snapshots.
-// Bit `low` of `presence` is of the first snapshot. With `adds`, `out` holds something already.
+// Null addresses stand for ones, a null `diagonal` for zeros; `size` times `channels` numbers are `pieces` pieces, and
+// where there are weights for each snapshot or a `column`, no piece belongs to two snapshots. With a `shift`, the bits of
+// `row` from there on tell which snapshots have an edge, bit `low` of these whether the first does; without, all have all.
+// With `adds`, `out` holds something already.
 extern "C" __device__ int sum_scaled_16(int *, u64 out, u64 partials, u64 x, u64 own, u64 ends, u64 row, u64 weight,
-                                        u64 column, u64 scale, u64 diagonal, u64 presence, int num_weights, int size,
-                                        int channels, int pieces, int piece, int longest, int adds, int low, int place,
+                                        u64 column, u64 scale, u64 diagonal, int num_weights, int size, int channels,
+                                        int pieces, int piece, int longest, int adds, int shift, int low, int place,
                                         int target, int first, int last, int count)
 {
     const Given given = {
@@ -147,15 +141,17 @@ extern "C" __device__ int sum_scaled_16(int *, u64 out, u64 partials, u64 x, u64
         reinterpret_cast<const int *>(ends),       reinterpret_cast<const int *>(row),
         reinterpret_cast<const float *>(weight),   reinterpret_cast<const float *>(column),
         reinterpret_cast<const float *>(scale),    reinterpret_cast<const float *>(diagonal),
-        reinterpret_cast<const unsigned char *>(presence),
-        num_weights, size, channels, pieces, piece, longest, adds, low};
+        num_weights, size, channels, pieces, piece, longest, adds, shift, low};
     const bool weighted = weight != 0 || column != 0;
-    if (presence == 0) {
-        if (weighted) sum_scaled<true, false>(given, place, target, first, last, count);
-        else sum_scaled<false, false>(given, place, target, first, last, count);
+    if (shift == 0) {
+        if (weighted) sum_scaled<true, ALL>(given, place, target, first, last, count);
+        else sum_scaled<false, ALL>(given, place, target, first, last, count);
+    } else if (channels % 4 == 0) {
+        if (weighted) sum_scaled<true, ONE>(given, place, target, first, last, count);
+        else sum_scaled<false, ONE>(given, place, target, first, last, count);
     } else {
-        if (weighted) sum_scaled<true, true>(given, place, target, first, last, count);
-        else sum_scaled<false, true>(given, place, target, first, last, count);
+        if (weighted) sum_scaled<true, SEVERAL>(given, place, target, first, last, count);
+        else sum_scaled<false, SEVERAL>(given, place, target, first, last, count);
     }
     return 0;
 }

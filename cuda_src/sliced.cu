@@ -13,9 +13,9 @@ __device__ __forceinline__ void add_slice(const uint4 *z, const int *col, const 
                                           unsigned pieces, float *total)
 {
     const int IN_FLIGHT = 4;
-    unsigned mask = 0;
+    unsigned mask = 0, bit[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) mask |= 1u << snapshot[i];
+    for (int i = 0; i < 4; ++i) mask |= bit[i] = 1u << snapshot[i];
     for (int e = 0; e < count; e += IN_FLIGHT) {
         unsigned source[IN_FLIGHT], bits[IN_FLIGHT];
         uint4 raw[IN_FLIGHT];
@@ -47,8 +47,13 @@ __device__ __forceinline__ void add_slice(const uint4 *z, const int *col, const 
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const float share = num_weights == 0 ? 1.0f : shares[num_weights > 1 ? snapshot[i] : 0];
-                    if ((bits[u] >> snapshot[i] & 1) && share != 0.0f) total[i] += share * value[i];
+                    if (!(bits[u] & bit[i])) continue;
+                    if (num_weights == 0) {
+                        total[i] += value[i];
+                        continue;
+                    }
+                    const float share = shares[num_weights > 1 ? snapshot[i] : 0];
+                    if (share != 0.0f) total[i] += share * value[i];
                 }
             }
         }

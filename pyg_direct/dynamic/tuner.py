@@ -19,7 +19,7 @@ from pyg_direct.dynamic.operator import Factors
 from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.ops.overlap import EdgeUnion, merge_unions
 from pyg_direct.ops.sliced import SLICE
-from pyg_direct.ops.snapshot_kernels import WIDE_ROW, WIDE_ROW_ALONE, WIDE_ROW_MASKED, is_summed_over_csr
+from pyg_direct.ops.snapshot_kernels import is_summed_over_csr
 
 
 class Option(NamedTuple):
@@ -94,8 +94,7 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     union_bytes = all_edges * (5 + 4 * weights["mask"]) + 8 * slices
     # Rows of snapshots that have not an edge are not read.
     mean_width = channels * num_edges / max(1, all_edges)
-    least = (WIDE_ROW if size == 1 else WIDE_ROW_MASKED)[weighted]
-    is_csr = is_summed_over_csr(all_edges, size * channels, least, size > 1)
+    is_csr = is_summed_over_csr("mask" if size > 1 else "all", all_edges, num_nodes, size * channels, weighted)
     scanned = 0.0
     if size > 1:
         present = num_edges / (all_edges * size) if all_edges else 1.0
@@ -108,8 +107,8 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     # Edges that have a weight for each snapshot are added up snapshot by snapshot.
     scanned = shared * size * speeds.test_seconds if modes["split"] == "stacked" else 0.0
     parts = [(shared, shared_slices, size * channels), (rest, rest_slices, channels)]
-    num_csr = int(is_summed_over_csr(shared, size * channels, WIDE_ROW[weighted]))
-    num_csr += is_summed_over_csr(rest, channels, WIDE_ROW_ALONE[weighted])
+    num_csr = int(is_summed_over_csr("all", shared, num_nodes, size * channels, weighted))
+    num_csr += is_summed_over_csr("one", rest, size * num_nodes, channels, weighted)
     seconds = sum_up("split", parts, scanned, split_bytes, num_csr)
     return [mask, Option(first, first + size, "split", seconds, rate)]
 

@@ -1,9 +1,10 @@
 """Sums over CSR of rows that several snapshots hold side by side, scaled before and after in one pass.
 
 out[i, t] = rest[i, t] + scale[i, t] * sum over the edges e of i of weight(e, t) * column[row[e], t] * x[row[e], t],
-where `rest` is diagonal[i, t] * own[i, t], or with `adds` what `out` held, and the edges are those that snapshot t has,
-a bit of `presence`. Rows are fp32, aligned, a multiple of 16 bytes wide. Addresses of zero stand for ones, a `diagonal`
-of zero for zeros, a `presence` of zero for all. Equal calls give equal results; see `kernels/span.py` for long rows.
+where `rest` is diagonal[i, t] * own[i, t], or with `adds` what `out` held, and the edges are those that snapshot t has:
+with a `shift`, bit `shift` + `low` + t of what `row` holds of an edge. Rows are fp32, aligned, a multiple of 16 bytes
+wide. Addresses of zero stand for ones, a `diagonal` of zero for zeros. Equal calls give equal results; see
+`kernels/span.py` for long rows.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from pyg_direct.kernels.jit import THREADS, cuda, device_function, gpu_kernel
 from pyg_direct.kernels.span import find_item, slice_length, span_of
 
 sum_scaled_16 = device_function(
-    "sum_scaled_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4"
+    "sum_scaled_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4"
 )
 
 
-@gpu_kernel("u8 i4[] u8 u8 u8 i4 u8 u8 u8 u8 u8 i4 i8 i8 i8 i4 i4 i4 i4 i4 i4 i4[] i4[] i4 u8 u8",
+@gpu_kernel("u8 i4[] u8 u8 u8 i4 u8 u8 u8 u8 i4 i4 i8 i8 i8 i4 i4 i4 i4 i4 i4 i4[] i4[] i4 u8 u8",
             sources=("aggregate", "scaled"), resident_blocks=4)  # fmt: skip
-def sum_scaled_rows_gpu(x, indptr, ends, row, weight, num_weights, column, scale, own, diagonal, presence, low,
+def sum_scaled_rows_gpu(x, indptr, ends, row, weight, num_weights, column, scale, own, diagonal, shift, low,
                         num_edges, num_targets, num_runs, run, size, channels, pieces, longest, adds, slices, counts,
                         helpers, partials, out):  # fmt: skip
-    """`x`, `ends` (of `indptr`), `row`, `presence` and all that scales are addresses, `out` and `partials` too.
+    """`x`, `ends` (of `indptr`), `row` and all that scales are addresses, `out` and `partials` too.
 
     A thread sees to one piece of `run` targets in a row. `helpers` more for each piece share out the slices of rows of
     more than `longest` edges, whose plain sums go to `partials`. `weight` begins at the first snapshot that `x` holds.
@@ -44,8 +45,8 @@ def sum_scaled_rows_gpu(x, indptr, ends, row, weight, num_weights, column, scale
                 item = num_targets + place
                 target, first, last, _, _ = find_item(indptr, num_edges, num_targets, slices, counts, item)
                 count = np.int32(1)
-            sum_scaled_16(out, partials, x, own, ends, row, weight, column, scale, diagonal, presence, num_weights,
-                          size, channels, pieces, piece, longest, adds, low, place, np.int32(target), np.int32(first),
+            sum_scaled_16(out, partials, x, own, ends, row, weight, column, scale, diagonal, num_weights, size,
+                          channels, pieces, piece, longest, adds, shift, low, place, np.int32(target), np.int32(first),
                           np.int32(last), count)  # fmt: skip
             if place < 0:
                 break

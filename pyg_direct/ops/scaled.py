@@ -26,16 +26,18 @@ class CSR(NamedTuple):
         indptr: Offsets, int32 `[T + 1]`.
         row: Source of each edge, int32 `[E]`.
         long_rows: Room for the slices of long rows.
+        shift: From this bit of `row` on, a bit for each snapshot that has an edge; 0 where all have all.
     """
 
     indptr: Tensor
     row: Tensor
     long_rows: LongRows
+    shift: int = 0
 
     @classmethod
-    def of(cls, indptr: Tensor, row: Tensor, sizes: tuple[int, int] | None = None) -> CSR:
+    def of(cls, indptr: Tensor, row: Tensor, sizes: tuple[int, int] | None = None, shift: int = 0) -> CSR:
         """List the long rows on the device; `sizes` are how many there are, and slices of them, at most."""
-        return cls(indptr, row, LongRows.of(indptr, row.numel(), indptr.numel() - 1, -1, sizes))
+        return cls(indptr, row, LongRows.of(indptr, row.numel(), indptr.numel() - 1, -1, sizes), shift)
 
 
 def scales_here(channels: int) -> bool:
@@ -44,23 +46,20 @@ def scales_here(channels: int) -> bool:
 
 
 def sum_scaled(x: Tensor, csr: CSR, weight: Tensor | None, low: int, column: Tensor | None, scale: Tensor | None,
-               own: Tensor, diagonal: Tensor | None, out: Tensor | None = None,
-               presence: Tensor | None = None) -> Tensor:  # fmt: skip
+               own: Tensor, diagonal: Tensor | None, out: Tensor | None = None) -> Tensor:  # fmt: skip
     """`[T, S, F]` on a GPU: the sums, or `out` with them added.
 
     Args:
         x: fp32 `[T, S, F]`, contiguous and aligned to 16 bytes; S * F a multiple of 4.
-        csr: Edges between the same rows.
+        csr: Edges between the same rows; where it tells which snapshots have them, `low` is the first of `x`.
         weight: fp32 `[E, 1]`, or `[E, S']` of a group whose snapshot `low` is the first of `x`, where F is a multiple
             of 4; None for ones.
-        low: See there, and `presence`.
+        low: See there.
         column: fp32 `[T, S]` that sources are multiplied with, where F is a multiple of 4; None for ones.
         scale: fp32 `[T, S]` that sums are multiplied with; None for ones.
         own: Rows as `x` (or `x`) that `diagonal` is multiplied with and that are added for each target.
         diagonal: fp32 `[T, S]`; None for zeros, and where there is an `out`.
         out: What is added to, `[T, S, F]`.
-        presence: Which snapshots have an edge, one bit each, uint8 `[E]`; bit `low` is of the first of `x`. None for
-            all.
     """
     num_targets, size, channels = x.shape
     assert out is None or diagonal is None, "the diagonal is part of what is there"
@@ -77,8 +76,8 @@ def sum_scaled(x: Tensor, csr: CSR, weight: Tensor | None, low: int, column: Ten
     blocks = -(-(num_runs + helpers) * pieces // THREADS)
     run_gpu(kernels.sum_scaled_rows_gpu, max(1, blocks), x.data_ptr(), csr.indptr, csr.indptr.data_ptr(),
             csr.row.data_ptr(), address_of(weight) + 4 * first, num_weights, address_of(column), address_of(scale),
-            own.data_ptr(), address_of(diagonal), address_of(presence), low, num_edges, num_targets, num_runs, run,
-            size, channels, pieces, LONG_ROW if helpers else _MOST, adds, long_rows.slices, long_rows.counts, helpers,
+            own.data_ptr(), address_of(diagonal), csr.shift, low, num_edges, num_targets, num_runs, run, size, channels,
+            pieces, LONG_ROW if helpers else _MOST, adds, long_rows.slices, long_rows.counts, helpers,
             partials.data_ptr(), out.data_ptr())  # fmt: skip
     if helpers:
         none = x.new_empty(0)

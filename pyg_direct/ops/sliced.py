@@ -95,8 +95,12 @@ class SlicedCSR(Arrays):
 
     @cached_property
     def csr(self) -> CSR:
-        """`to_csr` on a GPU, kept."""
-        return CSR.of(*self.to_csr(), self.long_rows)
+        """`to_csr` on a GPU, kept; where snapshots lack edges, the uppermost bits of sources tell who has them."""
+        indptr, cols = self.to_csr()
+        if self.presence is None:
+            return CSR.of(indptr, cols, self.long_rows)
+        shift = 32 - self.num_snapshots
+        return CSR.of(indptr, torch.add(cols, self.presence, alpha=1 << shift), self.long_rows, shift)
 
     @cached_property
     def loop_arrays(self) -> tuple[Any, ...]:

@@ -12,18 +12,22 @@ from pyg_direct.ops.sliced import SlicedCSR
 # edges are under a mask, and where they belong to one; and where edges have weights. With GCN's factors on an H100, of
 # 4 snapshots with 880,000 nodes, 9.5 million edges that all have and as slices 14 million of one each take 0.75 ms with
 # 4 numbers a snapshot, and 0.81 if all are slices; over CSR these take 1.11, 1.84 and 6.39 with 8, 16 and 64 instead of
-# 1.11, 2.02 and 7.46; 17 million under a mask 0.85, 1.06 and 1.76 with 4, 8 and 16 instead of 0.65, 1.11 and 2.06. With
-# weights the first take 1.13, 1.57 and 2.58 with 4, 8 and 16 instead of 0.95, 1.57 and 2.75, and 45 million of one each
-# over CSR 3.72, 5.43 and 9.02 with 16, 32 and 64 instead of 2.72, 4.57 and 8.27.
-WIDE_ROW, WIDE_ROW_MASKED, WIDE_ROW_ALONE = (16, 32), (32, 64), (16, 128)
+# 1.11, 2.02 and 7.46. With weights the first take 1.13, 1.57 and 2.58 with 4, 8 and 16 instead of 0.95, 1.57 and 2.75,
+# and 45 million of one each over CSR 3.72, 5.43 and 9.02 with 16, 32 and 64 instead of 2.72, 4.57 and 8.27. Under a
+# mask on an H200, 43 million with 2.3 million nodes take 1.06, 1.12 and 1.40 with 2, 4 and 8 instead of 0.94, 1.37 and
+# 2.12; 17 million with weights 0.66 and 0.82 with 4 and 8 instead of 0.65 and 1.03.
+WIDE_ROW, WIDE_ROW_MASKED, WIDE_ROW_ALONE = (16, 32), (16, 16), (16, 128)
 # Edges of a target in the mean below which half as many numbers of the first two are enough: with 2.9 edges on an H200,
-# rows of 8 take 0.38 ms instead of 0.50; under a mask on an H100, of 16 0.57 ms instead of 0.78.
+# rows of 8 take 0.38 ms instead of 0.50, and 0.36 instead of 0.48 under a mask.
 _SHORT_ROW = 6
-# Numbers that all edges bring, and those under a mask, below which slices are faster: a sum over CSR takes 25 us more
-# of the host's time, and 100 where a structure was sent for it. On an H100, 8, 15 and 30 million numbers take 106, 131
-# and 212 us over CSR, and 78, 128 and 241 as slices; under a mask 54, 65 and 108 million 111, 199 and 176 instead of
-# 101, 227 and 190.
-MANY_NUMBERS, MANY_MASKED = 2**24, 60_000_000
+# Numbers that all edges bring, and those under a mask, below which slices are faster: a sum over CSR takes 15 to 25 us
+# more of the host's time, and 100 where a structure was sent for it. On an H100, 8, 15 and 30 million numbers take 106,
+# 131 and 212 us over CSR, and 78, 128 and 241 as slices; under a mask on an H200 21, 35, 42 and 83 million 46, 49, 48
+# and 75 instead of 35, 49, 52 and 100.
+MANY_NUMBERS, MANY_MASKED = 2**24, 2**25
+# Numbers of all sums under a mask below which they keep too few threads of a GPU busy over CSR: those of 5,000 nodes,
+# 512 each, take 86 us instead of 40, and 64 each of 50,000 56 instead of 63.
+MANY_SUMS = 3_000_000
 # Numbers a thread group that works on narrow rows stages for; wider rows are read in pieces.
 NARROW = min(32, THREADS)
 # Counters of 32 bits run a few rows ahead.
@@ -50,19 +54,35 @@ def _has_rows(piece: SlicedCSR, size: int, channels: int, deterministic: bool) -
     """
     if max(piece.num_rows * piece.num_snapshots, piece.num_edges) >= _MOST:
         return False
+    if piece.presence is not None and piece.num_rows > 1 << 32 - piece.num_snapshots:
+        # Bits of an id are all that there are.
+        return False
     weighted = piece.weight is not None
     if piece.snapshot is not None:
-        is_wide = is_summed_over_csr(piece.num_edges, channels, WIDE_ROW_ALONE[weighted])
+        num_sums = piece.num_rows * piece.num_snapshots
+        is_wide = is_summed_over_csr("one", piece.num_edges, num_sums, channels, weighted)
         return size == piece.num_snapshots and (is_wide or deterministic)
-    least = (WIDE_ROW if piece.presence is None else WIDE_ROW_MASKED)[weighted]
-    if piece.num_edges < _SHORT_ROW * piece.num_rows:
-        least //= 2
-    is_wide = is_summed_over_csr(piece.num_edges, size * channels, least, piece.presence is not None)
+    whose = "all" if piece.presence is None else "mask"
+    is_wide = is_summed_over_csr(whose, piece.num_edges, piece.num_rows, size * channels, weighted)
     if not is_wide and not deterministic:
         return False
     return piece.weight is None or piece.weight.shape[1] == 1 or channels % 4 == 0
 
 
-def is_summed_over_csr(num_edges: int, numbers: int, least: int, is_masked: bool = False) -> bool:
-    """Whether so many edges that bring so many numbers each are, where rows are wide that have `least`."""
-    return numbers >= least and num_edges * numbers >= (MANY_MASKED if is_masked else MANY_NUMBERS)
+def is_summed_over_csr(whose: str, num_edges: int, num_sums: int, numbers: int, weighted: bool) -> bool:
+    """Whether so many edges are, which bring so many numbers each to one of the sums.
+
+    Args:
+        whose: Edges that "all" snapshots have, that have a "mask", or that belong to "one".
+        num_edges: Edges.
+        num_sums: Rows of sums.
+        numbers: Numbers of a row.
+        weighted: Whether edges have weights.
+    """
+    wide_rows = {"all": WIDE_ROW, "mask": WIDE_ROW_MASKED, "one": WIDE_ROW_ALONE}
+    least = wide_rows[whose][weighted]
+    if whose != "one" and num_edges < _SHORT_ROW * num_sums:
+        least //= 2
+    if whose == "mask" and num_sums * numbers < MANY_SUMS:
+        return False
+    return numbers >= least and num_edges * numbers >= (MANY_MASKED if whose == "mask" else MANY_NUMBERS)

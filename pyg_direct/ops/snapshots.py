@@ -253,7 +253,7 @@ def sum_rows(x: Tensor, z: Tensor, piece: SlicedCSR, factors: _Factors, low: int
         out = None if out is None else out.view(-1, 1, shape[2])
     row, column, diagonal = (None if f is None else f.contiguous().view(x.shape[:2]) for f in factors)
     rest = None if out is not None else diagonal
-    return sum_scaled(z, piece.csr, piece.weight, low, column, row, x, rest, out, piece.presence).view(shape)
+    return sum_scaled(z, piece.csr, piece.weight, low, column, row, x, rest, out).view(shape)
 
 
 class _Aggregate(torch.autograd.Function):

@@ -85,7 +85,7 @@ def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
     assert all(seconds > 0 for row in speeds.seconds_of_edge for seconds in row)
     assert speeds.call_seconds > 0
     assert (speeds.bytes_per_second > 0) == speeds.is_queued == (device.type == "cuda")
-    expected = ([2, 2], [3, 3]) if device.type == "cuda" else ([], [])
+    expected = ([2, 2], [4, 4]) if device.type == "cuda" else ([], [])
     assert ([*map(len, speeds.scan_seconds)], [*map(len, speeds.scan_csr_seconds)]) == expected
     assert [[*map(len, table)] for table in speeds.factors] == ([[5] * 7] * 3 if device.type == "cuda" else [])
     assert all(factor > 0 for table in speeds.factors for row in table for factor in row)
@@ -260,7 +260,8 @@ def test_a_device_works_while_the_host_asks_for_more():
         for known in (slow_host, slow_device, replace(slow_device, is_queued=False))
     )
 
-    assert (by_host.seconds, by_device.seconds) == pytest.approx((1.0, work))
+    # A fifth of the host's time is not hidden.
+    assert (by_host.seconds, by_device.seconds) == pytest.approx((1.2, work + 2e-7))
     assert apart.seconds == pytest.approx(work + 1e-6)
 
 
@@ -296,22 +297,23 @@ def test_numbers_that_snapshots_lack_are_paid_for_under_a_mask():
 
 
 def test_scans_over_csr_take_what_they_took_there(monkeypatch):
-    slices, csr = ((1e-11,) * 2,) * 2, ((1e-11, 2e-11, 8e-11),) * 2
+    slices, csr = ((1e-11,) * 2,) * 2, ((5e-12, 1e-11, 2e-11, 8e-11),) * 2
     speeds = replace(SPEEDS, scan_seconds=slices, scan_csr_seconds=csr, bytes_per_second=0.0)
     blind = replace(speeds, scan_seconds=(), scan_csr_seconds=())
     apart = unite(make_keys(8, 1.0))
     edges = apart.keys.numel()
 
     def find_scans(many):
-        monkeypatch.setattr(snapshot_kernels, "MANY_MASKED", many)
-        sides = (expect_options(apart, edges, 32, 0, known)[0].seconds for known in (speeds, blind))
+        for name in ("MANY_MASKED", "MANY_SUMS"):
+            monkeypatch.setattr(snapshot_kernels, name, many)
+        sides = (expect_options(apart, edges, 32, 0, known, num_nodes=9)[0].seconds for known in (speeds, blind))
         return next(sides) - next(sides)
 
     assert find_scans(1) == pytest.approx(edges * 2e-11, rel=0.01)
     # As wide as four times the widest that was measured.
     assert find_scans(2**60) == pytest.approx(edges * 4e-11, rel=0.01)
-    widths = (32, 64, 256, 512, 2048)
-    assert [speeds.scan(n, 1 / 8, True) for n in widths] == pytest.approx([5e-12, 1e-11, 2e-11, 4e-11, 16e-11])
+    widths = (8, 16, 64, 256, 512, 2048)
+    assert [speeds.scan(n, 1 / 8, True) for n in widths] == pytest.approx([25e-13, 5e-12, 1e-11, 2e-11, 4e-11, 16e-11])
 
 
 @pytest.mark.parametrize("values", ["ones", "shared", "stacked"])
@@ -370,11 +372,11 @@ def test_snapshots_without_edges_take_what_is_asked_for(scan_seconds):
 
 @pytest.mark.parametrize("field", ["convert_seconds", "csr_seconds"])
 @pytest.mark.parametrize(("channels", "weights", "many", "structures"), [
-    (4, 0, 1, (0, 0)), (8, 0, 1, (0, 1)), (32, 0, 1, (1, 2)), (32, 0, 2**40, (0, 0)),
-    (8, 1, 1, (0, 0)), (32, 1, 1, (1, 1)), (128, 1, 1, (1, 2)),
+    (4, 0, 1, (0, 0)), (8, 0, 1, (1, 1)), (32, 0, 1, (1, 2)), (32, 0, 2**40, (0, 0)),
+    (4, 1, 1, (0, 0)), (8, 1, 1, (1, 0)), (32, 1, 1, (1, 1)), (128, 1, 1, (1, 2)),
 ])  # fmt: skip
 def test_wide_rows_of_many_edges_take_what_csr_does(channels, weights, many, structures, field, monkeypatch):
-    for name in ("MANY_NUMBERS", "MANY_MASKED"):
+    for name in ("MANY_NUMBERS", "MANY_MASKED", "MANY_SUMS"):
         monkeypatch.setattr(snapshot_kernels, name, many)
     union = unite(make_keys(2, 0.5))
 
@@ -386,12 +388,13 @@ def test_wide_rows_of_many_edges_take_what_csr_does(channels, weights, many, str
             0,
             replace(SPEEDS, **{field: seconds}, is_queued=False),
             "shared" if weights else "ones",
+            num_nodes=1000,
         )
         for seconds in (0.0, 1e-3)
     )
 
-    # Edges that both have are made CSR from 16 numbers on in all, or 32 with weights; under a mask from 32, or 64; and
-    # others of 16 in one, or 128.
+    # Edges that both have are made CSR from 16 numbers on in all, or 32 with weights; under a mask from 16; and others
+    # of 16 in one, or 128.
     more = [b.seconds - a.seconds for a, b in zip(quick, slow, strict=True)]
     assert more == pytest.approx([count * 1e-3 for count in structures])
 

@@ -1,5 +1,7 @@
 """Sums over CSR on a GPU are those of slices and of dense products, whatever scales them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -44,7 +46,7 @@ def test_sums_are_dense_products(operator, weighted, count, channels, change, fo
     # Rows of any width; factors of sources are read for every edge, or multiplied into rows before.
     for name in ("WIDE_ROW", "WIDE_ROW_MASKED", "WIDE_ROW_ALONE"):
         monkeypatch.setattr(snapshot_kernels, name, (1, 1))
-    for name in ("MANY_NUMBERS", "MANY_MASKED"):
+    for name in ("MANY_NUMBERS", "MANY_MASKED", "MANY_SUMS"):
         monkeypatch.setattr(snapshot_kernels, name, 1)
     monkeypatch.setattr(scaled, "_SCALED_HERE", 1 if run > 1 else 64)
     choose = ops.choose_kernel
@@ -78,9 +80,9 @@ def test_a_part_of_a_group_takes_its_own_weights(weighted, form):
     ("split", 4, 2, 3000, False, "wide"), ("split", 4, 4, 3000, False, "rows"), ("split", 1, 16, 3000, False, "rows"),
     ("split", 4, 2, 300, False, "rows"), ("split", 4, 1, 300, False, "wide"),
     ("split", 4, 4, 3000, True, "wide"), ("split", 4, 8, 3000, True, "rows"),
-    ("mask", 4, 4, 3000, False, "wide"), ("mask", 4, 8, 3000, False, "rows"),
-    ("mask", 4, 8, 3000, True, "wide"), ("mask", 4, 16, 3000, True, "rows"),
-    ("mask", 4, 2, 300, False, "wide"), ("mask", 4, 4, 300, False, "rows"), ("mask", 4, 4, 300, True, "wide"),
+    ("mask", 4, 2, 3000, False, "wide"), ("mask", 4, 4, 3000, False, "rows"),
+    ("mask", 2, 4, 3000, True, "wide"), ("mask", 2, 8, 3000, True, "rows"),
+    ("mask", 4, 1, 300, False, "wide"), ("mask", 4, 2, 300, False, "rows"), ("mask", 2, 4, 300, True, "rows"),
 ])  # fmt: skip
 def test_wide_rows_of_many_edges_are_summed_over_csr(form, count, channels, edges, weighted, expected, monkeypatch):
     group, _ = build(count, Sum(), weighted, 0.1 if form == "mask" else 0, form=form, edges=edges)
@@ -90,7 +92,7 @@ def test_wide_rows_of_many_edges_are_summed_over_csr(form, count, channels, edge
         return {snapshot_kernels.choose_kernel(x, piece, deterministic) for piece in group.pieces if piece.num_edges}
 
     few = choose(False)
-    for name in ("MANY_NUMBERS", "MANY_MASKED"):
+    for name in ("MANY_NUMBERS", "MANY_MASKED", "MANY_SUMS"):
         monkeypatch.setattr(snapshot_kernels, name, 1)
 
     assert (few, choose(False)) == ({"wide"}, {expected})
@@ -98,11 +100,33 @@ def test_wide_rows_of_many_edges_are_summed_over_csr(form, count, channels, edge
     assert choose(True) == {"rows"}
 
 
+def test_ids_that_leave_no_bits_for_snapshots_stay_in_slices():
+    (piece,) = build(4, Sum(), False, 0.2, form="mask")[0].pieces
+    x = torch.randn(NODES, 4, 16, device="cuda")
+
+    most, more = (replace(piece, num_rows=rows) for rows in (2**28, 2**28 + 1))
+
+    assert [snapshot_kernels.choose_kernel(x, p, True) for p in (piece, most, more)] == ["rows", "rows", "wide"]
+
+
+def test_the_last_snapshot_of_eight_is_told_by_the_uppermost_bit():
+    group, dense = build(8, Sum(), False, 1.0, form="mask")
+
+    csr = group.pieces[0].csr
+
+    assert csr.shift == 24
+    assert bool((csr.row < 0).any())
+    x = torch.randn(NODES, 1, 4, device="cuda")
+    got = ops.aggregate_snapshots(x, group, 7, deterministic=True)
+    expected = reference.aggregate(dense[7:], x.cpu().double().numpy())
+    torch.testing.assert_close(got.double().cpu(), torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("weighted", "channels", "expected"), [
     (False, 8, "wide"), (False, 16, "rows"), (True, 64, "wide"), (True, 128, "rows"),
 ])  # fmt: skip
 def test_edges_of_one_snapshot_are_summed_over_csr_where_they_are_wider(weighted, channels, expected, monkeypatch):
-    for name in ("MANY_NUMBERS", "MANY_MASKED"):
+    for name in ("MANY_NUMBERS", "MANY_MASKED", "MANY_SUMS"):
         monkeypatch.setattr(snapshot_kernels, name, 1)
     group, dense = build(4, GCN(), weighted, 0.5)
     x = torch.randn(NODES, 4, channels, device="cuda")
