@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,17 +50,22 @@ def cpu_chunks() -> int:
     return get_cpu_threads()
 
 
-@contextmanager
-def threads_for(items: int) -> Iterator[None]:
+class threads_for:  # noqa: N801
     """One thread for the CPU loops of this block where they have few items, which others would only be woken for."""
-    if items > FEW_ITEMS:
-        yield
-        return
-    before = run_alone(True)
-    try:
-        yield
-    finally:
-        run_alone(before)
+
+    # Not a generator, whose entering and leaving takes as long as many a small loop's call.
+    __slots__ = "before", "is_few"
+
+    def __init__(self, items: int) -> None:
+        self.is_few, self.before = items <= FEW_ITEMS, False
+
+    def __enter__(self) -> None:
+        if self.is_few:
+            self.before = run_alone(True)
+
+    def __exit__(self, *error: object) -> None:
+        if self.is_few:
+            run_alone(self.before)
 
 
 def run_cpu(kernel: CpuKernel, *args: Any) -> Any:
