@@ -107,8 +107,9 @@ class MPNNLSTM(nn.Module):
 
     def _run_alone(self, found: Located, x: Tensor) -> Tensor:
         """What a snapshot outside of frames gives: a frame of one, which takes fewer calls than its layers."""
-        aggregated = found.plan.aggregate_features(GCN(), found.time, found.weighted).view(x.shape)
-        return self._run(OneSnapshot(found), found.weighted, aggregated.unsqueeze(0), x.unsqueeze(0), self._norms())[0]
+        aggregated = found.plan.aggregate_features(GCN(), found.time, found.weighted)
+        x = x.unsqueeze(0)
+        return self._run(OneSnapshot(found), found.weighted, aggregated.view(x.shape), x, self._norms())[0]
 
     def _run_together(self, window: Tensor, found: Located) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], list[int]]:
         """Rows of each snapshot of a frame, means and variances of all, and a list for those that were asked for."""

@@ -19,6 +19,7 @@ from pyg_direct.dynamic.nn.convolve import Located
 from pyg_direct.dynamic.nn.recurrence import open_lstm, open_lstm_backward
 from pyg_direct.dynamic.operator import GCN, Operator
 from pyg_direct.ops.lstm import open_gates
+from pyg_direct.ops.norm import normalise, suits_loop
 from pyg_direct.ops.product import multiply
 from pyg_direct.ops.snapshots import multiply_snapshots
 
@@ -77,43 +78,55 @@ class Frame(NamedTuple):
 
 
 class Normalised(NamedTuple):
-    """A convolution's rows, rectified, normalised over the nodes of each snapshot, some dropped.
+    """What the gradient of a convolution needs, whose rows are rectified, normalised over the nodes of each snapshot,
+    some dropped.
 
     Attributes:
         given: Rows aggregated by edges, `[N, W, C]`.
-        rectified: `[N, W, H]`.
-        mean, inverse: Mean and 1 / standard deviation of each number of `rectified`, `[W, H]`.
+        products: What is rectified, or was on a GPU, `[N, W, H]`.
+        moments: Mean and 1 / standard deviation of each number that is rectified, `[W, H]` each.
         kept: Which numbers of the result were kept; None without dropout.
-        out: `[N, W, H]`.
     """
 
     given: Tensor
-    rectified: Tensor
-    mean: Tensor
-    inverse: Tensor
+    products: Tensor
+    moments: Tensor | tuple[Tensor, Tensor]
     kept: Tensor | None
-    out: Tensor
 
 
-def _convolve(given: Tensor, parameters: Sequence[Tensor], frame: Frame, layer: int) -> Normalised:
+def _convolve(given: Tensor, parameters: Sequence[Tensor], frame: Frame, layer: int,
+              rows: Tensor | None) -> tuple[Normalised, Tensor]:  # fmt: skip
+    """What the layer of this place gives is `[N, W, H]`. With `rows` `[W, N, 2 * H]` it goes to the layer's half of
+    them, and of the second layer it may go nowhere else.
+    """
     weight, bias, scale, shift = parameters
-    rectified = multiply(given, weight, bias).relu_()
-    num_nodes, window, size = rectified.shape
+    products, eps = multiply(given, weight, bias), frame.eps[layer]
+    num_nodes, window, size = products.shape
+    norm = frame.norms[layer] if frame.norms else None
+    if norm is not None:
+        visited = norm.num_batches_tracked
+        assert visited is not None, "asked before"
+        visited.add_(1)
+    if rows is not None and frame.dropout == 0 and suits_loop(products):
+        out = torch.empty_like(products) if layer == 0 else None
+        moments = normalise(products, scale, shift, eps, rows, layer * size, norm, out)
+        return Normalised(given, products, moments, None), rows if out is None else out
+    products.relu_()
     if window > 1:
         scale, shift = scale.repeat(window), shift.repeat(window)
     running: tuple[Any, Any, float] = None, None, 0.0
-    if frame.norms:
-        norm = frame.norms[layer]
-        assert norm.momentum is not None and norm.num_batches_tracked is not None, "asked before"
+    if norm is not None:
+        assert norm.momentum is not None, "asked before"
         running = norm.running_mean, norm.running_var, norm.momentum
-        norm.num_batches_tracked.add_(1)
     flat, mean, inverse = torch.native_batch_norm(
-        rectified.view(num_nodes, -1), scale, shift, running[0], running[1], True, running[2], frame.eps[layer]
+        products.view(num_nodes, -1), scale, shift, running[0], running[1], True, running[2], eps
     )
-    out, kept = flat.view(rectified.shape), None
+    out, kept = flat.view(products.shape), None
     if frame.dropout > 0:
         out, kept = torch.native_dropout(out, frame.dropout, True)
-    return Normalised(given, rectified, mean.view(window, size), inverse.view(window, size), kept, out)
+    if rows is not None:
+        rows[:, :, layer * size : layer * size + size] = out.transpose(0, 1)
+    return Normalised(given, products, (mean.view(window, size), inverse.view(window, size)), kept), out
 
 
 def _convolve_backward(layer: Normalised, grad: Tensor, seen: slice, scale: Tensor, eps: float,
@@ -121,12 +134,13 @@ def _convolve_backward(layer: Normalised, grad: Tensor, seen: slice, scale: Tens
     """Gradients of what the layer's weight is multiplied with, and of its parameters; `grad` `[N, S, H]`."""
     if layer.kept is not None:
         grad = _BACK.native_dropout_backward(grad, layer.kept[:, seen], 1 / (1 - dropout))
-    rectified = layer.rectified[:, seen].contiguous()
+    products = layer.products[:, seen]
+    rectified = products.contiguous() if products.is_cuda else products.relu()
     num_nodes, count, size = rectified.shape
     scale = scale.repeat(count) if count > 1 else scale
     of_rows, of_scale, of_shift = _BACK.native_batch_norm_backward(
         grad.contiguous().view(num_nodes, -1), rectified.view(num_nodes, -1), scale, None, None,
-        layer.mean[seen].flatten(), layer.inverse[seen].flatten(), True, eps, [True, True, True],
+        *(part[seen].flatten() for part in layer.moments), True, eps, [True, True, True],
     )  # fmt: skip
     rows = _BACK.threshold_backward(of_rows.view(-1, size), rectified.view(-1, size), 0)
     given = layer.given[:, seen].reshape(-1, layer.given.shape[2])
@@ -148,41 +162,47 @@ class RunTogether(torch.autograd.Function):
         # The snapshots of a node side by side.
         given = frame.aggregated.transpose(0, 1).contiguous()
         num_nodes, window, _ = given.shape
-        first = _convolve(given, parameters[:4], frame, 0)
-        given = frame.plan.multiply_window(_OPERATOR, first.out, frame.weighted)
-        second = _convolve(given, parameters[4:8], frame, 1)
-        out = torch.empty(window, num_nodes, 2 * first.out.shape[2] + frame.x.shape[2], dtype=given.dtype,
-                          device=given.device)  # fmt: skip
+        size = parameters[1].shape[0]
+        # By time, as recurrent layers read them.
+        rows = None if given.is_cuda or given.dtype != torch.float32 else given.new_empty(window, num_nodes, 2 * size)
+        first, of_first = _convolve(given, parameters[:4], frame, 0, rows)
+        given = frame.plan.multiply_window(_OPERATOR, of_first, frame.weighted)
+        second, of_second = _convolve(given, parameters[4:8], frame, 1, rows)
+        out = given.new_empty(window * num_nodes, 2 * size + frame.x.shape[2])
+        by_time = out.view(window, num_nodes, -1)
         # Of the last snapshot, most often the one that a loss sees; those of others are computed again.
         ctx.opened = None
-        if given.is_cuda or given.dtype != torch.float32:
-            _recur(first.out, second.out, frame.x, parameters[8:], out)
+        if rows is None:
+            ctx.results = of_first, of_second
+            _recur(of_first, of_second, frame.x, parameters[8:], by_time)
         else:
-            ctx.opened = _recur_in_place(first.out, second.out, frame.x, parameters[8:], out)
+            ctx.results = (rows.transpose(0, 1),)
+            ctx.opened = _recur_in_place(rows, frame.x, parameters[8:], by_time)
         ctx.save_for_backward(*parameters)
         ctx.frame, ctx.first, ctx.second = frame, first, second
+        apart = (out,) if window == 1 else tuple(set_apart(by_time))
         if frame.norms:
-            return tuple(set_apart(out))
+            return apart
         statistics = [s for layer, eps in zip((first, second), frame.eps, strict=True)
-                      for s in (layer.mean, _to_variance(layer.inverse, eps, num_nodes))]  # fmt: skip
+                      for s in (layer.moments[0], _to_variance(layer.moments[1], eps, num_nodes))]  # fmt: skip
         ctx.mark_non_differentiable(*statistics)
-        return *set_apart(out), *statistics
+        return *apart, *statistics
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: D102
         parameters, frame, first, second = ctx.saved_tensors, ctx.frame, ctx.first, ctx.second
-        places = [place for place, grad in enumerate(grads[: first.out.shape[1]]) if grad is not None]
+        places = [place for place, grad in enumerate(grads[: first.products.shape[1]]) if grad is not None]
         if not places:
             return None, *[None] * len(parameters)
         seen = slice(places[0], places[-1] + 1)
-        num_nodes, _, size = first.out.shape
+        num_nodes, window, size = first.products.shape
         like = next(grad for grad in grads if grad is not None)
         given = [torch.zeros_like(like) if grad is None else grad for grad in grads[seen]]
         grad = given[0].unsqueeze(1) if len(given) == 1 else torch.stack(given, 1)
 
-        if ctx.opened is None or seen.start != first.out.shape[1] - 1:
-            rows = torch.cat([first.out[:, seen], second.out[:, seen]], 2).flatten(0, 1)
+        if ctx.opened is None or seen.start != window - 1:
+            rows = torch.cat([part[:, seen] for part in ctx.results], 2).flatten(0, 1)
             states, opened_1 = open_lstm(rows, *parameters[8:12])
             _, opened_2 = open_lstm(states, *parameters[12:16])
         else:
@@ -214,27 +234,25 @@ def _recur(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tensor
         torch.cat([*apart, x[:, part]], 2, out=out[:, part])
 
 
-def _recur_in_place(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tensor],
+def _recur_in_place(rows: Tensor, x: Tensor, parameters: Sequence[Tensor],
                     out: Tensor) -> tuple[Tensor, ...] | None:  # fmt: skip
-    """The same of fp32 on a CPU, snapshot by snapshot, which leaves no results to copy; rows of the last snapshot and
+    """The same of fp32 rows `[W, N, 2 * H]` on a CPU, which leaves no results to copy; rows of the last snapshot and
     gates of both layers, unless its nodes are too many to be worked on at once.
     """
-    num_nodes, window, size = first.shape
-    out[:, :, 2 * size :] = x
-    limit, opened = _count_rows(size), None
-    if num_nodes > limit:
-        steps = [(slice(t, t + 1), slice(n, n + limit)) for t in range(window) for n in range(0, num_nodes, limit)]
-    else:
-        count = limit // num_nodes
-        steps = [(slice(t, t + count), slice(None)) for t in range(0, window, count)]
-    by_time = first.transpose(0, 1), second.transpose(0, 1)
-    for step in steps:
-        place = out[step].view(-1, out.shape[2])
-        rows = torch.cat([part[step] for part in by_time], 2).view(-1, 2 * size)
-        states, (gates,) = open_lstm(rows, *parameters[:4], out=place)
+    window, num_nodes, width = rows.shape
+    out[:, :, width:] = x
+    size, limit = width // 2, _count_rows(width // 2)
+    at_once = limit - limit % num_nodes if num_nodes <= limit else limit
+    pieces, places = (rows.view(-1, width),), (out.view(-1, out.shape[2]),)
+    if at_once < window * num_nodes:
+        pieces, places = pieces[0].split(at_once), places[0].split(at_once)
+    for piece, place in zip(pieces, places, strict=True):
+        states, (gates,) = open_lstm(piece, *parameters[:4], out=place)
         _, (gates_2,) = open_lstm(states, *parameters[4:], out=place, at=size)
-        opened = rows[-num_nodes:], gates[-num_nodes:], gates_2[-num_nodes:]
-    return opened if num_nodes <= limit else None
+    if num_nodes > limit:
+        return None
+    opened = piece, gates, gates_2
+    return opened if len(piece) == num_nodes else tuple(part[-num_nodes:] for part in opened)
 
 
 def _count_rows(width: int) -> int:
