@@ -6,9 +6,12 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+# Longer than any kernel compiles, and anything is measured: who waited that long does it too.
+_PATIENCE_SECONDS = 120.0
 
 
 def cache_root() -> Path:
@@ -36,6 +39,23 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
+@contextlib.contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Keep other processes from what belongs to `path`; ends with the process, however that ends.
+
+    Where there can be no lock (a folder that cannot be written, a full disk), work is done twice rather than not.
+    """
+    from filelock import FileLock
+
+    lock = FileLock(f"{path}.lock", timeout=_PATIENCE_SECONDS)
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def sync_folder(folder: Path) -> None:
     """Have the disk keep what was renamed in a folder, where the system opens folders: Windows does not."""
     try:
@@ -49,7 +69,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def recall(kind: str, key: str, measure: Callable[[], Any], is_valid: Callable[[Any], bool]) -> Any:
-    """A measured fact: as it was kept, or measured now and kept.
+    """A measured fact: as it was kept, or measured now and kept, by one process while others wait.
 
     Args:
         kind: The file it is kept in, `<kind>.json` in the package's folder.
@@ -61,11 +81,17 @@ def recall(kind: str, key: str, measure: Callable[[], Any], is_valid: Callable[[
     known = _read(path)
     if key in known and is_valid(known[key]):
         return known[key]
-    value = measure()
-    # Without a place to keep it, the next process measures it again.
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({**_read(path), key: value}, indent=1))
+    # Those of a host that measure at once are in each other's way, and what they find is kept.
+    with hold(path):
+        known = _read(path)
+        if key in known and is_valid(known[key]):
+            return known[key]
+        value = measure()
+        # Without a place to keep it, the next process measures it again.
+        with contextlib.suppress(OSError):
+            write_whole(path, json.dumps({**known, key: value}, indent=1))
     return value
 
 

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from pyg_direct.disk import cache_root, recall, write_whole
+from tests.interpreter import run_together
 
 
 @pytest.fixture
@@ -58,7 +59,50 @@ def test_a_measurement_that_fails_leaves_nothing(root):
     with pytest.raises(ZeroDivisionError):
         recall("rates", "a", lambda: 1 // 0, is_number)
 
-    assert not root.exists()
+    assert not (root / "rates.json").exists()
+    assert recall("rates", "a", lambda: 3, is_number) == 3
+
+
+MEASURE_SLOWLY = """
+import os
+import time
+from pathlib import Path
+from pyg_direct.disk import recall
+
+
+def measure():
+    with Path(os.environ["MEASURED"]).open("a") as log:
+        log.write(f"{os.getpid()}\\n")
+    time.sleep(0.5)
+    return os.getpid()
+
+
+print(recall("rates", "a", measure, lambda value: isinstance(value, int)))
+"""
+
+
+def test_processes_that_start_at_once_measure_once(tmp_path):
+    log = tmp_path / "log"
+
+    found = run_together(4, MEASURE_SLOWLY, PYG_DIRECT_CACHE=str(tmp_path / "cache"), MEASURED=str(log))
+
+    assert found == 4 * [log.read_text().strip()]
+
+
+def test_facts_of_threads_are_all_kept(root):
+    start = threading.Barrier(8)
+
+    def measure(number):
+        start.wait()
+        recall("rates", str(number), lambda: number, is_number)
+
+    threads = [threading.Thread(target=measure, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert json.loads((root / "rates.json").read_text()) == {str(number): number for number in range(8)}
 
 
 def test_readers_see_all_of_a_file_or_none_of_it(tmp_path):

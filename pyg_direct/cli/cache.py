@@ -86,6 +86,8 @@ def remove(entry: Entry) -> None:
         shutil.rmtree(entry.path)
     else:
         entry.path.unlink(missing_ok=True)
+        # What processes wait at while one of them measures.
+        Path(f"{entry.path}.lock").unlink(missing_ok=True)
 
 
 def cache(

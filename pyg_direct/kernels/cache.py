@@ -8,18 +8,16 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from pyg_direct.disk import cache_root, write_whole
+from pyg_direct.disk import cache_root, hold, write_whole
 
 COMPILER = os.environ.get("PYG_DIRECT_COMPILER", "")
 _PACKAGES = ("numba", "numba-cuda", "numba-cuda-mlir", "llvmlite", "numpy", "nvidia-nvvm", "nvidia-cuda-nvrtc",
              "nvidia-nvjitlink")  # fmt: skip
-# Longer than any kernel compiles: who waited that long compiles it too.
-_PATIENCE_SECONDS = 120.0
 
 
 def source_folder() -> Path:
@@ -92,20 +90,3 @@ def read_or_make(path: Path, make: Callable[[], str]) -> str:
         with contextlib.suppress(OSError):
             write_whole(path, text)
     return text
-
-
-@contextlib.contextmanager
-def hold(path: Path) -> Iterator[None]:
-    """Keep other processes from what belongs to `path`; ends with the process, however that ends.
-
-    Where there can be no lock (a folder that cannot be written, a full disk), work is done twice rather than not.
-    """
-    from filelock import FileLock
-
-    lock = FileLock(f"{path}.lock", timeout=_PATIENCE_SECONDS)
-    with contextlib.suppress(OSError, NotImplementedError):
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyg_direct.disk import hold
 from pyg_direct.errors import ArgumentError
 from pyg_direct.kernels import openmp
-from pyg_direct.kernels.cache import COMPILER, cache_folder, hold, place_source, read_or_make, source_folder
+from pyg_direct.kernels.cache import COMPILER, cache_folder, place_source, read_or_make, source_folder
 from pyg_direct.kernels.declaration import Declaration, GpuCode
 from pyg_direct.kernels.deferred import Deferred, DeviceFunction, SystemFunction
 from pyg_direct.kernels.once import compile_steps_once, lower_once, replaced

@@ -22,6 +22,7 @@ def root(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
         (folder / "kernel.ptx").write_bytes(bytes(size))
     (tmp_path / "rates.json").write_text('{"GPU": 3}')
+    (tmp_path / "rates.json.lock").touch()
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "thesis.txt").write_text("mine")
     (tmp_path / "data").mkdir()
@@ -52,7 +53,7 @@ def test_what_is_kept_is_shown(root):
 @pytest.mark.parametrize("only", [None, "kernels", "old", "facts"])
 def test_what_is_meant_is_cleared_and_nothing_else(root, only):
     current = cache_folder("cpu").parent.name
-    names = {"kernels": {current}, "old": {OLD}, "facts": {"rates.json", "broken.json"}}
+    names = {"kernels": {current}, "old": {OLD}, "facts": {"rates.json", "rates.json.lock", "broken.json"}}
     gone = set().union(*names.values()) if only is None else names[only]
     before = {path.name for path in root.iterdir()}
 

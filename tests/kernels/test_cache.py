@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pyg_direct import disk
+from pyg_direct.disk import hold
 from pyg_direct.kernels import cache
-from pyg_direct.kernels.cache import cache_folder, hold, read_or_make, source_folder
+from pyg_direct.kernels.cache import cache_folder, read_or_make, source_folder
 from tests.interpreter import PACKAGE, run_python, run_together
 
 # The one cached folder of this process stays as it is.
@@ -166,13 +168,14 @@ def test_text_that_cannot_be_kept_is_made_anew(tmp_path, monkeypatch, reason):
 
 
 def test_who_waited_long_enough_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(disk, "_PATIENCE_SECONDS", 0.1)
 
     with hold(tmp_path / "name"):
         got = run_python(f"""
 from pathlib import Path
+from pyg_direct import disk
 from pyg_direct.kernels import cache
-cache._PATIENCE_SECONDS = 0.1
+disk._PATIENCE_SECONDS = 0.1
 print(cache.read_or_make(Path({str(tmp_path)!r}, "name"), lambda: "made"))
 """)
 
