@@ -89,9 +89,10 @@ def recall(kind: str, key: str, measure: Callable[[], Any], is_valid: Callable[[
         if key in known and is_valid(known[key]):
             return known[key]
         value = measure()
-        # Without a place to keep it, the next process measures it again.
+        # Without a place to keep it, the next process measures it again. Where there was no lock, others may have
+        # written meanwhile.
         with contextlib.suppress(OSError):
-            write_whole(path, json.dumps({**known, key: value}, indent=1))
+            write_whole(path, json.dumps({**_read(path), key: value}, indent=1))
     return value
 
 

@@ -89,6 +89,16 @@ def test_processes_that_start_at_once_measure_once(tmp_path):
     assert found == 4 * [log.read_text().strip()]
 
 
+def test_what_others_wrote_while_this_was_measured_stays(root):
+    def measure():
+        # As where there can be no lock.
+        (root / "rates.json").write_text('{"b": 7}')
+        return 3
+
+    assert recall("rates", "a", measure, is_number) == 3
+    assert json.loads((root / "rates.json").read_text()) == {"a": 3, "b": 7}
+
+
 def test_facts_of_threads_are_all_kept(root):
     start = threading.Barrier(8)
 

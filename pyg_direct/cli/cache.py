@@ -87,7 +87,8 @@ def remove(entry: Entry) -> None:
     else:
         entry.path.unlink(missing_ok=True)
         # What processes wait at while one of them measures.
-        Path(f"{entry.path}.lock").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            Path(f"{entry.path}.lock").unlink()
 
 
 def cache(

@@ -19,9 +19,9 @@ TRIED = (2, 8, 32, 64, 128)
 TRIED_VALUES = ("ones", "shared", "stacked")
 # Edges that some snapshot lacks, of all, from which their neighbors in a slice wait for as good as all.
 _WAITING = 1 / 64
-# Of the host's time, what counts where a GPU takes longer: the host is at times busy otherwise, and slower than it was
-# when it was measured. Of 72 cells on an H200, in two runs, 0.94 and 0.93 came within 5 % of the best, 0.89 and 0.90
-# without.
+# Of the host's time, what is added where a GPU works beside it: the host is at times busy otherwise, and slower than it
+# was when it was measured. Of 72 cells on an H200, in two runs, 0.94 and 0.93 came within 5 % of the best, 0.89 and
+# 0.90 without.
 _HIDDEN = 0.2
 # Bytes of the rows that edges are read from, for which they are known: in the nearest caches, in the next ones, in part
 # of these, and beyond.
