@@ -19,7 +19,7 @@ from pyg_direct.dynamic.operator import Factors
 from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.ops.overlap import EdgeUnion, merge_unions
 from pyg_direct.ops.sliced import SLICE
-from pyg_direct.ops.snapshot_kernels import is_summed_over_csr
+from pyg_direct.ops.snapshot_kernels import is_summed_over_csr, leaves_bits
 
 
 class Option(NamedTuple):
@@ -95,6 +95,7 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     # Rows of snapshots that have not an edge are not read.
     mean_width = channels * num_edges / max(1, all_edges)
     is_csr = is_summed_over_csr("mask" if size > 1 else "all", all_edges, num_nodes, size * channels, weighted)
+    is_csr = is_csr and (size == 1 or leaves_bits(num_nodes, size))
     scanned = 0.0
     if size > 1:
         present = num_edges / (all_edges * size) if all_edges else 1.0

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.kernels.jit import body, cpu_kernel, prange
+from pyg_direct.kernels.jit import body, cpu_kernel, inlined
 
-# Columns that a thread goes through at once, and rows between two sums in fp64.
-COLUMNS, _ROWS = 32, 64
+# Columns of one pass, and rows between two sums in fp64.
+_COLUMNS, _ROWS = 32, 64
 _ZERO = np.float32(0)
 
 
@@ -22,10 +22,46 @@ def rectify(x):
 
 
 @body
+def distance(x, center):
+    """Of what is rectified."""
+    return rectify(x) - center
+
+
+@body
 def square(x, center):
-    """Squared distance of what is rectified."""
-    distance = rectify(x) - center
-    return distance * distance
+    """Its square."""
+    apart = rectify(x) - center
+    return apart * apart
+
+
+@body
+def add_distances(given, count, width, first, center, part, total):
+    """Add the distances of `count` rows from `first` on to `total`, column by column; `part` is room for sums."""
+    # Each loop over columns writes to one place, as only such are done for several numbers at once, and reads four
+    # rows, as adding to what was just written takes longer than to read.
+    columns = np.uint64(center.shape[0])
+    for low in range(0, count, _ROWS):
+        high = min(low + _ROWS, count)
+        fours = high - (high - low) % 4
+        for c in range(columns):
+            part[c] = _ZERO
+        for r in range(low, fours, 4):
+            a = np.uint64(r) * width + first
+            b, d, e = a + width, a + width + width, a + width + width + width
+            for c in range(columns):
+                m = center[c]
+                part[c] += (distance(given[a + c], m) + distance(given[b + c], m)) + (
+                    distance(given[d + c], m) + distance(given[e + c], m)
+                )
+        for r in range(fours, high):
+            a = np.uint64(r) * width + first
+            for c in range(columns):
+                part[c] += distance(given[a + c], center[c])
+        for c in range(columns):
+            total[c] += part[c]
+
+
+add_squares = inlined(add_distances, distance=square)
 
 
 @cpu_kernel
@@ -39,60 +75,22 @@ def normalise_cpu(rows, scale, shift, eps, running_mean, running_variance, momen
     # Unsigned ones never count from the end of an array, which loops would have to ask for each number.
     width, row_size = np.uint64(window * size), np.uint64(beside.shape[2])
     given, together, by_time = rows.reshape(-1), out.reshape(-1), beside.reshape(-1)
-    pieces = -(-size // COLUMNS)
-    for piece in prange(window * pieces):
-        t, begin = piece // pieces, piece % pieces * COLUMNS
-        columns, of_layer = np.uint64(min(COLUMNS, size - begin)), np.uint64(begin)
+    pieces = -(-size // _COLUMNS)
+    for piece in range(window * pieces):
+        t, begin = piece // pieces, piece % pieces * _COLUMNS
+        columns, of_layer = np.uint64(min(_COLUMNS, size - begin)), np.uint64(begin)
         first = np.uint64(t * size + begin)
         part, center = np.empty(columns, np.float32), np.empty(columns, np.float32)
         factor, plus = np.empty(columns, np.float32), np.empty(columns, np.float32)
         mean, total = np.zeros(columns, np.float64), np.zeros(columns, np.float64)
         for c in range(columns):
             center[c] = rectify(given[first + c])
-        # Each loop over columns writes to one place, as only such are done for several numbers at once, and reads four
-        # rows, as adding to what was just written takes longer than to read.
-        for low in range(0, count, _ROWS):
-            high = min(low + _ROWS, count)
-            fours = high - (high - low) % 4
-            for c in range(columns):
-                part[c] = _ZERO
-            for r in range(low, fours, 4):
-                a = np.uint64(r) * width + first
-                b, d, e = a + width, a + width + width, a + width + width + width
-                for c in range(columns):
-                    m = center[c]
-                    part[c] += ((rectify(given[a + c]) - m) + (rectify(given[b + c]) - m)) + (
-                        (rectify(given[d + c]) - m) + (rectify(given[e + c]) - m)
-                    )
-            for r in range(fours, high):
-                a = np.uint64(r) * width + first
-                for c in range(columns):
-                    part[c] += rectify(given[a + c]) - center[c]
-            for c in range(columns):
-                mean[c] += part[c]
+        add_distances(given, count, width, first, center, part, mean)
         for c in range(columns):
             mean[c] = mean[c] / count + center[c]
         for c in range(columns):
             center[c] = mean[c]
-        for low in range(0, count, _ROWS):
-            high = min(low + _ROWS, count)
-            fours = high - (high - low) % 4
-            for c in range(columns):
-                part[c] = _ZERO
-            for r in range(low, fours, 4):
-                a = np.uint64(r) * width + first
-                b, d, e = a + width, a + width + width, a + width + width + width
-                for c in range(columns):
-                    m = center[c]
-                    part[c] += (square(given[a + c], m) + square(given[b + c], m)) + (
-                        square(given[d + c], m) + square(given[e + c], m)
-                    )
-            for r in range(fours, high):
-                a = np.uint64(r) * width + first
-                for c in range(columns):
-                    part[c] += square(given[a + c], center[c])
-            for c in range(columns):
-                total[c] += part[c]
+        add_squares(given, count, width, first, center, part, total)
         for c in range(columns):
             rest = mean[c] - center[c]
             variance = total[c] / count - rest * rest

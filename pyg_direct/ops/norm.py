@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from pyg_direct.kernels import norm as kernels
 from pyg_direct.ops.launch import run_cpu, threads_for
 
-# Numbers in the time of an item that others are woken for.
-_LIGHT = 16
-# Numbers up to which the loop takes less time than torch, which shares rows out to threads.
+# Numbers up to which the loop, in one thread, takes less time than torch, which shares rows out to several.
 _FEW = 2**17
 _NONE = np.empty(0, np.float32)
 _NOWHERE = np.empty((0, 0, 0), np.float32)
@@ -44,9 +42,9 @@ def normalise(rows: Tensor, scale: Tensor, shift: Tensor, eps: float, beside: Te
     moments = rows.new_empty(2, window, size)
     running: tuple[Any, Any, Any] = _NONE, _NONE, 0.0
     if norm is not None:
-        assert window == 1, "threads have a snapshot each"
+        assert window == 1, "statistics see one snapshot after the other"
         running = norm.running_mean, norm.running_var, norm.momentum
-    with threads_for(rows.numel() // _LIGHT):
+    with threads_for(0):
         run_cpu(kernels.normalise_cpu, rows, scale.detach(), shift.detach(), eps, *running, moments,
                 _NOWHERE if out is None else out, beside, at)  # fmt: skip
     return moments

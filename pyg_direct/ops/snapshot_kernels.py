@@ -54,8 +54,7 @@ def _has_rows(piece: SlicedCSR, size: int, channels: int, deterministic: bool) -
     """
     if max(piece.num_rows * piece.num_snapshots, piece.num_edges) >= _MOST:
         return False
-    if piece.presence is not None and piece.num_rows > 1 << 32 - piece.num_snapshots:
-        # Bits of an id are all that there are.
+    if piece.presence is not None and not leaves_bits(piece.num_rows, piece.num_snapshots):
         return False
     weighted = piece.weight is not None
     if piece.snapshot is not None:
@@ -67,6 +66,11 @@ def _has_rows(piece: SlicedCSR, size: int, channels: int, deterministic: bool) -
     if not is_wide and not deterministic:
         return False
     return piece.weight is None or piece.weight.shape[1] == 1 or channels % 4 == 0
+
+
+def leaves_bits(num_rows: int, num_snapshots: int) -> bool:
+    """Whether ids of 32 bits have one left for each snapshot, which tells over CSR whether it has an edge."""
+    return num_rows <= 1 << 32 - num_snapshots
 
 
 def is_summed_over_csr(whose: str, num_edges: int, num_sums: int, numbers: int, weighted: bool) -> bool:

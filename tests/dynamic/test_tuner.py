@@ -2,16 +2,14 @@
 
 import itertools
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.dynamic import probe, stream
+from pyg_direct.dynamic import stream
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.dynamic.operator import Factors
-from pyg_direct.dynamic.probe import find_speeds, level
 from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.dynamic.tuner import choose_groups, expect_options, find_values
 from pyg_direct.ops import snapshot_kernels
@@ -69,28 +67,6 @@ def test_choice_is_the_best_of_all_nested_ones(count, change, channels):
     assert [option.first for option in chosen] == [0, *(option.last for option in chosen[:-1])]
 
 
-@pytest.mark.slow
-def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
-    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
-    for sizes in ("_NODES", "_EDGES", "_PRODUCTS", "_MANY"):
-        monkeypatch.setattr(f"pyg_direct.dynamic.probe.{sizes}", {device.type: 10_000})
-    read = partial(torch.cuda.get_rng_state, device) if device.type == "cuda" else torch.get_rng_state
-    state = read()
-
-    speeds = find_speeds(device)
-
-    assert find_speeds(device) == speeds
-    # Whatever is drawn, a script that has set its seed draws what it would have.
-    assert torch.equal(read(), state)
-    assert all(seconds > 0 for row in speeds.seconds_of_edge for seconds in row)
-    assert speeds.call_seconds > 0
-    assert (speeds.bytes_per_second > 0) == speeds.is_queued == (device.type == "cuda")
-    expected = ([2, 2], [4, 4]) if device.type == "cuda" else ([], [])
-    assert ([*map(len, speeds.scan_seconds)], [*map(len, speeds.scan_csr_seconds)]) == expected
-    assert [[*map(len, table)] for table in speeds.factors] == ([[5] * 7] * 3 if device.type == "cuda" else [])
-    assert all(factor > 0 for table in speeds.factors for row in table for factor in row)
-
-
 def test_speeds_lie_between_those_measured():
     table = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), (2.0, 4.0, 8.0, 16.0, 32.0, 64.0), (2.0, 4.0, 8.0, 16.0, 64.0, 256.0)
     speeds = Speeds(table, 0, 0, 0, 0)
@@ -100,10 +76,6 @@ def test_speeds_lie_between_those_measured():
     # Of 128 KiB, 1 and 16 MiB, and beyond.
     assert [speeds.per_edge(16, 2**power) for power in (10, 17, 20, 24, 40)] == pytest.approx([4, 4, 8, 8, 8])
     assert speeds.per_edge(256, 2**22) == pytest.approx(32 * 2**0.5)
-
-
-def test_what_was_measured_beside_other_work_is_leveled():
-    assert level([[1, 9, 3], [2, 2, 4], [5, 4, 8]]) == [[1, 2, 3], [2, 2, 4], [4, 4, 8]]
 
 
 def test_little_work_is_one_threads():
@@ -228,26 +200,6 @@ def test_a_second_structure_is_sent_too():
     assert sent[0].seconds == sent[1].seconds
 
 
-def test_calls_of_a_sequence_are_not_awaited_one_by_one(monkeypatch):
-    # The device is done 5 s after it was asked, the host asks for something every 1 s.
-    clock, done = [0.0], [0.0]
-
-    def ask():
-        clock[0] += 1
-        done[0] = max(done[0], clock[0] + 4)
-
-    def wait(work, device):
-        begin = clock[0]
-        work()
-        clock[0] = max(clock[0], done[0])
-        return clock[0] - begin
-
-    monkeypatch.setattr(probe, "_run", wait)
-
-    assert probe._time(ask, torch.device("cpu")) == 5
-    assert probe._time_in_turn(ask, torch.device("cpu"), 16) == (16 + 4) / 16
-
-
 def test_a_device_works_while_the_host_asks_for_more():
     union = unite(make_keys(1, 0.0))
     slow_host, slow_device = (
@@ -316,22 +268,6 @@ def test_scans_over_csr_take_what_they_took_there(monkeypatch):
     assert [speeds.scan(n, 1 / 8, True) for n in widths] == pytest.approx([25e-13, 5e-12, 1e-11, 2e-11, 4e-11, 16e-11])
 
 
-@pytest.mark.parametrize("values", ["ones", "shared", "stacked"])
-def test_what_whole_groups_take_is_told_of_the_device_alone(values, monkeypatch):
-    monkeypatch.setattr(probe, "_TRIED_NODES", 200)
-    monkeypatch.setattr(snapshot_kernels, "MANY_NUMBERS", 1)
-    # Each plan takes a second on the clock of this device, and runs.
-    monkeypatch.setattr(probe, "_time_behind", lambda work, device, count: (work(), 1.0)[1])
-
-    quick, slow = (probe._measure_factors(replace(SPEEDS, csr_seconds=seconds), values, torch.device("cpu"))
-                   for seconds in (0.0, 1.0))  # fmt: skip
-
-    assert [len(row) for row in quick] == [5] * 7
-    assert quick == slow
-    # What was expected of wider rows is more, and a second a smaller part of it.
-    assert all(row == tuple(sorted(row, reverse=True)) for row in quick)
-
-
 @pytest.mark.parametrize(("values", "mask", "split"), [("ones", 1, 1), ("shared", 10, 10), ("move", 100, 10),
                                                        ("stacked", 100, 100)])  # fmt: skip
 def test_whole_groups_take_longer_than_their_parts_as_was_tried(values, mask, split):
@@ -397,6 +333,19 @@ def test_wide_rows_of_many_edges_take_what_csr_does(channels, weights, many, str
     # of 16 in one, or 128.
     more = [b.seconds - a.seconds for a, b in zip(quick, slow, strict=True)]
     assert more == pytest.approx([count * 1e-3 for count in structures])
+
+
+def test_ids_that_leave_no_bits_for_snapshots_are_not_made_csr_under_a_mask(monkeypatch):
+    for name in ("MANY_NUMBERS", "MANY_MASKED", "MANY_SUMS"):
+        monkeypatch.setattr(snapshot_kernels, name, 1)
+    union = unite(make_keys(2, 0.5))
+
+    def find_masks(num_nodes):
+        sides = (expect_options(union, 200_000, 32, 0, replace(SPEEDS, csr_seconds=s), num_nodes=num_nodes)[0].seconds
+                 for s in (1e-3, 0.0))  # fmt: skip
+        return next(sides) - next(sides)
+
+    assert [find_masks(2**30), find_masks(2**30 + 1)] == pytest.approx([1e-3, 0.0])
 
 
 def test_a_gpu_takes_some_time_for_each_call_and_structure():

@@ -5,9 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pyg_direct.kernels.jit import set_cpu_threads
-from pyg_direct.kernels.norm import normalise_cpu
-from pyg_direct.ops.launch import run_cpu
 from pyg_direct.ops.norm import normalise, suits_loop
 
 EPS = 1e-5
@@ -95,25 +92,6 @@ def test_what_is_no_number_stays_in_its_column_of_its_snapshot(value):
     assert beside[1, :, 2].isnan().all()
     beside[1, :, 2] = expected[1, :, 2]
     assert torch.equal(beside, expected)
-
-
-def test_one_and_several_threads_give_equal_results():
-    torch.manual_seed(0)
-    rows, layer, none = torch.randn(300, 8, 33), make_layer(33), torch.empty(0)
-    results = []
-    before = set_cpu_threads(1)
-    try:
-        for threads in (1, 2):
-            set_cpu_threads(threads)
-            moments, out, beside = torch.empty(2, 8, 33), torch.empty_like(rows), torch.empty(8, 300, 33)
-            run_cpu(normalise_cpu, rows, layer.weight.detach(), layer.bias.detach(), EPS, none, none, 0.0, moments, out,
-                    beside, 0)  # fmt: skip
-            results.append((moments, out, beside))
-    finally:
-        set_cpu_threads(before)
-
-    for one, several in zip(*results, strict=True):
-        assert torch.equal(one, several)
 
 
 def test_only_few_numbers_of_single_precision_suit():

@@ -97,7 +97,7 @@ class Normalised(NamedTuple):
 def _convolve(given: Tensor, parameters: Sequence[Tensor], frame: Frame, layer: int,
               rows: Tensor | None) -> tuple[Normalised, Tensor]:  # fmt: skip
     """What the layer of this place gives is `[N, W, H]`. With `rows` `[W, N, 2 * H]` it goes to the layer's half of
-    them, and of the second layer it may go nowhere else.
+    them, and of the second layer it may go nowhere else: then these are returned.
     """
     weight, bias, scale, shift = parameters
     products, eps = multiply(given, weight, bias), frame.eps[layer]
