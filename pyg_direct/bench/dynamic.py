@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 import time
@@ -18,6 +19,9 @@ from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.dynamic import FrameTrainer, nn, stream
 from pyg_direct.dynamic.timeline import LANES
 from pyg_direct.dynamic.trainer import run_recurrent
+
+# How often `FrameTrainer` is made and prepares.
+_PREPARED = 3
 
 
 class _Streamed:
@@ -57,6 +61,8 @@ class Course:
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
+        # What ways before have left is not to be collected in its time.
+        gc.collect()
         wait_for_gpu()
         begin = time.perf_counter()
         self.run = make()
@@ -86,14 +92,13 @@ class Course:
         """Seconds of an epoch."""
         return statistics.median(self.measured)
 
-    @property
-    def preparation(self) -> float:
-        """Seconds that all before the measured epochs took beyond what as many epochs do."""
-        return max(0.0, sum(self.preparing) - len(self.preparing) * self.median)
+    def prepare_in(self, median: float) -> float:
+        """Seconds that all before the measured epochs took beyond as many epochs of `median`."""
+        return max(0.0, sum(self.preparing) - len(self.preparing) * median)
 
     def count_to(self, other: Course) -> int:
         """Epochs after which this has taken no more in all than another, for good; 0 for never."""
-        late = self.preparation - other.preparation
+        late = self.prepare_in(self.median) - other.prepare_in(other.median)
         gain = other.median - self.median
         return max(1, math.ceil(late / gain)) if gain > 0 else 0
 
@@ -160,12 +165,19 @@ def measure_dynamic_epochs(sets: Mapping[str, Sequence[Data]], models: Sequence[
 
             # Kernels are compiled, and speeds measured, once for a machine: two frames will do.
             Course(partial(make, "ours, FrameTrainer", signal=signal[: window + 1]))
+            others = [_forget(Course(partial(make, "ours, FrameTrainer"))) for _ in range(_PREPARED - 1)]
             makers = {way: partial(make, way) for way in [*(WAYS if ways is None else ways), *ours]}
             frames = f"frames of {window} of {len(signal)} snapshots"
-            yield from _tell(f"dynamic/{name}/{kind}", take_turns(makers, epochs, seconds_each), frames)
+            yield from _tell(f"dynamic/{name}/{kind}", take_turns(makers, epochs, seconds_each), frames, others)
 
 
-def _tell(case: str, courses: Mapping[str, Course | str], frames: str) -> Iterator[Row]:
+def _forget(course: Course) -> Course:
+    """The same without what it ran."""
+    course.run = None
+    return course
+
+
+def _tell(case: str, courses: Mapping[str, Course | str], frames: str, others: Sequence[Course]) -> Iterator[Row]:
     done = {way: course for way, course in courses.items() if isinstance(course, Course)}
     for way, course in courses.items():
         if isinstance(course, str):
@@ -181,9 +193,11 @@ def _tell(case: str, courses: Mapping[str, Course | str], frames: str) -> Iterat
         yield _compare(case, "PyGT over ours, stream", done["PyGT"], done["ours, stream"])
     if "PyGT-A" in done:
         ahead = done["PyGT-A"]
-        yield Row.of(case, "preparation over an epoch of PyGT-A", "x", [ours.preparation / ahead.median],
+        prepared = [*others, ours]
+        yield Row.of(case, "preparation over an epoch of PyGT-A", "x",
+                     [course.prepare_in(ours.median) / ahead.median for course in prepared],
                      note="made and trained for two epochs, less two epochs; kernels compiled before")  # fmt: skip
-        yield from _tell_preparation(case, ours)
+        yield from _tell_preparation(case, prepared)
         yield Row.of(case, "no more time in all than PyGT-A after", "epochs", [ours.count_to(ahead)], note="0: never")
     trainer = ours.run.trainer
     yield Row.of(case, "moved to the GPU an epoch", "MB", [trainer.history[-1]["moved_bytes"] / 1e6],
@@ -196,15 +210,15 @@ def _compare(case: str, metric: str, theirs: Course, ours: Course) -> Row:
     return Row.of(case, metric, "x", [slow / fast for slow, fast in turns])
 
 
-def _tell_preparation(case: str, ours: Course) -> Iterator[Row]:
-    """Where the time before the measured epochs of `FrameTrainer` went."""
-    costs = ours.run.trainer.costs
+def _tell_preparation(case: str, prepared: Sequence[Course]) -> Iterator[Row]:
+    """Where the time before the measured epochs of `FrameTrainer` went; stages are those of the last."""
+    costs = prepared[-1].run.trainer.costs
     stages = {lane: sum(cost.seconds.get(lane, 0.0) for cost in costs) for lane in LANES}
     told = ", ".join(f"{lane} {1e3 * seconds:.1f} ms" for lane, seconds in stages.items() if seconds)
-    yield Row.of(case, "preparation, made", "ms", [1e3 * ours.making])
-    yield Row.of(case, "preparation, first epoch", "ms", [1e3 * (ours.preparing[0] - ours.making)],
+    yield Row.of(case, "preparation, made", "ms", [1e3 * ours.making for ours in prepared])
+    yield Row.of(case, "preparation, first epoch", "ms", [1e3 * (ours.preparing[0] - ours.making) for ours in prepared],
                  note=f"frame by frame {told}; the rest is between them: recording, and the host's")  # fmt: skip
-    yield Row.of(case, "preparation, second epoch", "ms", [1e3 * ours.preparing[1]])
+    yield Row.of(case, "preparation, second epoch", "ms", [1e3 * ours.preparing[1] for ours in prepared])
 
 
 def mean_ratios(rows: Sequence[Row]) -> Iterator[Row]:

@@ -18,6 +18,7 @@ from pyg_direct.dynamic.group import FORMS, build_group
 from pyg_direct.dynamic.operator import Factors, Sum
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.ops.overlap import measure_overlap, unite
+from pyg_direct.ops.snapshot_kernels import choose_kernel
 from pyg_direct.ops.snapshots import SnapshotMatrices, aggregate_snapshots
 
 WIDTHS = (2, 4, 8, 16, 64)
@@ -61,7 +62,7 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
         for way, times in seconds.items():
             yield Row.of(f"{case}/F={width}", way, "ms", [1e3 * s for s in times])
         form = min(FORMS, key=lambda form: median_high(seconds[form]))
-        best, moved = seconds[form], count_bytes(groups[form], width)
+        best, moved = seconds[form], count_bytes(groups[form], x)
         yield Row.of(f"{case}/F={width}", "best form, with ids", "TB/s", [moved / s / 1e12 for s in best], limit,
                      "device copy", "a row, an id and bits for each edge, and results, read and written")  # fmt: skip
         # Narrow rows: a read at a random place takes 32 bytes of memory, however few are needed.
@@ -85,18 +86,24 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
                 yield Row.of(f"{case}/F={width}", f"{form}, backward", "ms", [1e3 * s for s in measure(run)])
 
 
-def count_bytes(group: SnapshotMatrices, width: int) -> int:
-    """Bytes that an aggregation moves if no cache holds a row: the numbers that an edge brings, its id and bits, what a
-    slice is told by, and results, read and written.
+def count_bytes(group: SnapshotMatrices, x: Tensor) -> int:
+    """Bytes that an aggregation of `x` moves if no cache holds a row: the numbers that an edge brings, its id and bits,
+    what a slice is told by, or a row of CSR, and results, read and written.
     """
-    total = 8 * group.num_nodes * group.num_snapshots * width
+    count, width = x.shape[1:]
+    total = 8 * x.numel()
     for piece in group.pieces:
         # Snapshots that have an edge, over all edges.
-        had = piece.num_edges * (1 if piece.snapshot is not None else group.num_snapshots)
+        had = piece.num_edges * (1 if piece.snapshot is not None else count)
         if piece.presence is not None:
-            had = sum(int((piece.presence >> bit & 1).sum()) for bit in range(group.num_snapshots))
-        total += piece.num_edges * (4 + (piece.presence is not None)) + 4 * width * had
-        total += piece.num_slices * (8 + (piece.snapshot is not None))
+            had = sum(int((piece.presence >> bit & 1).sum()) for bit in range(count))
+        total += 4 * piece.num_edges + 4 * width * had
+        of_one = piece.snapshot is not None
+        if x.is_cuda and choose_kernel(x, piece, False) == "rows":
+            # Bits are those of the ids.
+            total += 4 * piece.num_rows * (count if of_one else 1)
+        else:
+            total += piece.num_edges * (piece.presence is not None) + piece.num_slices * (8 + of_one)
     return total
 
 

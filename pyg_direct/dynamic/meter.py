@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from pyg_direct.dynamic.timeline import LANES, Timeline
+from pyg_direct.runtime.device import count_allocated
 
 
 class FrameCost(NamedTuple):
@@ -49,7 +50,7 @@ class FrameMeter:
             torch.cuda.reset_peak_memory_stats(self._device)
         yield
         if self._on_gpu:
-            held, peak = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
+            held, peak, _ = count_allocated(self._device)
         self._frames.append((first, self._count_moved() - moved, spans, self._timeline.count, held, peak))
 
     def costs(self) -> list[FrameCost]:

@@ -6,31 +6,103 @@ into the weights and diagonals are edges, so that one structure is all there is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_direct.dynamic.operator import Factors
-from pyg_direct.ops.sliced import SlicedCSR, slice_keys
+from pyg_direct.ops.sliced import SlicedCSR, count_slices, flag_rows, place_slices
 from pyg_direct.ops.snapshots import multiply_slices
 
 # A snapshot that no frame has: slices of it are passed over.
 _NONE = 255
+# Edges that are sorted at once, unless one snapshot has more: sorting takes some 64 bytes of memory for each.
+_MOST_EDGES = 1 << 22
 
 
-def merge_factors(factors: Factors, num_nodes: int) -> SlicedCSR:
-    """d + a * W * b as one structure with weights."""
-    keys = factors.keys
-    weight = torch.ones(keys.numel(), device=keys.device) if factors.weight is None else factors.weight
+class _Side(NamedTuple):
+    """Edges of some consecutive snapshots by one of their ends, snapshot after snapshot.
+
+    Attributes:
+        times: These snapshots.
+        time: Of each node that has edges the snapshot, counted from the first of these, int64 `[R]`.
+        node: The node, int64 `[R]`.
+        counts: Its edges, int64 `[R]`.
+        num_slices: Slices of each snapshot.
+        others: The other end of each edge, int32 `[E]`.
+        weight: fp32 `[E]`.
+    """
+
+    times: range
+    time: Tensor
+    node: Tensor
+    counts: Tensor
+    num_slices: list[int]
+    others: Tensor
+    weight: Tensor
+
+    @classmethod
+    def of(cls, times: range, ends: Tensor, num_nodes: int, others: Tensor, weight: Tensor) -> _Side:
+        """Of ends given as snapshot * N + node, ascending; waits for their device."""
+        ids, counts = torch.unique_consecutive(ends, return_counts=True)
+        time = torch.div(ids, max(1, num_nodes), rounding_mode="floor")
+        num_slices = ids.new_zeros(len(times)).index_add_(0, time, count_slices(counts))
+        return cls(times, time, ids - time * num_nodes, counts, num_slices.tolist(), others.int(), weight)
+
+
+def merge_factors(factors: Factors, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Targets, sources and weights of d + a * W * b, edges by target."""
+    keys, weight = factors.keys, factors.weight
     rows = torch.div(keys, max(1, num_nodes), rounding_mode="floor")
+    weight = torch.ones(keys.numel(), device=keys.device) if weight is None else weight
     weight = weight if factors.row is None else weight * factors.row[rows]
     weight = weight if factors.column is None else weight * factors.column[keys - rows * num_nodes]
     if factors.diagonal is not None:
         loops = torch.arange(num_nodes, device=keys.device) * (num_nodes + 1)
         keys, order = torch.sort(torch.cat([keys, loops]), stable=True)
         weight = torch.cat([weight, factors.diagonal])[order]
-    return slice_keys(keys, num_nodes, weight.unsqueeze(1))
+        rows = torch.div(keys, max(1, num_nodes), rounding_mode="floor")
+    return rows, keys - rows * num_nodes, weight
+
+
+def _count_edges(factors: Factors, num_nodes: int) -> int:
+    return factors.keys.numel() + (0 if factors.diagonal is None else num_nodes)
+
+
+def _sort(factors: Sequence[Factors], times: range, num_nodes: int) -> tuple[_Side, _Side]:
+    """The edges of some snapshots by target and by source."""
+    merged = [merge_factors(factors[time], num_nodes) for time in times]
+    offsets = [number * num_nodes for number in range(len(times))]
+    rows, cols, weight = (torch.cat(parts) for parts in zip(*merged, strict=True))
+    targets, sources = (
+        torch.cat([ends[side] + offset for ends, offset in zip(merged, offsets, strict=True)]) for side in (0, 1)
+    )
+    # Edges of a source stay by target.
+    sources, order = torch.sort(sources, stable=True)
+    return (_Side.of(times, targets, num_nodes, cols, weight),
+            _Side.of(times, sources, num_nodes, rows[order], weight[order]))  # fmt: skip
+
+
+def _cut(counts: Sequence[int]) -> Iterator[range]:
+    """Ranges of consecutive snapshots that are sorted together, one of many edges alone."""
+    first = total = 0
+    for time, count in enumerate(counts):
+        if time > first and total + count > _MOST_EDGES:
+            yield range(first, time)
+            first, total = time, 0
+        total += count
+    yield range(first, len(counts))
+
+
+def _spread(counts: Sequence[int], room: int, device: torch.device) -> Tensor:
+    """Places of what lies one behind the other, in rooms of one size that hold so many each."""
+    gaps = [number * room - before for number, before in enumerate(accumulate(counts[:-1], initial=0))]
+    total = sum(counts)
+    each = torch.tensor([gaps, counts], device=device)
+    return torch.arange(total, device=device) + torch.repeat_interleave(each[0], each[1], output_size=total)
 
 
 class Slots:
@@ -50,24 +122,20 @@ class Slots:
     MOST = _NONE
 
     def __init__(self, factors: Sequence[Factors], num_nodes: int, window: int, device: torch.device) -> None:
-        merged = [merge_factors(f, num_nodes) for f in factors]
-        both = merged, [matrix.transpose() for matrix in merged]
+        self._counts, times = [_count_edges(f, num_nodes) for f in factors], len(factors)
+        sides = list(zip(*(_sort(factors, part, num_nodes) for part in _cut(self._counts)), strict=True))
         # One slice more than any snapshot has: it holds the room that the edges of a snapshot leave.
-        self._num_slices = max(m.num_slices for side in both for m in side) + 1
-        self._num_edges = max(m.num_edges for m in merged)
-        times, made_at = len(merged), merged[0].cols.device
+        self._num_slices = max(count for side in sides for part in side for count in part.num_slices) + 1
+        self._num_edges = max(self._counts)
+        made_at = factors[0].keys.device
         rows = torch.zeros(2, times, self._num_slices, dtype=torch.int32, device=made_at)
-        offsets = torch.empty(2, times, self._num_slices, dtype=torch.int32, device=made_at)
+        ends = torch.tensor(self._counts, dtype=torch.int32, device=made_at)
+        offsets = ends.view(1, times, 1).repeat(2, 1, self._num_slices)
         # Sources of edges, and the bits of their weights.
         edges = torch.zeros(2, 2, times, self._num_edges, dtype=torch.int32, device=made_at)
-        for side, matrices in enumerate(both):
-            for time, matrix in enumerate(matrices):
-                assert matrix.weight is not None, "merged structures have weights"
-                rows[side, time, : matrix.num_slices] = matrix.rows
-                offsets[side, time, : matrix.num_slices] = matrix.offsets[:-1]
-                offsets[side, time, matrix.num_slices :] = matrix.num_edges
-                edges[side, 0, time, : matrix.num_edges] = matrix.cols
-                edges[side, 1, time, : matrix.num_edges] = matrix.weight.view(-1).view(torch.int32)
+        for number, side in enumerate(sides):
+            for part in side:
+                self._lay(part, rows[number], offsets[number], edges[number])
         self._all = [array.to(device) for array in (rows, edges, offsets)]
         rows, edges = (array.new_empty(*array.shape[:-2], window, array.shape[-1]) for array in self._all[:2])
         offsets = torch.full((2, window * self._num_slices + 1), window * self._num_edges, dtype=torch.int32)
@@ -80,10 +148,22 @@ class Slots:
         self.num_bytes = sum(a.numel() * a.element_size() for a in (*self._all, *self._here, self._snapshot))
         self.sent_bytes = self.num_bytes if made_at.type == "cpu" else 0
 
+    def _lay(self, part: _Side, rows: Tensor, offsets: Tensor, edges: Tensor) -> None:
+        """Write edges to where their snapshots have room."""
+        times, device = slice(part.times.start, part.times.stop), rows.device
+        segment, first, has_several = place_slices(part.counts, sum(part.num_slices))
+        before = torch.tensor([*accumulate(self._counts[times], initial=0)], device=device)
+        place = _spread(part.num_slices, self._num_slices, device)
+        rows[times].view(-1)[place] = flag_rows(part.node, has_several)[segment]
+        offsets[times].view(-1)[place] = (first - before[part.time[segment]]).int()
+        place = _spread(self._counts[times], self._num_edges, device)
+        for array, values in zip(edges, (part.others, part.weight.view(torch.int32)), strict=True):
+            array[times].view(-1)[place] = values
+
     @staticmethod
     def count_bytes(factors: Sequence[Factors], num_nodes: int, window: int) -> int:
         """About as much as `num_bytes` would be."""
-        edges = max(f.keys.numel() + (0 if f.diagonal is None else num_nodes) for f in factors)
+        edges = max(_count_edges(f, num_nodes) for f in factors)
         return 2 * (len(factors) + window) * (8 * edges + 9 * (num_nodes + edges // 32))
 
     def move(self, first: int) -> None:

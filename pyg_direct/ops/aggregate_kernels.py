@@ -87,10 +87,9 @@ class LongRows(NamedTuple):
         degrees = degrees[degrees > LONG_ROW]
         if degrees.numel() == 0:
             return 0, 0
-        length = torch.full_like(degrees, SLICE)
-        # As `kernels/span.py` has it.
-        for _ in range(16):
-            length = torch.where(length * length < degrees, 2 * length, length)
+        # As `kernels/span.py` has it: doubled until its square is no less than the degree.
+        squares = SLICE * SLICE << 2 * torch.arange(16, device=degrees.device)
+        length = SLICE << torch.bucketize(degrees, squares)
         return degrees.numel(), int(((degrees + length - 1) // length).sum())
 
     @property

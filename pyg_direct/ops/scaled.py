@@ -34,6 +34,10 @@ class CSR(NamedTuple):
     long_rows: LongRows
     shift: int = 0
 
+    def list_arrays(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return self.indptr, self.row, *self.long_rows
+
     @classmethod
     def of(cls, indptr: Tensor, row: Tensor, sizes: tuple[int, int] | None = None, shift: int = 0) -> CSR:
         """List the long rows on the device; `sizes` are how many there are, and slices of them, at most."""

@@ -55,6 +55,13 @@ class SlicedCSR(Arrays):
     long_rows: tuple[int, int] | None = None
 
     @property
+    def num_bytes(self) -> int:
+        """Memory of all arrays, and of those that `csr` made beside them."""
+        made: CSR | None = self.__dict__.get("csr")
+        beside = () if made is None else (array for array in made.list_arrays() if array is not self.cols)
+        return super().num_bytes + sum(array.numel() * array.element_size() for array in beside)
+
+    @property
     def num_slices(self) -> int:
         """Number of slices."""
         return self.rows.numel()
@@ -139,13 +146,33 @@ def _cut(segments: Tensor, cols: Tensor, num_rows: int, num_snapshots: int, weig
     if max(num_rows, cols.numel()) >= _MOST:
         raise ArgumentError(f"a structure must have less than 2**31 rows and edges, got {num_rows} and {cols.numel()}")
     ids, counts = torch.unique_consecutive(segments, return_counts=True)
-    total = int(_count_slices(counts).sum())
+    total = int(count_slices(counts).sum())
     return slice_counts(ids, counts, total, cols, num_rows, num_snapshots, weight, by_snapshot, presence,
                         LongRows.measure(counts))  # fmt: skip
 
 
-def _count_slices(counts: Tensor) -> Tensor:
+def count_slices(counts: Tensor) -> Tensor:
+    """Slices of segments of so many edges."""
     return (counts + (SLICE - 1)) // SLICE
+
+
+def place_slices(counts: Tensor, num_slices: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The segment and the first edge of each slice, and whether a segment has several; a GPU is not waited for.
+
+    Args:
+        counts: Edges of each segment, int64 `[R]`.
+        num_slices: Slices of all of them.
+    """
+    of_segments = count_slices(counts)
+    segment = torch.repeat_interleave(of_segments, output_size=num_slices)
+    # The number of a slice within its segment.
+    number = torch.arange(num_slices, device=counts.device) - (of_segments.cumsum(0) - of_segments)[segment]
+    return segment, (counts.cumsum(0) - counts)[segment] + SLICE * number, of_segments > 1
+
+
+def flag_rows(rows: Tensor, has_several: Tensor) -> Tensor:
+    """Targets as slices tell them, int32."""
+    return torch.where(has_several, rows + _SEVERAL, rows).int()
 
 
 def slice_counts(segments: Tensor, counts: Tensor, num_slices: int, cols: Tensor, num_rows: int, num_snapshots: int,
@@ -161,20 +188,15 @@ def slice_counts(segments: Tensor, counts: Tensor, num_slices: int, cols: Tensor
         num_rows, num_snapshots, weight, presence, long_rows: As of `SlicedCSR`.
         by_snapshot: Whether slices belong to snapshots.
     """
-    of_segments = _count_slices(counts)
-    segment = torch.repeat_interleave(of_segments, output_size=num_slices)
-    first = of_segments.cumsum(0) - of_segments
-    offsets = counts.cumsum(0) - counts
-    # The number of a slice within its segment.
-    number = torch.arange(num_slices, device=cols.device) - first[segment]
+    segment, first, has_several = place_slices(counts, num_slices)
     starts = torch.empty(num_slices + 1, dtype=torch.int32, device=cols.device)
-    starts[:num_slices] = offsets[segment] + SLICE * number
+    starts[:num_slices] = first
     # A number set at an index would be copied from the host.
     starts[num_slices:].fill_(cols.numel())
     rows, snapshot = segments, None
     if by_snapshot:
         rows, snapshot = segments // num_snapshots, (segments % num_snapshots).to(torch.uint8)[segment]
-    flagged = torch.where(of_segments > 1, rows + _SEVERAL, rows).int()[segment]
+    flagged = flag_rows(rows, has_several)[segment]
     return SlicedCSR(flagged, starts, cols.contiguous(), num_rows, num_snapshots, weight, snapshot, presence, long_rows)
 
 

@@ -89,14 +89,25 @@ def bind_thread(index: int) -> bool:
     return has_none
 
 
+def count_allocated(device: int | torch.device) -> tuple[int, int, int]:
+    """Bytes of a GPU that tensors have, the most that they had, and those that torch has of the driver.
+
+    As `torch.cuda.memory_allocated` and its like tell, each of which lists all that torch counts, in a quarter of a
+    millisecond.
+    """
+    counts = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated = counts["allocated_bytes"]["all"]
+    return allocated["current"], allocated["peak"], counts["reserved_bytes"]["all"]["current"]
+
+
 def free_bytes(index: int) -> int:
     """Bytes of GPU memory that a new tensor could get: free in the driver plus cached by torch, or what is left of the
     share that the process may use (`torch.cuda.set_per_process_memory_fraction`), whichever is less.
     """
     free, total = torch.cuda.mem_get_info(index)
-    allocated = torch.cuda.memory_allocated(index)
+    allocated, _, reserved = count_allocated(index)
     allowed = int(torch.cuda.get_per_process_memory_fraction(index) * total)
-    return max(0, min(free + torch.cuda.memory_reserved(index), allowed) - allocated)
+    return max(0, min(free + reserved, allowed) - allocated)
 
 
 # What matrix products take before a model does: on a Hopper GPU 32 MiB forwards and as much backwards.

@@ -69,7 +69,7 @@ def test_ways_take_turns_and_preparing_is_told(clock):
     assert (slow.measured, fast.measured) == ([10] * 3, [2, 4, 3])
     assert (slow.preparing, fast.preparing) == ([11, 10], [25, 8])
     assert (slow.making, fast.making) == (1, 5)
-    assert (slow.preparation, fast.preparation) == (1, 33 - 2 * 3)
+    assert (slow.prepare_in(slow.median), fast.prepare_in(fast.median)) == (1, 33 - 2 * 3)
     # 26 more at first, 7 less an epoch.
     assert (fast.count_to(slow), slow.count_to(fast), slow.count_to(slow)) == (4, 0, 0)
     assert order == ["slow", "fast"]
@@ -92,7 +92,12 @@ def test_ratios_are_of_equal_turns():
         trainer = SimpleNamespace(history=[{"moved_bytes": 2e6}], decisions=["a"], costs=costs)
         course.run = SimpleNamespace(trainer=trainer)
 
-    rows = {row.metric: row for row in dynamic._tell("case", ways, "frames")}
+    others = []
+    for first in (7.0, 1.0):
+        others.append(dynamic.Course.__new__(dynamic.Course))
+        others[-1].preparing, others[-1].making = [first, 3.0], 0.25
+
+    rows = {row.metric: row for row in dynamic._tell("case", ways, "frames", others)}
 
     ratios = rows["PyGT-A over ours"]
     assert (ratios.p20, ratios.p50, ratios.p80) == (3, 3, 6)
@@ -104,7 +109,9 @@ def test_ratios_are_of_equal_turns():
     assert rows["no more time in all than PyGT-A after"].p50 == 1
     assert rows["moved to the GPU an epoch"].p50 == 2
     preparing = [rows[f"preparation, {part}"].p50 for part in ("made", "first epoch", "second epoch")]
-    assert preparing == [500, 5500, 3000]
+    assert preparing == [250, 5500, 3000]
+    # Of the one that had been quick enough nothing is left over.
+    assert rows["preparation over an epoch of PyGT-A"].p20 == 0
     assert "passes 500.0 ms, step 4.0 ms" in rows["preparation, first epoch"].note
 
 

@@ -8,6 +8,7 @@ from pyg_direct.dynamic import plan, stream
 from pyg_direct.dynamic.limit import Candidate, choose_among, choose_kept, count_entries
 from pyg_direct.dynamic.operator import Sum
 from pyg_direct.errors import MemoryLimitError
+from pyg_direct.ops import snapshot_kernels
 from tests.frames import NODES, TIMES, make_signal, make_trainer
 
 NO_REPLAY = {"cuda": {"replay": False}, "cpu": {}}
@@ -138,6 +139,30 @@ def test_epochs_copy_what_was_foreseen(device, name, weighted, memory):
     plan = trainer.plan
     held = plan.describe()["aggregated_bytes"] + plan.describe()["feature_bytes"] + plan.matrices.device_bytes
     assert plan.budget.used == held <= memory
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("memory", [1_500, 5_000, 20_000, 60_000])
+def test_what_sums_over_csr_have_beside_structures_is_counted(memory, monkeypatch):
+    for name in ("MANY_NUMBERS", "MANY_MASKED", "MANY_SUMS"):
+        monkeypatch.setattr(snapshot_kernels, name, 1)
+    for name in ("WIDE_ROW", "WIDE_ROW_MASKED", "WIDE_ROW_ALONE"):
+        monkeypatch.setattr(snapshot_kernels, name, (1, 1))
+    given = stream(make_signal("MPNNLSTM"), "cuda", memory=memory, keep="host", group_size=2)
+    trainer = make_trainer("MPNNLSTM", given, replay=False)
+
+    losses = trainer.fit(4)
+
+    matrices = given.plan.matrices
+    here = list(matrices._here.values())
+    assert any("csr" in piece.__dict__ for group in [*here, *matrices._visiting.values()] for piece in group.pieces)
+    matrices._weigh()
+    assert matrices.device_bytes >= sum(group.num_bytes for group in here)
+    described = given.plan.describe()
+    held = described["aggregated_bytes"] + described["feature_bytes"] + matrices.device_bytes
+    assert given.plan.budget.used == held <= memory
+    free = make_trainer("MPNNLSTM", make_signal("MPNNLSTM"), device="cuda", replay=False)
+    assert losses == pytest.approx(free.fit(4), rel=1e-4)
 
 
 def test_more_memory_never_copies_more(device):

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from pyg_direct.dynamic import slots
 from pyg_direct.dynamic.edges import Parts
-from pyg_direct.dynamic.operator import GCN, Mean, Sum
+from pyg_direct.dynamic.operator import GCN, Factors, Mean, Sum
 from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.dynamic.slots import Slots
 from tests.snapshots import make_snapshots
@@ -59,3 +60,28 @@ def test_rows_that_are_no_numbers_stay_where_they_are(device):
     # The third snapshot has no edges.
     assert not out[:, 2].isnan().any()
     assert out[7, 0].isnan().all()
+
+
+@pytest.mark.parametrize("most", [1, 100, 300])
+def test_snapshots_are_sorted_so_many_edges_at_a_time(device, monkeypatch, most):
+    plan = make_plan(True)
+    factors = [plan.factorise(GCN(), time) for time in range(TIMES)]
+    together = Slots(factors, NODES, WINDOW, torch.device(device))
+    assert len(list(slots._cut(together._counts))) == 1
+    monkeypatch.setattr(slots, "_MOST_EDGES", most)
+
+    apart = Slots(factors, NODES, WINDOW, torch.device(device))
+
+    parts = list(slots._cut(apart._counts))
+    assert [time for part in parts for time in part] == [*range(TIMES)]
+    assert 1 < len(parts) <= TIMES
+    assert all(sum(apart._counts[time] for time in part) <= most for part in parts if len(part) > 1)
+    assert all(torch.equal(a, b) for a, b in zip(apart._all, together._all, strict=True))
+
+
+def test_nothing_is_at_places_of_graphs_without_nodes(device):
+    factors = [Factors(torch.empty(0, dtype=torch.int64), None, None, None, None)] * 2
+    here = Slots(factors, 0, 2, torch.device(device))
+    here.move(0)
+
+    assert here.multiply(torch.zeros(0, 2, 4, device=device)).shape == (0, 2, 4)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.kernels.span import LONG_ROW, slice_length
+from pyg_direct.ops.aggregate_kernels import LongRows
 from pyg_direct.ops.overlap import unite
 from pyg_direct.ops.sliced import SLICE, slice_exclusives, slice_keys, slice_union
 from tests.reference import snapshots as reference
@@ -55,6 +56,14 @@ def test_long_rows_are_counted(degrees):
     assert piece.long_rows == (len(long), sum(-(-degree // slice_length(degree)) for degree in long))
 
 
+def test_slices_of_ever_longer_rows_are_counted():
+    degrees = [LONG_ROW, LONG_ROW + 1, *(4**k + more for k in range(5, 16) for more in (0, 1)), 2**31 - 1]
+
+    for degree in degrees[1:]:
+        assert LongRows.measure(torch.tensor([degree])) == (1, -(-degree // slice_length(degree)))
+    assert LongRows.measure(torch.tensor(degrees[:1])) == (0, 0)
+
+
 @given(degrees=degrees)
 def test_transposed_twice_is_the_same(device, degrees):
     keys, num_nodes = make_keys(degrees, device)
@@ -102,6 +111,20 @@ def test_sizes_follow_the_paper():
 
     # nnz + 2 slices + 1 words, without values.
     assert sliced.num_bytes == 4 * (43 + 2 * 3 + 1)
+
+
+def test_what_csr_has_of_its_own_is_counted():
+    keys, num_nodes = make_keys([5, 0, 3])
+    presence = torch.arange(8).remainder(8).byte()
+    plain, masked = slice_keys(keys, num_nodes), slice_keys(keys, num_nodes, None, presence, 3)
+    apart = slice_exclusives(keys, presence, num_nodes, 3)
+    before = [piece.num_bytes for piece in (plain, masked, apart)]
+
+    more = [piece.num_bytes - known for piece, known in zip((plain, masked, apart), before, strict=True) if piece.csr]
+
+    # Offsets of rows, and of those of each snapshot; ids where bits or snapshots are in them.
+    of_rows, of_snapshots = 4 * (num_nodes + 1), 4 * (3 * num_nodes + 1)
+    assert more == [of_rows, of_rows + 4 * 8, of_snapshots + 4 * apart.num_edges]
 
 
 @given(degrees=degrees)

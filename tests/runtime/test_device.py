@@ -6,7 +6,7 @@ import torch
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, CudaError, DeviceError, PygDirectError
 from pyg_direct.runtime import driver as driver_module
-from pyg_direct.runtime.device import abilities, free_bytes, resolve_device
+from pyg_direct.runtime.device import abilities, count_allocated, free_bytes, resolve_device
 from pyg_direct.runtime.driver import call, load_driver
 
 load_anew = load_driver.__wrapped__
@@ -131,12 +131,24 @@ def test_a_gpu_tells_its_abilities():
 
 @pytest.mark.parametrize(("fraction", "expected"), [(1.0, 700 + 200 - 150), (0.5, 500 - 150), (0.1, 0)])
 def test_a_share_of_gpu_memory_bounds_what_is_free(monkeypatch, fraction, expected):
-    said = {"mem_get_info": (700, 1000), "memory_reserved": 200, "memory_allocated": 150,
+    counts = {"allocated_bytes": {"all": {"current": 150, "peak": 170}}, "reserved_bytes": {"all": {"current": 200}}}
+    said = {"mem_get_info": (700, 1000), "memory_stats_as_nested_dict": counts,
             "get_per_process_memory_fraction": fraction}  # fmt: skip
     for name, value in said.items():
         monkeypatch.setattr(torch.cuda, name, lambda index, value=value: value)
 
     assert free_bytes(0) == expected
+
+
+@pytest.mark.gpu
+def test_allocated_bytes_are_those_that_torch_tells():
+    kept = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+
+    told = count_allocated(torch.device("cuda", 0))
+
+    # Nothing else of this process allocates meanwhile.
+    assert told == (torch.cuda.memory_allocated(0), torch.cuda.max_memory_allocated(0), torch.cuda.memory_reserved(0))
+    assert told[0] >= kept.numel()
 
 
 @pytest.mark.gpu
