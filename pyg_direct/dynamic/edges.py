@@ -26,6 +26,9 @@ _SHARE, _EDGE_BYTES = 0.2, 128
 _SENDINGS = 8
 # So few edges in all are put in order by the host before a GPU has begun with all the operations.
 FEW = 2**15
+# And so few of some snapshots a thread does not slice beside training: it and the one that trains would wait for each
+# other's Python.
+FEW_FOR_THREAD = 2**18
 
 
 class Parts(NamedTuple):
@@ -128,6 +131,16 @@ class SequenceEdges:
                 and self._budget.has_room(_EDGE_BYTES * num_edges, _SHARE)):  # fmt: skip
             return self._target
         return torch.device("cpu")
+
+    def are_for_thread(self, low: int, high: int) -> bool:
+        """Whether a thread slices snapshots [low, high) ahead: where the host does, a GPU trains, and they are many.
+
+        On a CPU it would take from training what it gives: with it 24 snapshots of 5,000 edges took 40 ms instead of
+        29, of 200,000 edges 378 instead of 290, on two cores.
+        """
+        if self.device.type != "cpu" or self._target.type != "cuda":
+            return False
+        return sum(part.edge_index.shape[1] for part in self._parts[low:high]) >= FEW_FOR_THREAD
 
     def tell_speeds(self, speeds: Speeds) -> Speeds:
         """Those of the device for structures of these edges: they need not be sent where they are made, and are sent in

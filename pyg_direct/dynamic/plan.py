@@ -134,12 +134,12 @@ class SnapshotPlan:
         return chosen, built
 
     def _begin_following(self, operator: Operator, time: int, weighted: bool) -> None:
-        """Let a thread slice the snapshots from `time` on, if they have not been."""
-        if time >= len(self.parts) or (operator, weighted, time) in self._rows or self.edges.device.type != "cpu":
+        """Let a thread slice the snapshots from `time` on, if they have not been and it pays."""
+        if time >= len(self.parts) or (operator, weighted, time) in self._rows:
             return
         low, high = self._find_block(time)
         key = operator, weighted, low
-        if key not in self._groups:
+        if key not in self._groups and self.edges.are_for_thread(low, high):
             work = partial(self._choose, operator, low, high, weighted, self._tell_speeds(time), True)
             self._ahead.begin(key, work, self.timeline)
 

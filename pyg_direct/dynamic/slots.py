@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from pyg_direct.dynamic.operator import Factors
+from pyg_direct.ops.offsets import repeat_each
 from pyg_direct.ops.sliced import SlicedCSR, count_slices, flag_rows, place_slices
 from pyg_direct.ops.snapshots import multiply_slices
 
 # A snapshot that no frame has: slices of it are passed over.
 _NONE = 255
-# Edges that are sorted at once, unless one snapshot has more: sorting takes some 64 bytes of memory for each.
-_MOST_EDGES = 1 << 22
+# Edges that are sorted at once, unless one snapshot has more: that takes some 64 bytes of memory for each, and where
+# there are more on a CPU, torch wakes all its threads.
+_MOST_EDGES = {"cuda": 1 << 22, "cpu": 1 << 15}
 
 
 class _Side(NamedTuple):
@@ -86,11 +88,11 @@ def _sort(factors: Sequence[Factors], times: range, num_nodes: int) -> tuple[_Si
             _Side.of(times, sources, num_nodes, rows[order], weight[order]))  # fmt: skip
 
 
-def _cut(counts: Sequence[int]) -> Iterator[range]:
-    """Ranges of consecutive snapshots that are sorted together, one of many edges alone."""
+def _cut(counts: Sequence[int], most: int) -> Iterator[range]:
+    """Ranges of consecutive snapshots that have `most` edges together, one of more alone."""
     first = total = 0
     for time, count in enumerate(counts):
-        if time > first and total + count > _MOST_EDGES:
+        if time > first and total + count > most:
             yield range(first, time)
             first, total = time, 0
         total += count
@@ -102,7 +104,7 @@ def _spread(counts: Sequence[int], room: int, device: torch.device) -> Tensor:
     gaps = [number * room - before for number, before in enumerate(accumulate(counts[:-1], initial=0))]
     total = sum(counts)
     each = torch.tensor([gaps, counts], device=device)
-    return torch.arange(total, device=device) + torch.repeat_interleave(each[0], each[1], output_size=total)
+    return torch.arange(total, device=device) + repeat_each(each[0], each[1], total)
 
 
 class Slots:
@@ -123,11 +125,12 @@ class Slots:
 
     def __init__(self, factors: Sequence[Factors], num_nodes: int, window: int, device: torch.device) -> None:
         self._counts, times = [_count_edges(f, num_nodes) for f in factors], len(factors)
-        sides = list(zip(*(_sort(factors, part, num_nodes) for part in _cut(self._counts)), strict=True))
+        made_at = factors[0].keys.device
+        parts = _cut(self._counts, _MOST_EDGES[made_at.type])
+        sides = list(zip(*(_sort(factors, part, num_nodes) for part in parts), strict=True))
         # One slice more than any snapshot has: it holds the room that the edges of a snapshot leave.
         self._num_slices = max(count for side in sides for part in side for count in part.num_slices) + 1
         self._num_edges = max(self._counts)
-        made_at = factors[0].keys.device
         rows = torch.zeros(2, times, self._num_slices, dtype=torch.int32, device=made_at)
         ends = torch.tensor(self._counts, dtype=torch.int32, device=made_at)
         offsets = ends.view(1, times, 1).repeat(2, 1, self._num_slices)

@@ -273,15 +273,15 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
             self._directory = Directory.of(hot_ids.to(self.device), source.shape[0]).wait()
         self._limit_blocks(misses)
 
-    def _limit_blocks(self, misses: float) -> None:
-        """Say how many blocks read rows, `misses` of which are on the host."""
+    def _limit_blocks(self, misses: float, has_peers: bool = False) -> None:
+        """Say how many blocks read rows, `misses` of which are on the host, with `has_peers` others on other GPUs."""
         assert self._cold is not None
         assert self._block is not None
         blocks = self.link_blocks or find_link_blocks(self._cold, self._block.placement)
         if self._cold.numel() > 0:
             width = self._cold[0].numel()
             blocks = blocks_for_rows(blocks, width * self._cold.element_size(), width * self._dtype.itemsize)
-        self._max_blocks = blocks_beside_hot(blocks, misses)
+        self._max_blocks = blocks_beside_hot(blocks, misses, has_peers)
         note_reader(self, self._cold.get_device(), self._max_blocks)
 
     def _clear(self) -> None:

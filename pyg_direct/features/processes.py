@@ -179,7 +179,7 @@ class ProcessRows:
         order = self._handle.order
         feature._order = None if order is None else order.to(self.device)
         if opened.cold is not None:
-            feature._limit_blocks(opened.misses)
+            feature._limit_blocks(opened.misses, self._count_strands() > 1)
 
     def _count_strands(self) -> int:
         """Places of a list of ids that are read from at once."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_direct.kernels.offsets import find_offsets_gpu
 from pyg_direct.ops.launch import grid_for, is_heard, run_gpu, runs_on_gpu
+
+# So few numbers are repeated on a CPU by one thread: torch wakes all, however few there are.
+_FEW = 2**16
 
 _library = torch.library.Library("pyg_direct", "FRAGMENT")
 
@@ -24,6 +28,13 @@ def expand(indptr: Tensor, num_edges: int) -> Tensor:
     bounds = indptr.clamp(max=num_edges)
     targets = torch.arange(indptr.numel() - 1, dtype=indptr.dtype, device=indptr.device)
     return torch.repeat_interleave(targets, bounds.diff(), output_size=num_edges)
+
+
+def repeat_each(values: Tensor, counts: Tensor, total: int) -> Tensor:
+    """`values[i]` so many times as `counts[i]` says, `total` in all; a GPU is not waited for."""
+    if values.is_cuda or total > _FEW:
+        return torch.repeat_interleave(values, counts, output_size=total)
+    return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
 
 
 def find_offsets(ordered: Tensor, num_rows: int) -> Tensor:

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.kernels import overlap as kernels
-from pyg_direct.ops.launch import cpu_chunks, run_cpu
+from pyg_direct.ops.launch import cpu_chunks, run_cpu, threads_for
 
 MAX_GROUP = 8
 _KEYS_PER_BLOCK = 2**14
+# Keys that one thread merges in the time of an item of other loops.
+_KEYS_FOR_AN_ITEM = 8
 
 
 class EdgeUnion(NamedTuple):
@@ -71,13 +73,14 @@ def merge_unions(first: EdgeUnion, second: EdgeUnion) -> EdgeUnion:
         presence = torch.zeros(keys.numel(), dtype=torch.uint8, device=keys.device).index_add_(0, place, bits)
         return EdgeUnion(keys, presence, total)
     most = max(first.keys.numel(), second.keys.numel())
-    sizes = torch.empty(max(1, min(4 * cpu_chunks(), most // _KEYS_PER_BLOCK)), dtype=torch.int64)
-    run_cpu(kernels.count_union_cpu, first.keys, second.keys, sizes)
-    begins = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    num_keys = int(begins[-1])
-    keys, presence = torch.empty(num_keys, dtype=torch.int64), torch.empty(num_keys, dtype=torch.uint8)
-    run_cpu(kernels.merge_union_cpu, first.keys, first.presence, second.keys, second.presence, first.num_snapshots,
-            begins, keys, presence)  # fmt: skip
+    with threads_for(most // _KEYS_FOR_AN_ITEM):
+        sizes = torch.empty(max(1, min(4 * cpu_chunks(), most // _KEYS_PER_BLOCK)), dtype=torch.int64)
+        run_cpu(kernels.count_union_cpu, first.keys, second.keys, sizes)
+        begins = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        num_keys = int(begins[-1])
+        keys, presence = torch.empty(num_keys, dtype=torch.int64), torch.empty(num_keys, dtype=torch.uint8)
+        run_cpu(kernels.merge_union_cpu, first.keys, first.presence, second.keys, second.presence, first.num_snapshots,
+                begins, keys, presence)  # fmt: skip
     return EdgeUnion(keys, presence, total)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.aggregate_kernels import LongRows
 from pyg_direct.ops.arrays import Arrays
-from pyg_direct.ops.offsets import compress
+from pyg_direct.ops.offsets import compress, repeat_each
 from pyg_direct.ops.overlap import EdgeUnion
 from pyg_direct.ops.scaled import CSR
 
@@ -82,7 +82,7 @@ class SlicedCSR(Arrays):
         return self._of_edges(self.rows.long() & (_MOST - 1))
 
     def _of_edges(self, of_slices: Tensor) -> Tensor:
-        return torch.repeat_interleave(of_slices, self.offsets.diff(), output_size=self.num_edges)
+        return repeat_each(of_slices, self.offsets.diff(), self.num_edges)
 
     def segments(self) -> Tensor:
         """Target of each slice, or target * S + snapshot where slices belong to snapshots, int64 `[slices]`."""
@@ -164,7 +164,7 @@ def place_slices(counts: Tensor, num_slices: int) -> tuple[Tensor, Tensor, Tenso
         num_slices: Slices of all of them.
     """
     of_segments = count_slices(counts)
-    segment = torch.repeat_interleave(of_segments, output_size=num_slices)
+    segment = repeat_each(torch.arange(counts.numel(), device=counts.device), of_segments, num_slices)
     # The number of a slice within its segment.
     number = torch.arange(num_slices, device=counts.device) - (of_segments.cumsum(0) - of_segments)[segment]
     return segment, (counts.cumsum(0) - counts)[segment] + SLICE * number, of_segments > 1

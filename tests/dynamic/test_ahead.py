@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_direct.dynamic import ahead, plan, stream
+from pyg_direct.dynamic import ahead, edges, plan, stream
 from pyg_direct.dynamic.ahead import Ahead
+from pyg_direct.dynamic.cache import Budget
+from pyg_direct.dynamic.edges import Parts, SequenceEdges
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.errors import IdError
 from tests.snapshots import make_snapshots
@@ -17,8 +19,24 @@ NODES, CHANNELS = 12, 3
 
 
 @pytest.fixture(autouse=True)
-def two_cores(monkeypatch):
+def a_thread(monkeypatch):
+    """As where it pays."""
     monkeypatch.setattr(ahead, "count_cores", lambda: 2)
+    monkeypatch.setattr(SequenceEdges, "are_for_thread", lambda *args: True)
+
+
+@pytest.mark.parametrize(("device", "limit", "most", "expected"), [
+    ("cuda", 10**9, 80, True),
+    # Few edges, and those that training itself has to wait for.
+    ("cuda", 10**9, 81, False), ("cpu", 10**9, 80, False), ("cpu", None, 80, False),
+])  # fmt: skip
+def test_a_thread_slices_many_edges_for_a_gpu(monkeypatch, device, limit, most, expected):
+    monkeypatch.undo()
+    monkeypatch.setattr(edges, "FEW_FOR_THREAD", most)
+    parts = [Parts(None, torch.zeros(2, 40, dtype=torch.int64), None, NODES)] * 3
+    known = edges.SequenceEdges(parts, NODES, torch.device(device), Budget(limit), Ahead())
+
+    assert known.are_for_thread(1, 3) is expected
 
 
 def make_list(count=8):

@@ -149,7 +149,7 @@ def test_what_sums_over_csr_have_beside_structures_is_counted(memory, monkeypatc
     for name in ("WIDE_ROW", "WIDE_ROW_MASKED", "WIDE_ROW_ALONE"):
         monkeypatch.setattr(snapshot_kernels, name, (1, 1))
     given = stream(make_signal("MPNNLSTM"), "cuda", memory=memory, keep="host", group_size=2)
-    trainer = make_trainer("MPNNLSTM", given, replay=False)
+    trainer = make_trainer("MPNNLSTM", given, device="cuda", replay=False)
 
     losses = trainer.fit(4)
 

@@ -67,12 +67,12 @@ def test_snapshots_are_sorted_so_many_edges_at_a_time(device, monkeypatch, most)
     plan = make_plan(True)
     factors = [plan.factorise(GCN(), time) for time in range(TIMES)]
     together = Slots(factors, NODES, WINDOW, torch.device(device))
-    assert len(list(slots._cut(together._counts))) == 1
-    monkeypatch.setattr(slots, "_MOST_EDGES", most)
+    assert len(list(slots._cut(together._counts, slots._MOST_EDGES["cpu"]))) == 1
+    monkeypatch.setattr(slots, "_MOST_EDGES", {"cpu": most})
 
     apart = Slots(factors, NODES, WINDOW, torch.device(device))
 
-    parts = list(slots._cut(apart._counts))
+    parts = list(slots._cut(apart._counts, most))
     assert [time for part in parts for time in part] == [*range(TIMES)]
     assert 1 < len(parts) <= TIMES
     assert all(sum(apart._counts[time] for time in part) <= most for part in parts if len(part) > 1)

@@ -54,7 +54,7 @@ def test_what_another_program_left_in_the_cache_is_measured_again(cache, monkeyp
     monkeypatch.setattr(link, "_measure", lambda table: 12)
     link.find_link_blocks(table, "unified")
     link._KNOWN.clear()
-    (kept,) = cache.iterdir()
+    kept = cache / "link_blocks.json"
     kept.write_text(kept.read_text().replace(": 12", f": {text}"))
 
     assert link.find_link_blocks(table, "unified") == 12
@@ -71,6 +71,11 @@ def test_a_small_table_measures_nothing(cache):
 @pytest.mark.parametrize(("misses", "blocks"), [(1.0, 20), (0.8, 24), (0.5, 24), (0.25, 26), (0.0, 38)])
 def test_few_more_blocks_read_beside_hot_rows(misses, blocks):
     assert link.blocks_beside_hot(20, misses) == blocks
+
+
+@pytest.mark.parametrize(("misses", "blocks"), [(1.0, 20), (0.5, 24), (0.25, 28), (0.125, 56), (0.0, 106)])
+def test_more_blocks_read_where_other_gpus_hold_rows(misses, blocks):
+    assert link.blocks_beside_hot(20, misses, has_peers=True) == blocks
 
 
 @pytest.mark.gpu
