@@ -18,6 +18,7 @@ from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.dynamic.walk import Walk
 from pyg_direct.errors import MemoryLimitError
 from pyg_direct.ops.sliced import slice_keys
+from pyg_direct.runtime.threads import one_thread
 
 # Of the free memory of a GPU, what edges that lie there in order may take: what is kept of an edge, and what putting it
 # in order and finding it in a group of eight takes for a moment.
@@ -26,9 +27,9 @@ _SHARE, _EDGE_BYTES = 0.2, 128
 _SENDINGS = 8
 # So few edges in all are put in order by the host before a GPU has begun with all the operations.
 FEW = 2**15
-# And so few of some snapshots a thread does not slice beside training: it and the one that trains would wait for each
-# other's Python.
-FEW_FOR_THREAD = 2**18
+# And so few of some snapshots one thread slices: neither one beside training, as both would wait for each other's
+# Python, nor all of torch's, which would be woken for each short loop.
+FEW_AT_ONCE = 2**18
 
 
 class Parts(NamedTuple):
@@ -140,7 +141,14 @@ class SequenceEdges:
         """
         if self.device.type != "cpu" or self._target.type != "cuda":
             return False
-        return sum(part.edge_index.shape[1] for part in self._parts[low:high]) >= FEW_FOR_THREAD
+        return not self._are_few(low, high)
+
+    def in_one_thread(self, low: int, high: int) -> one_thread:
+        """Torch's loops over few edges of snapshots [low, high) that lie on the host keep to the thread that asks."""
+        return one_thread(self.device.type == "cpu" and self._are_few(low, high))
+
+    def _are_few(self, low: int, high: int) -> bool:
+        return sum(part.edge_index.shape[1] for part in self._parts[low:high]) < FEW_AT_ONCE
 
     def tell_speeds(self, speeds: Speeds) -> Speeds:
         """Those of the device for structures of these edges: they need not be sent where they are made, and are sent in

@@ -240,7 +240,9 @@ class FramePlan(SnapshotPlan):
             num_bytes = Slots.count_bytes(factors, num_nodes, self.window)
             self._slots[key] = None
             if self._fits(num_bytes) and self.real.budget.take(num_bytes):
-                self._slots[key] = slots = Slots(factors, num_nodes, self.window, self.device)
+                with self.real.edges.in_one_thread(min(self.times), max(self.times) + 1):
+                    slots = Slots(factors, num_nodes, self.window, self.device)
+                self._slots[key] = slots
                 self.real.moved_bytes += slots.sent_bytes
                 slots.move(self.first)
         return self._slots.get(key)

@@ -119,18 +119,18 @@ class SnapshotPlan:
     def _choose(self, operator: Operator, low: int, high: int, weighted: bool, speeds: Speeds | None,
                 build: bool = False) -> tuple[list[Option], dict[Hashable, SnapshotMatrices]]:  # fmt: skip
         """The groups of snapshots [low, high), and with `build` the matrices of each, on the host."""
-        factors = [self.factorise(operator, t, weighted) for t in range(low, high)]
-        x = self.parts[low].x
-        if speeds is None or x is None:
-            chosen = [Option(low, high, self.form, 0.0, 0.0)]
-        else:
-            channels = x.shape[1:].numel()
-            keys = [f.keys for f in factors]
-            chosen = choose_groups(keys, channels, speeds, low, find_values(factors), self.num_nodes)
-        built = {}
-        for option in chosen if build else ():
-            group = factors[option.first - low : option.last - low]
-            built[_matrices_key(option.form, group)] = build_group(group, self.num_nodes, option.form)
+        with self.edges.in_one_thread(low, high):
+            factors = [self.factorise(operator, t, weighted) for t in range(low, high)]
+            x = self.parts[low].x
+            if speeds is None or x is None:
+                chosen = [Option(low, high, self.form, 0.0, 0.0)]
+            else:
+                channels, keys = x.shape[1:].numel(), [f.keys for f in factors]
+                chosen = choose_groups(keys, channels, speeds, low, find_values(factors), self.num_nodes)
+            built = {}
+            for option in chosen if build else ():
+                group = factors[option.first - low : option.last - low]
+                built[_matrices_key(option.form, group)] = build_group(group, self.num_nodes, option.form)
         return chosen, built
 
     def _begin_following(self, operator: Operator, time: int, weighted: bool) -> None:
@@ -151,7 +151,8 @@ class SnapshotPlan:
         key = _matrices_key(form, factors)
 
         def make() -> SnapshotMatrices:
-            made = self._built.pop(key, None) or build_group(factors, self.num_nodes, form)
+            with self.edges.in_one_thread(first, last):
+                made = self._built.pop(key, None) or build_group(factors, self.num_nodes, form)
             if last - first > 1:
                 told = f"{tell_weights(made)}, {made.num_bytes:,} bytes"
                 self.decisions.append(f"snapshots {first} to {last - 1}: {told}")

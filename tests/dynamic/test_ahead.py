@@ -32,11 +32,12 @@ def a_thread(monkeypatch):
 ])  # fmt: skip
 def test_a_thread_slices_many_edges_for_a_gpu(monkeypatch, device, limit, most, expected):
     monkeypatch.undo()
-    monkeypatch.setattr(edges, "FEW_FOR_THREAD", most)
+    monkeypatch.setattr(edges, "FEW_AT_ONCE", most)
     parts = [Parts(None, torch.zeros(2, 40, dtype=torch.int64), None, NODES)] * 3
     known = edges.SequenceEdges(parts, NODES, torch.device(device), Budget(limit), Ahead())
 
     assert known.are_for_thread(1, 3) is expected
+    assert known.in_one_thread(1, 3).is_on is (most == 81)
 
 
 def make_list(count=8):
