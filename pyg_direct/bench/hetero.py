@@ -147,12 +147,13 @@ def measure_times(scale: float, workers: tuple[int, ...], batches: int = 20, siz
     common: dict[str, Any] = {"num_neighbors": [128, 128], "input_nodes": ("user", seeds), "time_attr": "time",
                               "input_time": times, "batch_size": size, "shuffle": True, "drop_last": True}  # fmt: skip
     case = f"hetero/tables{_scaled(scale)}/{size}"
-    # One by one, as many sampled in one call as a loader comes to at most, and as many as it comes to.
+    # One by one, as many sampled in one call as a loader comes to at most, and as many as it comes to; on a CPU one by
+    # one on two threads too.
     own: dict[str, list[float]] = {}
-    for group in (1, 16, None):
-        ours = NeighborLoader(data, seed=0, super_batch=group, **common)
+    for group, prefetch in ((1, 1), *[(1, 2)] * (device.type == "cpu"), (16, 1), (None, 1)):
+        ours = NeighborLoader(data, seed=0, super_batch=group, prefetch=prefetch, **common)
         most = group or MOST_BATCHES
-        name = OURS if group is None else f"{OURS}, super_batch={group}"
+        name = OURS if group is None else f"{OURS}, super_batch={group}{', prefetch=2' if prefetch == 2 else ''}"
         edges, own[name] = _time_loader(ours, -(-batches // most) * most, 3 * most)
         yield Row.of(case, name, "ms", [1e3 * t for t in own[name]], note=f"{edges:.0f} edges a batch")
     if not WITH_PYG_LIB:
