@@ -26,6 +26,7 @@ from pyg_direct.loader.together import GPU_ROOM, HOST_ROOM, GrowingTogether, Tog
 from pyg_direct.ops.check import check_ids
 from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.host import available_bytes
+from pyg_direct.runtime.threads import one_thread
 from pyg_direct.sampling.key import batch_key
 from pyg_direct.sampling.sample import Sample
 
@@ -186,7 +187,10 @@ class GeneralLoader(EpochLoader):
 
     def _build_homogeneous(self, out: SamplerOutput, is_ours: bool) -> Data:
         none = torch.empty(0, dtype=torch.int64, device=self.device)
-        sample = Sample(out.node, torch.stack([out.row, out.col]), none if out.edge is None else out.edge, [], [])
+        # Torch's other threads would go on waiting awake beside the loops that read features.
+        with one_thread(self.device.type == "cpu"):
+            pairs = torch.stack([out.row, out.col])
+        sample = Sample(out.node, pairs, none if out.edge is None else out.edge, [], [])
         data = self.data
         if out.edge is None:
             # Edges that were merged have no attributes any more.

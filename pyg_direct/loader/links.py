@@ -15,6 +15,7 @@ from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.output import to_output
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.upload import upload
+from pyg_direct.runtime.threads import one_thread
 from pyg_direct.sampling.negative import TRIES, Nodes, draw_negatives
 from pyg_direct.sampling.plan import Pending
 from pyg_direct.sampling.sample import Sample
@@ -161,7 +162,8 @@ class Links:
 
     def place(self, nodes: Tensor) -> None:
         """Note where the ends stand among these nodes, ascending, which are the seeds of a sample."""
-        self._places = [torch.searchsorted(nodes, self.ends())]
+        with one_thread(nodes.device.type == "cpu"):
+            self._places = [torch.searchsorted(nodes, self.ends())]
 
     def seeds(self, disjoint: bool) -> tuple[Any, Any]:
         """(seeds, their times) for a sampler, by type where there are types.

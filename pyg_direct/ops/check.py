@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.runtime.threads import one_thread
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 MAX_KEY = 2**64 - 1
 _MAX_FANOUT = 2**62
+# So few ids one thread looks through in a fraction of a millisecond.
+_FEW = 2**20
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -44,7 +47,10 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
     if ids.dim() != 1:
         raise ArgumentError(f"{name} must have one dimension, got shape {tuple(ids.shape)}")
     if upper is not None and not ids.is_cuda and ids.numel() > 0:
-        low, high = (int(v) for v in torch.aminmax(ids))
+        # Torch's other threads would go on waiting awake beside loops of ours that follow: synchronous batches of
+        # ogbn-products' shape took 13.7 ms instead of 6.0 on two cores.
+        with one_thread(ids.numel() <= _FEW):
+            low, high = (int(v) for v in torch.aminmax(ids))
         if low < 0 or high >= upper:
             raise IdError(f"{name} must lie in [0, {upper}), got {low if low < 0 else high}")
     return ids.contiguous()

@@ -22,6 +22,7 @@ from pyg_direct.ops.launch import runs_on_gpu, threads_for
 from pyg_direct.ops.regroup import Piece, regroup
 from pyg_direct.ops.upload import upload
 from pyg_direct.runtime.mode import ordinary_tensors
+from pyg_direct.runtime.threads import one_thread
 from pyg_direct.sampling.hashed import SMALLEST_TABLE, HashNumbering
 from pyg_direct.sampling.numbering import Space
 from pyg_direct.sampling.options import GeneralRecipe
@@ -134,7 +135,8 @@ class GeneralPlan:
         if num_seeds > self._most_seeds:
             # Until it is known, as many as there could be.
             self._most_seeds, most_edges = num_seeds, num_seeds * self._edges_per_seed
-        with threads_for(most_edges):
+        # Torch's other threads would go on waiting awake beside loops of ours.
+        with threads_for(most_edges), one_thread():
             samples = self._sample_in(start, np.array(keys, np.uint64))
         num_edges = sum(pair.shape[1] for sample in samples for pair in sample.edge_index.values())
         self._most_edges = max(self._most_edges, num_edges)

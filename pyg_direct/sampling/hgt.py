@@ -20,6 +20,7 @@ from pyg_direct.kernels.state import BUDGET_DRAW
 from pyg_direct.ops.check import check_fanouts, check_key
 from pyg_direct.ops.draw import derive_key, draw_bits
 from pyg_direct.ops.general import Frontier, Rules, pick_edges
+from pyg_direct.runtime.threads import one_thread
 from pyg_direct.sampling.general import split_by
 from pyg_direct.sampling.seeds import read_seeds
 from pyg_direct.sampling.subgraph import GeneralSample
@@ -94,6 +95,11 @@ class HgtPlan:
         """
         check_key("key", key)
         self.topology.check_process()
+        # On a CPU a few hundred items for each of its loops: torch's other threads would only be woken.
+        with one_thread(self.topology.device.type == "cpu"):
+            return self._sample(seeds, key)
+
+    def _sample(self, seeds: Tensor | Mapping[str, Tensor], key: int) -> GeneralSample:
         topo = self.topology.topo
         start = read_seeds(self.topology, seeds, None, False)
         layers = [start.identities]
