@@ -47,8 +47,8 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
     if ids.dim() != 1:
         raise ArgumentError(f"{name} must have one dimension, got shape {tuple(ids.shape)}")
     if upper is not None and not ids.is_cuda and ids.numel() > 0:
-        # Torch's other threads would go on waiting awake beside loops of ours that follow: synchronous batches of
-        # ogbn-products' shape took 13.7 ms instead of 6.0 on two cores.
+        # Torch's other threads would go on waiting awake beside loops of ours that follow: batches of 256 nodes of a
+        # tenth of ogbn-products' shape, that no thread makes ahead, took 13.7 ms instead of 6.0 on two cores.
         with one_thread(ids.numel() <= _FEW):
             low, high = (int(v) for v in torch.aminmax(ids))
         if low < 0 or high >= upper:
