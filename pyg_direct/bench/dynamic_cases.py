@@ -24,11 +24,14 @@ from pyg_direct.runtime.device import resolve_device
 
 
 def snapshots(scale: float) -> Iterator[Row]:
-    """Several snapshots aggregated at once, all of whose edges, or nine in ten, are shared from step to step."""
+    """Several snapshots aggregated at once, all of whose edges, or nine in ten, are shared from step to step; narrow
+    ones in larger groups too, as the choice of groups takes them.
+    """
     for name, shape in PRESETS.items():
         small = shape._replace(num_nodes=int(shape.num_nodes * scale), num_edges=int(shape.num_edges * scale))
         for change in (0.0, shape.change):
             yield from measure_snapshots(small._replace(change=change), name)
+            yield from measure_snapshots(small._replace(change=change), name, 8, (2,), scattered=False, backward=False)
 
 
 def sweeps(scale: float) -> Iterator[Row]:

@@ -26,14 +26,14 @@ def load_folder(
     features: str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> NodeDataset:
-    """Read a graph from a folder of NumPy archives; the dataset is named after the folder.
+    """Read a graph from a folder of NumPy archives; the dataset is named after the folder that holds it.
 
     `graph.npz` holds `edge_index` (integers `[2, E]`), `y` (integers `[N]`, -1 where unknown) and the nodes
     `train`, `valid` and `test` (integers). A second archive holds features as `q` (int8 `[N, F]`) times
     `scale` (float32 `[F]`).
 
     Args:
-        path: The folder.
+        path: The folder, or one of which a single folder holds `graph.npz`.
         undirected: Add the reverse of every edge and keep each edge once, as is usual for citation graphs;
             else the edges come as stored.
         features: File name of the features; None takes the one archive in the folder that holds `q` and
@@ -46,10 +46,8 @@ def load_folder(
     Raises:
         ArgumentError: The folder or an array is missing, or arrays do not fit each other.
     """
-    folder = Path(path)
     check_float_dtype("dtype", dtype)
-    if not (folder / GRAPH_FILE).is_file():
-        raise ArgumentError(f"path must be a folder that holds {GRAPH_FILE}, got {str(path)!r}")
+    folder = find_graph(Path(path))
     edge_index, y, *split = (
         torch.from_numpy(array.astype(np.int64)) for array in read_arrays(folder / GRAPH_FILE, GRAPH_ARRAYS)
     )
@@ -60,6 +58,17 @@ def load_folder(
         edge_index = add_reverse_edges(edge_index, len(y))
     num_classes = int(y.max()) + 1 if len(y) else 0
     return NodeDataset(folder.resolve().name, len(y), num_classes, edge_index, x, y, *split)
+
+
+def find_graph(path: Path) -> Path:
+    """`path`, or the one folder in it that holds a graph."""
+    found = [path] if (path / GRAPH_FILE).is_file() else sorted(file.parent for file in path.glob(f"*/{GRAPH_FILE}"))
+    if not found:
+        raise ArgumentError(f"path must be a folder that holds {GRAPH_FILE}, got {str(path)!r}")
+    if len(found) > 1:
+        names = ", ".join(folder.name for folder in found)
+        raise ArgumentError(f"path must name one of the folders that hold {GRAPH_FILE}, got {str(path)!r} with {names}")
+    return found[0]
 
 
 def read_arrays(file: Path, names: tuple[str, ...]) -> list[np.ndarray]:

@@ -94,6 +94,23 @@ def test_features_are_chosen_by_name(folder: Path) -> None:
         load_folder(folder)
 
 
+def test_the_one_folder_in_a_folder_that_holds_a_graph_is_read(folder: Path) -> None:
+    (folder.parent / "empty").mkdir()
+
+    graph = load_folder(folder.parent)
+
+    assert graph.name == "tiny"
+    assert torch.equal(graph.x, load_folder(folder).x)
+
+
+def test_several_folders_with_a_graph_are_named(folder: Path) -> None:
+    (folder.parent / "other").mkdir()
+    np.savez(folder.parent / "other" / "graph.npz", **GRAPH)
+
+    with pytest.raises(ArgumentError, match=r"path must name one of the folders that hold graph.npz, .*other, tiny$"):
+        load_folder(folder.parent)
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
