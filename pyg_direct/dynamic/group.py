@@ -14,7 +14,7 @@ from torch import Tensor
 from pyg_direct.dynamic.operator import Factors
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.overlap import EdgeUnion, unite
-from pyg_direct.ops.sliced import SlicedCSR, slice_exclusives, slice_keys, slice_union
+from pyg_direct.ops.sliced import SlicedCSR, slice_apart, slice_exclusives, slice_keys, slice_union
 from pyg_direct.ops.snapshots import SnapshotMatrices
 
 GROUP_SIZES = (1, 2, 4, 8)
@@ -107,11 +107,32 @@ def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split",
                                      None if stacked is None else stacked[rest])  # fmt: skip
         # What has no edges would be sent all the same.
         pieces = tuple(piece for piece in (overlap, exclusive) if piece.num_edges > 0) or (overlap,)
-    row = _stack([f.row for f in factors], num_nodes, 1.0)
-    is_alike = all(f.column is f.row for f in factors)
-    column = row if is_alike else _stack([f.column for f in factors], num_nodes, 1.0)
-    diagonal = _stack([f.diagonal for f in factors], num_nodes, 0.0)
+    row = _stack([f.row for f in factors], 1.0)
+    column = row if _is_alike(factors) else _stack([f.column for f in factors], 1.0)
+    diagonal = _stack([f.diagonal for f in factors], 0.0)
     return SnapshotMatrices(pieces, row, column, diagonal, num_nodes, union.num_snapshots, transpose)
+
+
+def lay_apart(factors: Sequence[Factors], num_nodes: int) -> SnapshotMatrices:
+    """The matrices of snapshots as that of one graph without edges between them: node i of snapshot t is t * N + i.
+
+    What snapshots share is not looked for, which takes longer than to aggregate them once.
+
+    Args:
+        factors: Of each snapshot, in order, on one device.
+        num_nodes: N.
+    """
+    weights = _fill([f.weight for f in factors], 1.0, [f.keys for f in factors])
+    piece = slice_apart([f.keys for f in factors], num_nodes, None if weights is None else torch.cat(weights))
+
+    def join(given: Sequence[Tensor | None], default: float) -> Tensor | None:
+        filled = _fill(given, default)
+        return None if filled is None else torch.cat(filled).unsqueeze(1)
+
+    row = join([f.row for f in factors], 1.0)
+    column = row if _is_alike(factors) else join([f.column for f in factors], 1.0)
+    diagonal = join([f.diagonal for f in factors], 0.0)
+    return SnapshotMatrices((piece,), row, column, diagonal, len(factors) * num_nodes, 1)
 
 
 def tell_weights(matrices: SnapshotMatrices) -> str:
@@ -131,9 +152,27 @@ def _check_mode(values: str, form: str, stacked: Tensor | None, equality: float)
         raise ArgumentError("values must not be 'move' for form='mask', which has no exclusives")
 
 
-def _stack(factors: Sequence[Tensor | None], num_nodes: int, default: float) -> Tensor | None:
-    """Factors of several snapshots side by side, `[N, S]`; None where there are none."""
-    given = next((f for f in factors if f is not None), None)
-    if given is None:
+def _is_alike(factors: Sequence[Factors]) -> bool:
+    """Whether rows and columns are scaled by the same numbers."""
+    return all(f.column is f.row for f in factors)
+
+
+def _fill(given: Sequence[Tensor | None], default: float, like: Sequence[Tensor] | None = None) -> list[Tensor] | None:
+    """The tensors, and a `default` for each number of those that are missing; None where all are.
+
+    Args:
+        given: fp32 `[N]` each, or None.
+        default: See above.
+        like: Tensors as long; None where all are.
+    """
+    known = next((f for f in given if f is not None), None)
+    if known is None:
         return None
-    return torch.stack([torch.full_like(given, default) if f is None else f for f in factors], dim=1)
+    lengths = [known] * len(given) if like is None else like
+    return [known.new_full(other.shape, default) if f is None else f for f, other in zip(given, lengths, strict=True)]
+
+
+def _stack(factors: Sequence[Tensor | None], default: float) -> Tensor | None:
+    """Factors of several snapshots side by side, `[N, S]`; None where there are none."""
+    filled = _fill(factors, default)
+    return None if filled is None else torch.stack(filled, dim=1)

@@ -7,7 +7,6 @@ several snapshots at a time, and kept (PiPAD, section 4.3): on the device while 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,16 +15,15 @@ from torch import Tensor
 
 from pyg_direct.dynamic.ahead import Ahead
 from pyg_direct.dynamic.cache import Budget, RowCache
+from pyg_direct.dynamic.choice import APART, GroupChoice, name_matrices
 from pyg_direct.dynamic.copies import CopyStream
-from pyg_direct.dynamic.edges import Parts, SequenceEdges, check_limit, find_alike, is_weighted
-from pyg_direct.dynamic.group import GROUP_SIZES, build_group, tell_weights
+from pyg_direct.dynamic.edges import Parts, SequenceEdges, check_limit, is_weighted
+from pyg_direct.dynamic.group import GROUP_SIZES, build_group, lay_apart, tell_weights
 from pyg_direct.dynamic.limit import choose_among, choose_kept, count_entries
 from pyg_direct.dynamic.matrices import MatrixCache
 from pyg_direct.dynamic.operator import Factors, Operator
-from pyg_direct.dynamic.probe import find_speeds
-from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.dynamic.timeline import Timeline, trace
-from pyg_direct.dynamic.tuner import Option, choose_groups, find_values
+from pyg_direct.dynamic.tuner import Option
 from pyg_direct.dynamic.turns import take_turns
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.overlap import MAX_GROUP
@@ -63,13 +61,11 @@ class SnapshotPlan:
         self.edges = SequenceEdges(self.parts, self.num_nodes, device, self.budget, self._ahead)
         self.copies = CopyStream(device)
         self.matrices = MatrixCache(device, self.budget, self.copies)
-        # Matrices that a thread built before they were asked for.
-        self._built: dict[Hashable, SnapshotMatrices] = {}
+        self._choice = GroupChoice(self.parts, self.num_nodes, device, group_size, form, self.edges, self._ahead)
+        # What was chosen, in words.
+        self.decisions = self._choice.decisions
         self.timeline: Timeline | None = None
         self._rows, self._given = (RowCache(device, self.budget, self.copies) for _ in range(2))
-        # The groups that were chosen, by operator, weighting and eight of snapshots; and the choices in words.
-        self._groups: dict[Hashable, list[Option]] = {}
-        self.decisions: list[str] = []
         self._kept: dict[Hashable, Any] = {}
         # Structures and features copied from host memory; on a CPU, those that a device of its own would be sent.
         self.moved_bytes = 0
@@ -81,32 +77,6 @@ class SnapshotPlan:
         """What an operator makes of a snapshot."""
         return self.edges.factorise(operator, time, weighted)
 
-    def _find_block(self, time: int) -> tuple[int, int]:
-        """The snapshots among which groups are chosen, or the group where its size is given."""
-        size = self.group_size if isinstance(self.group_size, int) else MAX_GROUP
-        first = time - time % size
-        return find_alike(self.parts, time, first, min(first + size, len(self.parts)))
-
-    def _find_group(self, operator: Operator, time: int, weighted: bool) -> Option:
-        """The group that a snapshot is aggregated with."""
-        low, high = self._find_block(time)
-        key = operator, weighted, low
-        if key not in self._groups:
-            made = self._ahead.finish(key)
-            chosen, built = made or self._choose(operator, low, high, weighted, self._tell_speeds(time))
-            self._groups[key] = chosen
-            self._built.update(built)
-            if self.group_size == "auto" and high - low > 1:
-                self.decisions += map(str, chosen)
-        return next(option for option in self._groups[key] if option.first <= time < option.last)
-
-    def _tell_speeds(self, time: int) -> Speeds | None:
-        """Speeds of the device, where a choice needs them."""
-        low, high = self._find_block(time)
-        if isinstance(self.group_size, int) or high - low == 1 or self.parts[time].x is None:
-            return None
-        return self.edges.tell_speeds(find_speeds(self.device))
-
     def _count_at_once(self, time: int) -> int:
         """Snapshots whose features memory lets be aggregated at once."""
         x = self.parts[time].x
@@ -116,43 +86,16 @@ class SnapshotPlan:
         row_bytes = 8 * self.num_nodes * x.shape[1:].numel()
         return max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // max(1, row_bytes)))
 
-    def _choose(self, operator: Operator, low: int, high: int, weighted: bool, speeds: Speeds | None,
-                build: bool = False) -> tuple[list[Option], dict[Hashable, SnapshotMatrices]]:  # fmt: skip
-        """The groups of snapshots [low, high), and with `build` the matrices of each, on the host."""
-        with self.edges.in_one_thread(low, high):
-            factors = [self.factorise(operator, t, weighted) for t in range(low, high)]
-            x = self.parts[low].x
-            if speeds is None or x is None:
-                chosen = [Option(low, high, self.form, 0.0, 0.0)]
-            else:
-                channels, keys = x.shape[1:].numel(), [f.keys for f in factors]
-                chosen = choose_groups(keys, channels, speeds, low, find_values(factors), self.num_nodes)
-            built = {}
-            for option in chosen if build else ():
-                group = factors[option.first - low : option.last - low]
-                built[_matrices_key(option.form, group)] = build_group(group, self.num_nodes, option.form)
-        return chosen, built
-
-    def _begin_following(self, operator: Operator, time: int, weighted: bool) -> None:
-        """Let a thread slice the snapshots from `time` on, if they have not been and it pays."""
-        if time >= len(self.parts) or (operator, weighted, time) in self._rows:
-            return
-        low, high = self._find_block(time)
-        key = operator, weighted, low
-        if key not in self._groups and self.edges.are_for_thread(low, high):
-            work = partial(self._choose, operator, low, high, weighted, self._tell_speeds(time), True)
-            self._ahead.begin(key, work, self.timeline)
-
     def get_matrices(self, operator: Operator, first: int, last: int, weighted: bool = True,
                      form: str | None = None, keep: bool = True) -> SnapshotMatrices:  # fmt: skip
         """The matrices of snapshots [first, last), on the device; kept there with `keep`, where the budget has room."""
         factors = [self.factorise(operator, t, weighted) for t in range(first, last)]
         form = self.form if form is None else form
-        key = _matrices_key(form, factors)
+        key = name_matrices(form, factors)
 
         def make() -> SnapshotMatrices:
             with self.edges.in_one_thread(first, last):
-                made = self._built.pop(key, None) or build_group(factors, self.num_nodes, form)
+                made = self._choice.take_built(key) or build_group(factors, self.num_nodes, form)
             if last - first > 1:
                 told = f"{tell_weights(made)}, {made.num_bytes:,} bytes"
                 self.decisions.append(f"snapshots {first} to {last - 1}: {told}")
@@ -206,8 +149,9 @@ class SnapshotPlan:
         """
         key = operator, weighted, time
         if key not in self._rows:
-            group = self._find_group(operator, time, weighted)
-            self._begin_following(operator, self._find_block(time)[1], weighted)
+            channels = self._count_channels(time)
+            group = self._choice.find(operator, time, weighted, channels, once=True)
+            self._begin_following(operator, self._choice.find_block(time)[1], weighted)
             try:
                 self._keep_group(operator, group, weighted)
                 has_room = True
@@ -216,17 +160,21 @@ class SnapshotPlan:
                     raise
                 has_room = False
             if not has_room:
-                self._halve(operator, weighted, group)
+                self._choice.halve(operator, weighted, group)
                 return self.aggregate_features(operator, time, weighted)
         return self._rows.fetch(key)
 
-    def _halve(self, operator: Operator, weighted: bool, group: Option) -> None:
-        """Put two groups in the place of one whose rows do not fit the device at once."""
-        middle = group.first + 2 ** ((group.last - group.first - 1).bit_length() - 1)
-        known = self._groups[operator, weighted, self._find_block(group.first)[0]]
-        place = known.index(group)
-        known[place : place + 1] = [group._replace(last=middle), group._replace(first=middle)]
-        self.decisions.append(f"snapshots {group.first} to {group.last - 1}: memory ran out, in two groups")
+    def _count_channels(self, time: int) -> int:
+        """Numbers of a row of the features of a snapshot."""
+        x = self.parts[time].x
+        if x is None:
+            raise ArgumentError("x must be features of every snapshot that a layer aggregates, got None")
+        return x.shape[1:].numel()
+
+    def _begin_following(self, operator: Operator, time: int, weighted: bool) -> None:
+        """Let a thread slice the snapshots from `time` on, if they have not been and it pays."""
+        if time < len(self.parts) and self.parts[time].x is not None and (operator, weighted, time) not in self._rows:
+            self._choice.begin(operator, time, weighted, self._count_channels(time), self.timeline)
 
     def gather_features(self, operator: Operator, times: range, weighted: bool = True) -> Tensor | None:
         """Aggregated features of snapshots of one shape, `[T, N, F]`; None unless all lie on the device already."""
@@ -242,11 +190,9 @@ class SnapshotPlan:
 
     def prefetch_matrices(self, operator: Operator, time: int, weighted: bool = True) -> None:
         """Begin to copy the matrices of a snapshot's group, if they were before, beside what the device computes."""
-        known = self._groups.get((operator, weighted, self._find_block(time)[0]), ())
-        for group in known:
-            if group.first <= time < group.last:
-                factors = [self.factorise(operator, t, weighted) for t in range(group.first, group.last)]
-                self.matrices.prefetch(_matrices_key(group.form, factors), self.timeline)
+        for group in self._choice.list_known(operator, time, weighted):
+            factors = [self.factorise(operator, t, weighted) for t in range(group.first, group.last)]
+            self.matrices.prefetch(name_matrices(group.form, factors), self.timeline)
 
     def read_features(self, time: int) -> Tensor:
         """The features of a snapshot on the device, kept there while the budget lasts.
@@ -307,25 +253,38 @@ class SnapshotPlan:
 
     def _compute_part(self, operator: Operator, group: range, times: range, weighted: bool, form: str) -> list[Tensor]:
         """Aggregated features of some snapshots of a group."""
-        features = []
-        for time in times:
-            x = self.parts[time].x
-            if x is None:
-                raise ArgumentError("x must be features of every snapshot that a layer aggregates, got None")
-            rows = x.reshape(x.shape[0], x.shape[1:].numel())
-            features.append(F.pad(rows, (0, 0, 0, self.num_nodes - rows.shape[0])))
-        # The snapshots of a node side by side, so that one read brings them all.
-        packed = torch.stack(features, dim=1)
-        if not packed.is_cuda:
-            self.moved_bytes += packed.numel() * packed.element_size()
-        packed = packed.to(self.device)
-        # Layers that follow may ask for them again; if none does, a bounded budget is for the rows.
-        keep = self.budget.limit is None
-        with torch.no_grad():
-            matrices = self.get_matrices(operator, group.start, group.stop, weighted, form, keep)
-            out = aggregate_snapshots(packed, matrices, times.start - group.start)
-        apart = out.transpose(0, 1).contiguous()
-        return [rows[: self.parts[time].num_nodes] for rows, time in zip(apart.unbind(0), times, strict=True)]
+        features = [self._read_flat(time) for time in times]
+        if form == APART:
+            with torch.no_grad():
+                apart = lay_apart([self.factorise(operator, time, weighted) for time in times], self.num_nodes)
+                out = aggregate_snapshots(torch.cat(features).unsqueeze(1), apart)
+            out = out.view(len(times), self.num_nodes, -1)
+        else:
+            # The snapshots of a node side by side, so that one read brings them all.
+            packed = torch.stack(features, dim=1)
+            if not packed.is_cuda:
+                self.moved_bytes += packed.numel() * packed.element_size()
+            packed = packed.to(self.device)
+            # Layers that follow may ask for them again; if none does, a bounded budget is for the rows.
+            keep = self.budget.limit is None
+            with torch.no_grad():
+                matrices = self.get_matrices(operator, group.start, group.stop, weighted, form, keep)
+                out = aggregate_snapshots(packed, matrices, times.start - group.start)
+            out = out.transpose(0, 1).contiguous()
+        return [rows[: self.parts[time].num_nodes] for rows, time in zip(out.unbind(0), times, strict=True)]
+
+    def _read_flat(self, time: int) -> Tensor:
+        """Features of a snapshot as `[N, F]`, with rows of zeros for the nodes that others have; on the device, where
+        nothing limits what lies there.
+        """
+        x = self.parts[time].x
+        assert x is not None, "its numbers were counted"
+        if self.budget.limit is None and x.device != self.device:
+            self.moved_bytes += x.numel() * x.element_size()
+            x = x.to(self.device)
+        rows = x.reshape(x.shape[0], x.shape[1:].numel())
+        missing = self.num_nodes - rows.shape[0]
+        return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
     def keep(self, key: Hashable, time: int, make: Callable[[], Any]) -> Any:
         """What `make()` gives for a snapshot, which must depend on nothing else; kept while the budget lasts."""
@@ -353,13 +312,13 @@ class SnapshotPlan:
         """Aggregate other rows `[N, W, F]` of snapshots from `first` on, or with `transposed` their gradient; without a
         gradient of its own.
         """
-        num_nodes, parts = x.shape[0], self._find_parts(operator, first, first + x.shape[1], weighted)
+        num_nodes, parts = x.shape[0], self._find_parts(operator, first, first + x.shape[1], weighted, x.shape[2])
         x = F.pad(x, (0, 0, 0, 0, 0, self.num_nodes - num_nodes)) if num_nodes < self.num_nodes else x
         return multiply_parts(x, parts, transposed)[:num_nodes]
 
-    def _find_parts(self, operator: Operator, time: int, last: int, weighted: bool) -> Iterator[Part]:
+    def _find_parts(self, operator: Operator, time: int, last: int, weighted: bool, channels: int) -> Iterator[Part]:
         while time < last:
-            group = self._find_group(operator, time, weighted)
+            group = self._choice.find(operator, time, weighted, channels)
             matrices = self.get_matrices(operator, group.first, group.last, weighted, group.form)
             yield Part(matrices, time - group.first, min(group.last, last) - time)
             time = group.last
@@ -386,10 +345,6 @@ class SnapshotPlan:
     def count_moved(self) -> int:
         """Bytes copied to the device so far, as `describe` tells."""
         return self.moved_bytes + sum(c.moved_bytes for c in (self.edges, self.matrices, self._rows, self._given))
-
-
-def _matrices_key(form: str, factors: Sequence[Factors]) -> Hashable:
-    return form, *(id(f) for f in factors)
 
 
 def _count_bytes(made: Any) -> int:

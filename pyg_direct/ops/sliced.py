@@ -6,6 +6,7 @@ the edges of several snapshots lie in one structure, to one snapshot.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -213,6 +214,22 @@ def slice_keys(keys: Tensor, num_rows: int, weight: Tensor | None = None, presen
     """
     rows = torch.div(keys, max(1, num_rows), rounding_mode="floor")
     return _cut(rows, (keys - rows * num_rows).int(), num_rows, num_snapshots, weight, False, presence)
+
+
+def slice_apart(keys: Sequence[Tensor], num_rows: int, weight: Tensor | None = None) -> SlicedCSR:
+    """Slices of several graphs as those of one: node i of graph t is t * N + i.
+
+    Args:
+        keys: Ascending keys target * N + source of each graph, int64.
+        num_rows: N; its square times the number of graphs must be less than 2**63.
+        weight: fp32 `[nnz]` of all of them, or None for ones.
+    """
+    joined = torch.cat([part + t * num_rows * num_rows if t else part for t, part in enumerate(keys)])
+    rows = torch.div(joined, max(1, num_rows), rounding_mode="floor")
+    counts = [part.numel() for part in keys]
+    before = torch.tensor([[t * num_rows for t in range(len(keys))], counts], device=joined.device)
+    cols = joined - rows * num_rows + repeat_each(before[0], before[1], joined.numel())
+    return _cut(rows, cols.int(), len(keys) * num_rows, 1, None if weight is None else weight.unsqueeze(1))
 
 
 def slice_union(union: EdgeUnion, num_rows: int, weight: Tensor | None = None) -> SlicedCSR:

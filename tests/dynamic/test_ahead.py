@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_direct.dynamic import ahead, edges, plan, stream
+from pyg_direct.dynamic import ahead, choice, edges, plan, stream
 from pyg_direct.dynamic.ahead import Ahead
 from pyg_direct.dynamic.cache import Budget
 from pyg_direct.dynamic.edges import Parts, SequenceEdges
@@ -54,6 +54,7 @@ def test_following_groups_are_sliced_on_a_thread(monkeypatch, size):
         sliced.append((len(group), threading.current_thread().name.startswith("pyg_direct-snapshots")))
         return real(group, *rest)
 
+    monkeypatch.setattr(choice, "build_group", build)
     monkeypatch.setattr(plan, "build_group", build)
     snapshots, layer = make_list(20), TGCN(CHANNELS, 4)
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.dynamic.group import FORMS, build_group, choose_values, tell_weights
-from pyg_direct.dynamic.operator import Factors, Sum
+from pyg_direct.dynamic.group import FORMS, build_group, choose_values, lay_apart, tell_weights
+from pyg_direct.dynamic.operator import GCN, Chebyshev, Factors, Mean, Sum
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.snapshots import aggregate_snapshots
 from tests.reference import snapshots as reference
@@ -27,6 +27,19 @@ def test_every_mode_is_exact(drawn, form, values):
 
     matrices = [reference.matrix(*s, num_nodes) for s in snapshots]
     torch.testing.assert_close(got.double(), torch.from_numpy(reference.aggregate(matrices, x.double().numpy())))
+
+
+@pytest.mark.parametrize("operator", [Sum(), GCN(), Mean(), Chebyshev("rw")], ids=str)
+@given(drawn=drawn_snapshots())
+def test_snapshots_apart_are_those_one_by_one(drawn, operator):
+    num_nodes, snapshots = drawn
+    x = torch.rand(len(snapshots), num_nodes, 2)
+    factors = [operator.factorise(s) for s in order_snapshots(snapshots, num_nodes)]
+
+    got = aggregate_snapshots(x.view(-1, 1, 2), lay_apart(factors, num_nodes)).view_as(x)
+
+    for rows, f, mine in zip(x, factors, got, strict=True):
+        torch.testing.assert_close(mine, aggregate_snapshots(rows.unsqueeze(1), build_group([f], num_nodes)).squeeze(1))
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -145,7 +145,7 @@ def test_rows_out_of_caches_cost_more():
 
 
 def test_choices_are_told(monkeypatch):
-    monkeypatch.setattr("pyg_direct.dynamic.plan.find_speeds", lambda device: SPEEDS)
+    monkeypatch.setattr("pyg_direct.dynamic.choice.find_speeds", lambda device: SPEEDS)
     given, layer = stream(make_list(8), "cpu"), TGCN(3, 4)
 
     for snapshot in given:

@@ -1,0 +1,116 @@
+"""Which snapshots are aggregated together: those of features, once, and those of other rows, by their width."""
+
+import pytest
+import torch
+
+from pyg_direct.dynamic import choice, stream
+from pyg_direct.dynamic.choice import APART
+from pyg_direct.dynamic.edges import SequenceEdges
+from pyg_direct.dynamic.nn import TGCN
+from pyg_direct.dynamic.operator import GCN
+from tests.frames import HIDDEN, NODES, make_signal, make_trainer
+
+COUNT = 10
+
+
+@pytest.fixture
+def edges_on_device(monkeypatch):
+    """As on a GPU, which has the edges and puts them in order."""
+    monkeypatch.setattr(SequenceEdges, "are_on_device", True)
+
+
+def make_list(weighted=True):
+    signal = make_signal(weighted=weighted)
+    return [signal[t % len(signal)].clone() for t in range(COUNT)]
+
+
+def run(signal, **options):
+    given, (layer, outs) = stream(signal, "cpu", **options), (make_layer(), [])
+    for snapshot in given:
+        outs.append(layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr))
+    return given.plan, outs
+
+
+def make_layer():
+    torch.manual_seed(0)
+    return TGCN(4, HIDDEN)
+
+
+@pytest.mark.parametrize("weighted", [False, True, "some"])
+def test_features_are_aggregated_apart_where_the_device_has_the_edges(edges_on_device, weighted):
+    signal = make_list(weighted is not False)
+    if weighted == "some":
+        signal[3].edge_attr = signal[8].edge_attr = None
+
+    plan, outs = run(signal)
+
+    for got, plain in zip(outs, signal, strict=True):
+        expected = make_layer()(plain.x, plain.edge_index, plain.edge_attr)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert plan.decisions == [
+        f"snapshots {low} to {high}: apart, as features are aggregated once" for low, high in ((0, 7), (8, 9))
+    ]
+    assert plan.describe()["matrix_bytes"] == 0
+
+
+def test_snapshots_of_fewer_nodes_are_aggregated_beside_larger_ones(edges_on_device):
+    signal = make_list()
+    for snapshot in signal[::3]:
+        kept = (snapshot.edge_index < NODES - 5).all(0)
+        snapshot.x, snapshot.edge_index = snapshot.x[: NODES - 5], snapshot.edge_index[:, kept]
+        snapshot.edge_attr = snapshot.edge_attr[kept]
+
+    for got, plain in zip(run(signal)[1], signal, strict=True):
+        assert got.shape[0] == plain.num_nodes
+        expected = make_layer()(plain.x, plain.edge_index, plain.edge_attr)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_size_that_is_given_stays(edges_on_device):
+    plan, _ = run(make_list(), group_size=4)
+
+    assert not any(APART in told for told in plan.decisions)
+    assert sum("a weight an edge" in told for told in plan.decisions) == 3
+
+
+def test_nodes_that_are_too_many_beside_each_other_are_not_laid_so(edges_on_device, monkeypatch):
+    monkeypatch.setattr(choice, "_MOST", 8 * NODES)
+
+    plan, _ = run(make_list())
+
+    assert [told.split(",")[0] for told in plan.decisions if APART in told] == ["snapshots 8 to 9: apart"]
+
+
+def test_snapshots_apart_are_halved_where_memory_runs_out(edges_on_device, monkeypatch):
+    signal, calls = make_list(), []
+    from pyg_direct.ops.snapshots import aggregate_snapshots as real
+
+    def aggregate(x, *rest):
+        calls.append(x.shape[0] // NODES)
+        if calls[-1] > 2:
+            raise torch.OutOfMemoryError("no room")
+        return real(x, *rest)
+
+    expected = run(signal)[1]
+    monkeypatch.setattr("pyg_direct.dynamic.plan.aggregate_snapshots", aggregate)
+
+    plan, outs = run(signal)
+
+    assert calls == [8, 4, 2, 2, 4, 2, 2, 2]
+    assert sum("memory ran out" in told for told in plan.decisions) == 3
+    torch.testing.assert_close(torch.stack(outs), torch.stack(expected))
+
+
+def test_groups_are_chosen_for_the_width_of_rows(monkeypatch):
+    asked, real = [], choice.choose_groups
+    monkeypatch.setattr(
+        choice, "choose_groups", lambda keys, width, *rest: asked.append(width) or real(keys, width, *rest)
+    )
+    trainer = make_trainer("MPNNLSTM", make_signal())
+
+    trainer.fit(2)
+
+    # Features, and rows of the second layer, forwards and backwards.
+    assert sorted(asked) == [4, HIDDEN]
+    known = trainer.plan._choice.list_known(GCN(), 0, True)
+    assert all(option.first == 0 for option in known)
