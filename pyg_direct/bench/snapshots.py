@@ -1,4 +1,4 @@
-"""Aggregation of several snapshots at once beside one snapshot after the other, and beside cuSPARSE."""
+"""Aggregation of several snapshots at once beside one snapshot after the other, and beside cuSPARSE and GE-SpMM."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter
 
+from pyg_direct.bench.ge_spmm import multiply_csr
 from pyg_direct.bench.limits import device_copy_rate, random_read_rate
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
@@ -48,6 +49,9 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
         ways["deterministic"] = partial(aggregate_snapshots, x, groups["mask"], deterministic=True)
         ways["one by one"] = partial(sum_apart, alone, apart)
         ways["cuSPARSE, one by one"] = partial(multiply_apart, sparse, apart)
+        if device == "cuda":
+            ways["GE-SpMM, one by one"] = partial(_multiply_rows, sparse, apart)
+            torch.testing.assert_close(torch.stack(_multiply_rows(sparse, apart), 1), expected, rtol=1e-3, atol=1e-3)
         if rate == 1:
             ways["cuSPARSE, combined"] = partial(torch.sparse.mm, sparse[0], x.view(shape.num_nodes, -1))
         if scattered:
@@ -73,7 +77,8 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
         moved = sum(f.keys.numel() for f in factors) * 4 * width + 2 * x.numel() * 4
         yield Row.of(f"{case}/F={width}", "best form, gathered", "TB/s", [moved / s / 1e12 for s in best], limit,
                      "device copy")  # fmt: skip
-        for way in ("cuSPARSE, combined", "cuSPARSE, one by one", "one by one", "PyG's scatter, one by one"):
+        for way in ("cuSPARSE, combined", "cuSPARSE, one by one", "GE-SpMM, one by one", "one by one",
+                    "PyG's scatter, one by one"):  # fmt: skip
             if way in seconds:
                 yield Row.of(f"{case}/F={width}", f"{way} over best form", "x",
                              [a / b for a, b in zip(sorted(seconds[way]), sorted(best), strict=True)])  # fmt: skip
@@ -131,6 +136,11 @@ def sum_apart(groups: list[SnapshotMatrices], rows: list[Tensor]) -> list[Tensor
 def multiply_apart(matrices: list[Tensor], rows: list[Tensor]) -> list[Tensor]:
     """The same by torch (cuSPARSE on a GPU)."""
     return [torch.sparse.mm(matrix, x) for matrix, x in zip(matrices, rows, strict=True)]
+
+
+def _multiply_rows(matrices: list[Tensor], rows: list[Tensor]) -> list[Tensor]:
+    """The same by GE-SpMM."""
+    return [multiply_csr(m.crow_indices(), m.col_indices(), x) for m, x in zip(matrices, rows, strict=True)]
 
 
 def _scatter(factors: list[Factors], rows: list[Tensor], num_nodes: int) -> list[Tensor]:
