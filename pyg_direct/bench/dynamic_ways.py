@@ -117,33 +117,47 @@ class Plain(Way):
 
 
 class Ahead(Way):
-    """PyGT-A: snapshots lie in page-locked memory, and the next is copied while this one is computed."""
+    """PyGT-A: snapshots lie in page-locked memory, and the one visited next is copied while this one is computed, be it
+    of the next frame or epoch.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         on_gpu = self.device.type == "cuda"
-        self.pinned = [s.clone().apply(lambda v: v.pin_memory()) if on_gpu else s for s in self.signal]
-        self.stream = torch.cuda.Stream(self.device) if on_gpu else None
+        names = self.needed()
+        given = [{name: s[name] for name in names if isinstance(s.get(name), Tensor)} for s in self.signal]
+        self.pinned = [{k: v.pin_memory() for k, v in part.items()} for part in given] if on_gpu else given
+        # Targets alone take less time than streams that wait for each other.
+        self.stream = torch.cuda.Stream(self.device) if on_gpu and names != ("y",) else None
+        self.coming: tuple[int, Data, Any] | None = None
 
-    def copy(self, time: int) -> tuple[Data, Any]:
-        """Begin to copy a snapshot."""
+    def needed(self) -> tuple[str, ...]:
+        """What of a snapshot is copied."""
+        return ("x", "edge_index", "edge_attr", "y")
+
+    def copy(self, time: int) -> tuple[int, Data, Any]:
+        """Begin to copy a snapshot; last is the event of its end."""
+        part = self.pinned[time]
         if self.stream is None:
-            return self.pinned[time], None
+            return time, Data(**{name: v.to(self.device, non_blocking=True) for name, v in part.items()}), None
+        # Of memory of the stream that computes, which is waited for here, and waits before it uses what comes.
+        moved = {name: torch.empty_like(v, device=self.device) for name, v in part.items()}
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
-            moved = self.pinned[time].clone().apply(lambda v: v.to(self.device, non_blocking=True))
-            return moved, self.stream.record_event()
+            for name, given in part.items():
+                moved[name].copy_(given, non_blocking=True)
+        return time, Data(**moved), self.stream.record_event()
 
     def read(self, first: int) -> Iterator[Any]:
         """Snapshots of a frame, on the device."""
-        coming = self.copy(first)
-        for time in range(first, first + self.window):
-            snapshot, copied = coming
-            if time + 1 < first + self.window:
-                coming = self.copy(time + 1)
+        last = first + self.window - 1
+        for time in range(first, last + 1):
+            begun, snapshot, copied = self.coming or self.copy(time)
+            assert begun == time, "frames come in order"
+            # Frames overlap; behind the last of them is the first.
+            self.coming = self.copy(time + 1 if time < last else (first + 1) % len(self.frames()))
             if copied is not None:
-                current = torch.cuda.current_stream(self.device)
-                current.wait_event(copied)
-                snapshot.apply(lambda v, current=current: v.record_stream(current) or v)
+                torch.cuda.current_stream(self.device).wait_event(copied)
             yield snapshot
 
 
@@ -180,15 +194,14 @@ class Reusing(Ahead):
         for time, snapshot in enumerate(super().read(first), first):
             for module in self.reused:
                 module.aggregated = self.kept[time]
+            if snapshot.x is None:
+                # Cells ask for its shape.
+                snapshot.x = self.kept[time]
             yield snapshot
 
-    def copy(self, time: int) -> tuple[Data, Any]:
-        """Only what is still needed is copied."""
-        if self.model.kind != "MPNN-LSTM":
-            part = self.pinned[time]
-            y = part.y.to(self.device, non_blocking=True)
-            return Data(x=self.kept[time], edge_index=None, edge_attr=None, y=y), None
-        return super().copy(time)
+    def needed(self) -> tuple[str, ...]:
+        """Features and edges only where something else than the first aggregation reads them."""
+        return super().needed() if self.model.kind == "MPNN-LSTM" else ("y",)
 
 
 class _Product(torch.autograd.Function):
@@ -227,11 +240,9 @@ class Sparse(Reusing):
             self.multiplied = self.model.cell._convolution_2 = _Multiplied(self.model.cell._convolution_2)
             self.products = [_to_matrices(s, self.device) for s in self.signal]
 
-    def copy(self, time: int) -> tuple[Data, Any]:
-        """Only features and targets are copied."""
-        part = self.pinned[time]
-        x, y = (v.to(self.device, non_blocking=True) for v in (part.x, part.y))
-        return Data(x=x, edge_index=None, edge_attr=None, y=y), None
+    def needed(self) -> tuple[str, ...]:
+        """No edges."""
+        return ("x", "y") if self.model.kind == "MPNN-LSTM" else ("y",)
 
     def read(self, first: int) -> Iterator[Any]:
         """Snapshots of a frame, on the device."""

@@ -1,5 +1,6 @@
 """Ways to train dynamic graph networks take turns, and what they are measured beside may fail and is told."""
 
+import contextlib
 import sys
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct.bench import dynamic, dynamic_losses, dynamic_memory
-from pyg_direct.bench.dynamic_ways import Model
+from pyg_direct.bench.dynamic_ways import MODELS, Ahead, Model, Plain, Reusing, Sparse
 from pyg_direct.datasets.dynamic import synthetic_dtdg
 from pyg_direct.dynamic import FrameTrainer, nn
 from pyg_direct.dynamic.meter import FrameCost
@@ -181,3 +182,67 @@ def test_snapshots_that_come_into_frames_are_counted(num_snapshots, window):
     entering = sum(len(now - before) for before, now in zip([frames[-1], *frames], frames, strict=False))
 
     assert dynamic_memory.count_entering(num_snapshots, window) == entering
+
+
+class Stream:
+    """Notes what is asked of a stream."""
+
+    def __init__(self, name, notes):
+        self.name, self.notes, self.copies = name, notes, 0
+
+    def wait_stream(self, other):
+        self.notes.append(f"{self.name} waits for {other.name}")
+
+    def record_event(self):
+        self.copies += 1
+        self.notes.append(f"copy {self.copies}")
+        return self.copies
+
+    def wait_event(self, event):
+        self.notes.append(f"{self.name} waits for copy {event}")
+
+
+def test_the_next_snapshot_is_copied_ahead_across_frames_and_epochs(monkeypatch):
+    notes = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=Stream("compute", notes): stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    signal = synthetic_dtdg(9, 20, 4, 0.2, weighted=True)
+    way = Ahead(Model("T-GCN", nn, signal[0].num_features, 9, 2), signal, 3, torch.device("cpu"))
+    way.stream = Stream("side", notes)
+
+    visited = []
+    for first in [*way.frames(), *way.frames()]:
+        for time, snapshot in enumerate(way.read(first), first):
+            notes.append("use")
+            visited.append(time)
+            for name, given in signal[time].to_dict().items():
+                assert torch.equal(snapshot[name], given)
+                assert snapshot[name] is not given
+
+    assert visited == [0, 1, 2, 1, 2, 3] * 2
+    copy = ["side waits for compute"]
+    assert notes == [*copy, "copy 1", *(note for use in range(1, 13) for note in (
+        *copy, f"copy {use + 1}", f"compute waits for copy {use}", "use"))]  # fmt: skip
+    # The first of the next epoch is there.
+    assert way.coming[0] == 0
+
+
+@pytest.mark.temporal
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ways_to_copy_and_reuse_give_equal_losses(real_device, kind, weighted):
+    from torch_geometric_temporal.nn import recurrent
+
+    signal = synthetic_dtdg(30, 120, 5, 0.2, weighted=weighted)
+    losses = {}
+    for way in (Plain, Ahead, Reusing, Sparse):
+        torch.manual_seed(0)
+        model = Model(kind, recurrent, signal[0].num_features, 30, 4).to(real_device)
+        run = way(model, signal, 3, real_device)
+        losses[way] = [run.epoch() for _ in range(3)]
+
+    for way in (Ahead, Reusing, Sparse):
+        assert losses[way] == pytest.approx(losses[Plain], rel=1e-4), way
+    if real_device.type == "cpu":
+        assert losses[Ahead] == losses[Plain]
