@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.dynamic.ahead import Ahead
+from pyg_direct.dynamic.arrivals import Arrivals
 from pyg_direct.dynamic.cache import Budget
 from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.snapshot import Snapshot, order_edges
@@ -113,6 +114,8 @@ class SequenceEdges:
                  ahead: Ahead) -> None:  # fmt: skip
         self._parts, self._num_nodes, self._target, self._budget = parts, num_nodes, device, budget
         self._ahead = ahead
+        # Of snapshots that are soon aggregated, edges, weights and features.
+        self.arrivals, self._begun = Arrivals(device), set[int]()
         self._ordered: dict[Hashable, Snapshot] = {}
         self._factors: dict[Hashable, Factors] = {}
         self.moved_bytes = 0
@@ -164,6 +167,14 @@ class SequenceEdges:
         sendings = 1 if self._budget.limit is None else _SENDINGS
         return replace(speeds, bytes_per_second=speeds.bytes_per_second / sendings)
 
+    def begin(self, times: range) -> None:
+        """Let a thread copy edges, weights and features of snapshots to the device, where edges are put in order."""
+        fresh = [time for time in times if time not in self._begun] if self.are_on_device else []
+        self._begun.update(fresh)
+        given = (tensor for time in fresh for tensor in (self._parts[time].edge_index, self._parts[time].edge_weight,
+                                                         self._parts[time].x))  # fmt: skip
+        self.arrivals.begin(tensor for tensor in given if tensor is not None)
+
     def order(self, time: int, weighted: bool = True) -> Snapshot:
         """The edges of a snapshot in order."""
         part = self._parts[time]
@@ -178,6 +189,7 @@ class SequenceEdges:
     def _move(self, given: Tensor) -> Tensor:
         if self.device.type == "cuda" and not given.is_cuda:
             self.moved_bytes += given.numel() * given.element_size()
+            return self.arrivals.take(given)
         return given.to(self.device)
 
     def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:

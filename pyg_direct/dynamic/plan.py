@@ -151,7 +151,11 @@ class SnapshotPlan:
         if key not in self._rows:
             channels = self._count_channels(time)
             group = self._choice.find(operator, time, weighted, channels, once=True)
-            self._begin_following(operator, self._choice.find_block(time)[1], weighted)
+            following = self._choice.find_block(time)[1]
+            if group.form == APART:
+                self.edges.begin(range(group.first, min(following + MAX_GROUP, len(self.parts))))
+            else:
+                self._begin_following(operator, following, weighted)
             try:
                 self._keep_group(operator, group, weighted)
                 has_room = True
@@ -281,7 +285,7 @@ class SnapshotPlan:
         assert x is not None, "its numbers were counted"
         if self.budget.limit is None and x.device != self.device:
             self.moved_bytes += x.numel() * x.element_size()
-            x = x.to(self.device)
+            x = self.edges.arrivals.take(x)
         rows = x.reshape(x.shape[0], x.shape[1:].numel())
         missing = self.num_nodes - rows.shape[0]
         return F.pad(rows, (0, 0, 0, missing)) if missing else rows
