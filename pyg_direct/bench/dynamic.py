@@ -22,6 +22,10 @@ from pyg_direct.dynamic.trainer import run_recurrent
 
 # How often `FrameTrainer` is made and prepares.
 _PREPARED = 3
+# Epoch whose losses are compared, or the last that all have: ways prepare in one or in two.
+_COMPARED = 3
+# Ways with which our stream in a script is compared too.
+_BESIDE_STREAM = ("PyGT", "PyGT-R", "PyGT-G", "resident PyGT")
 
 
 class _Streamed:
@@ -58,6 +62,7 @@ class Course:
         making: Seconds until it was made.
         preparing: Seconds of each epoch that prepares, of the first with the making.
         measured: Seconds of each that follows.
+        losses: Of all of them.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -69,7 +74,7 @@ class Course:
         wait_for_gpu()
         self.making = time.perf_counter() - begin
         self.preparing, self.measured = list[float](), list[float]()
-        self.loss = 0.0
+        self.losses = list[float]()
         for _ in range(getattr(self.run, "preparing_epochs", 2)):
             self.train()
             now = time.perf_counter()
@@ -78,7 +83,7 @@ class Course:
 
     def train(self) -> None:
         """An epoch."""
-        self.loss = self.run.epoch()
+        self.losses.append(self.run.epoch())
         wait_for_gpu()
 
     def measure(self) -> None:
@@ -179,18 +184,19 @@ def _forget(course: Course) -> Course:
 
 def _tell(case: str, courses: Mapping[str, Course | str], frames: str, others: Sequence[Course]) -> Iterator[Row]:
     done = {way: course for way, course in courses.items() if isinstance(course, Course)}
+    losses = _tell_losses({way: course.losses for way, course in done.items()})
     for way, course in courses.items():
         if isinstance(course, str):
             yield Row(case, f"{way}, failed", "ms", 0, 0, 0, note=course)
         else:
-            note = f"{frames}; last loss {course.loss:.6g}"
-            yield Row.of(case, way, "ms", [1e3 * s for s in course.measured], note=note)
+            yield Row.of(case, way, "ms", [1e3 * s for s in course.measured], note=f"{frames}; {losses[way]}")
     ours = done["ours, FrameTrainer"]
     for way, course in done.items():
         if not way.startswith("ours"):
             yield _compare(case, f"{way} over ours", course, ours)
-    if "PyGT" in done:
-        yield _compare(case, "PyGT over ours, stream", done["PyGT"], done["ours, stream"])
+    for way in _BESIDE_STREAM:
+        if way in done:
+            yield _compare(case, f"{way} over ours, stream", done[way], done["ours, stream"])
     if "PyGT-A" in done:
         ahead = done["PyGT-A"]
         prepared = [*others, ours]
@@ -202,6 +208,19 @@ def _tell(case: str, courses: Mapping[str, Course | str], frames: str, others: S
     trainer = ours.run.trainer
     yield Row.of(case, "moved to the GPU an epoch", "MB", [trainer.history[-1]["moved_bytes"] / 1e6],
                  note="; ".join(trainer.decisions))  # fmt: skip
+
+
+def _tell_losses(losses: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """The loss of one epoch of each way, and its relative distance to that of the first, such as PyGT."""
+    epoch = min(_COMPARED, *map(len, losses.values()))
+    first, expected = next((way, given[epoch - 1]) for way, given in losses.items())
+    told = {}
+    for way, given in losses.items():
+        loss = given[epoch - 1]
+        told[way] = f"loss of epoch {epoch} {loss:.7g}"
+        if way != first:
+            told[way] += f", {abs(loss - expected) / abs(expected):.1e} from {first}'s"
+    return told
 
 
 def _compare(case: str, metric: str, theirs: Course, ours: Course) -> Row:

@@ -57,7 +57,7 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
                 moved = trainer.history[-1]["moved_bytes"]
                 limited = f"{case}/memory {cap}"
                 yield Row.of(limited, "ours, FrameTrainer", "ms", [1e3 * s for s in seconds],
-                             note=f"last loss {done[cap].loss:.6g}; {'; '.join(trainer.decisions)}")  # fmt: skip
+                             note=f"last loss {done[cap].losses[-1]:.6g}; {'; '.join(trainer.decisions)}")  # fmt: skip
                 for way in ways:
                     turns = zip(done[way].measured, seconds, strict=True)
                     yield Row.of(limited, f"{way} over ours", "x", [others / mine for others, mine in turns])

@@ -84,10 +84,10 @@ def test_slow_ways_have_one_turn(clock):
 
 def test_ratios_are_of_equal_turns():
     ways = {}
-    for way, seconds in (("PyGT", [8.0, 6.0, 5.0]), ("PyGT-A", [6.0, 12.0, 9.0]),
+    for way, seconds in (("PyGT", [8.0, 6.0, 5.0]), ("PyGT-A", [6.0, 12.0, 9.0]), ("PyGT-R", [4.0, 4.0, 5.0]),
                          ("ours, stream", [2.0, 2.0, 5.0]), ("ours, FrameTrainer", [1.0, 4.0, 3.0])):  # fmt: skip
         ways[way] = course = dynamic.Course.__new__(dynamic.Course)
-        course.measured, course.preparing, course.loss = seconds, [2 * seconds[2], seconds[2]], 0.5
+        course.measured, course.preparing, course.losses = seconds, [2 * seconds[2], seconds[2]], [0.5]
         course.making = 0.5
         costs = [FrameCost(first, 0, {"passes": 0.25, "step": 0.002}, 0, 0) for first in range(2)]
         trainer = SimpleNamespace(history=[{"moved_bytes": 2e6}], decisions=["a"], costs=costs)
@@ -104,6 +104,8 @@ def test_ratios_are_of_equal_turns():
     assert (ratios.p20, ratios.p50, ratios.p80) == (3, 3, 6)
     streamed = rows["PyGT over ours, stream"]
     assert (streamed.p20, streamed.p50, streamed.p80) == (1, 3, 4)
+    assert rows["PyGT-R over ours, stream"].p50 == 2
+    assert "PyGT-A over ours, stream" not in rows
     means = {row.metric: row for row in dynamic.mean_ratios([streamed, ratios])}
     assert means["PyGT over ours, stream"].p50 == pytest.approx(3)
     assert rows["preparation over an epoch of PyGT-A"].p50 == pytest.approx(3 / 9)
@@ -114,6 +116,14 @@ def test_ratios_are_of_equal_turns():
     # Of the one that had been quick enough nothing is left over.
     assert rows["preparation over an epoch of PyGT-A"].p20 == 0
     assert "passes 500.0 ms, step 4.0 ms" in rows["preparation, first epoch"].note
+
+
+def test_losses_are_of_one_epoch_of_all_ways():
+    told = dynamic._tell_losses({"PyGT": [8.0, 4.0, 2.0, 1.0], "PyGT-A": [8.0, 4.0, 2.5], "ours": [8.0, 4.0, 2.0, 9.0]})
+
+    assert told == {"PyGT": "loss of epoch 3 2", "PyGT-A": "loss of epoch 3 2.5, 2.5e-01 from PyGT's",
+                    "ours": "loss of epoch 3 2, 0.0e+00 from PyGT's"}  # fmt: skip
+    assert dynamic._tell_losses({"PyGT": [8.0, 4.0, 2.0], "ours": [8.0, 5.0]})["ours"].startswith("loss of epoch 2 5")
 
 
 def test_caps_bound_what_is_kept_and_share_structures(monkeypatch):
@@ -204,7 +214,8 @@ class Stream:
 
 def test_the_next_snapshot_is_copied_ahead_across_frames_and_epochs(monkeypatch):
     notes = []
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=Stream("compute", notes): stream)
+    computing = Stream("compute", notes)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     signal = synthetic_dtdg(9, 20, 4, 0.2, weighted=True)
     way = Ahead(Model("T-GCN", nn, signal[0].num_features, 9, 2), signal, 3, torch.device("cpu"))
