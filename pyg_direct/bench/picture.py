@@ -1,14 +1,23 @@
-"""Pictures of rows: bars of medians with their spread, growth curves, the limits of the same run in red."""
+"""Pictures of rows: bars of medians with their spread, growth curves, the limits of the same run in red; a table of
+colors of epochs of dynamic graph networks.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 # Units worth a picture: rates, and times beside their limits.
 UNITS = ("G/s", "M/s", "TB/s", "GB/s", "ms")
+
+# What names a way that is not ours.
+_OTHERS = re.compile(r"\b(torch|PyG|PyGT|pyg-lib|cuSPARSE|GE-SpMM)\b")
+_OVER, _STREAM = " over ours", "ours, stream"
 
 
 def draw_file(path: Path) -> list[Path]:
@@ -20,11 +29,59 @@ def draw_file(path: Path) -> list[Path]:
         picture = path.with_name(f"{path.stem}_{curve.replace(' ', '_')}.png")
         draw_curve([r for r in everything if r.get("curve") == curve], picture, curve)
         pictures.append(picture)
+    ways, cells = read_ways(rows)
+    if cells:
+        pictures.append(path.with_name(f"{path.stem}_ways.png"))
+        draw_ways(ways, cells, pictures[-1], f"{path.stem.split('_')[0]}, {describe_origin(rows[-1])}")
+        rows = [r for r in rows if not r["case"].startswith("dynamic/")]
     for unit in dict.fromkeys(r["unit"] for r in rows if r["unit"] in UNITS):
         picture = path.with_name(f"{path.stem}_{unit.replace('/', '_per_')}.png")
         draw_rows([r for r in rows if r["unit"] == unit], picture, path.stem.split("_")[0])
         pictures.append(picture)
     return pictures
+
+
+def read_ways(rows: Sequence[dict[str, Any]]) -> tuple[list[str], dict[str, dict[str, float]]]:
+    """(ways to train a dynamic graph network, their times over those of `FrameTrainer` by graph and model)."""
+    cells: dict[str, dict[str, float]] = {}
+    medians = {(r["case"], r["metric"]): r["p50"] for r in rows}
+    for row in rows:
+        if row["case"].startswith("dynamic/") and row["metric"].endswith(_OVER):
+            cells.setdefault(row["case"], {})[row["metric"].removesuffix(_OVER)] = row["p50"]
+    for case, found in cells.items():
+        ours, streamed = (medians.get((case, way)) for way in ("ours, FrameTrainer", _STREAM))
+        if ours and streamed:
+            found[_STREAM] = streamed / ours
+    streamed_over_ours = [found[_STREAM] for found in cells.values() if _STREAM in found]
+    if "dynamic/all" in cells and streamed_over_ours:
+        cells["dynamic/all"][_STREAM] = geometric_mean(streamed_over_ours)
+    # Our own behind all others, and what is of all cases behind those.
+    ways = sorted(dict.fromkeys(way for found in cells.values() for way in found), key=lambda way: way == _STREAM)
+    order = sorted(cells, key=lambda case: case == "dynamic/all")
+    return ways, {case.removeprefix("dynamic/"): cells[case] for case in order}
+
+
+def draw_ways(ways: Sequence[str], cells: dict[str, dict[str, float]], path: Path, title: str) -> None:
+    """Draw times over ours into a PNG: a line a graph and model, a column a way, colors by the logarithm."""
+    plt = start_drawing()
+    size = (max(6.5, 3.4 + 0.9 * len(ways)), 1.6 + 0.27 * len(cells))
+    figure, axes = plt.subplots(figsize=size, constrained_layout=True)
+    logs = [[math.log(found[way]) if way in found else math.nan for way in ways] for found in cells.values()]
+    most = max(abs(value) for line in logs for value in line if not math.isnan(value)) or 1.0
+    # White where both take as long, blue where others take longer.
+    axes.imshow(logs, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
+    for y, (found, line) in enumerate(zip(cells.values(), logs, strict=True)):
+        for x, (way, value) in enumerate(zip(ways, line, strict=True)):
+            color = "white" if abs(value) > 0.6 * most else "black"
+            axes.text(x, y, f"{found[way]:.3g}" if way in found else "-", ha="center", va="center", fontsize=8,
+                      color=color)  # fmt: skip
+    axes.xaxis.tick_top()
+    axes.set_xticks(range(len(ways)), [way.replace(" ", "\n") for way in ways], fontsize=8)
+    names = ["geometric mean of all" if case == "all" else case for case in cells]
+    axes.set_yticks(range(len(cells)), names, fontsize=8)
+    figure.suptitle(f"an epoch takes so many times as long as with our FrameTrainer\n{title}", fontsize=9)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def draw_rows(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
@@ -116,4 +173,4 @@ def describe_origin(row: dict[str, Any]) -> str:
 def _is_of_others(row: dict[str, Any]) -> bool:
     if row["case"].startswith("peers/"):
         return not row["metric"].startswith("pyg_direct")
-    return row["metric"].startswith(("torch", "PyG"))
+    return _OTHERS.search(row["metric"]) is not None

@@ -6,9 +6,9 @@ import math
 import matplotlib.figure
 import pytest
 
-from pyg_direct.bench import row as row_module
+from pyg_direct.bench import picture, row as row_module
 from pyg_direct.bench.dynamic import mean_ratios
-from pyg_direct.bench.picture import draw_file
+from pyg_direct.bench.picture import draw_file, read_ways
 from pyg_direct.bench.row import Machine, Row, save_rows
 
 HERE = Machine("GPU", "2 cores", {"torch": "2.13"}, "abc1234", "2026-11-22")
@@ -22,7 +22,7 @@ def drawn(monkeypatch):
     def note(figure, path, **options):
         (axes,) = figure.axes
         found[path.name] = ([bar.get_width() for bar in axes.patches], [list(line.get_ydata()) for line in axes.lines],
-                            axes.get_title(), axes.get_xlabel())  # fmt: skip
+                            axes.get_title() or figure.get_suptitle(), axes.get_xlabel())  # fmt: skip
         path.write_bytes(b"")
 
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", note)
@@ -83,13 +83,62 @@ def test_a_curve_has_a_line_for_each_metric(tmp_path, drawn):
               for metric, value, at in (("ours", 3, 16), ("ours", 2, 4), ("torch", 1, 4))]  # fmt: skip
     save_rows(tmp_path / "growth_gpu.json", points, HERE)
 
-    (picture,) = draw_file(tmp_path / "growth_gpu.json")
+    (path,) = draw_file(tmp_path / "growth_gpu.json")
 
-    assert picture.name == "growth_gpu_cold_tables.png"
-    _, lines, title, label = drawn[picture.name]
+    assert path.name == "growth_gpu_cold_tables.png"
+    _, lines, title, label = drawn[path.name]
     assert title.startswith("cold tables")
     assert label == "GiB"
     assert lines[-1][0] == 9.0
+
+
+@pytest.fixture
+def epochs(tmp_path):
+    """A file of epochs of dynamic graph networks, of which a way failed at one."""
+    rows = [Row.of("dynamic/a/T-GCN", "PyGT", "ms", [8]), Row.of("dynamic/a/T-GCN", "ours, stream", "ms", [3]),
+            Row.of("dynamic/a/T-GCN", "ours, FrameTrainer", "ms", [2]),
+            Row.of("dynamic/a/T-GCN", "PyGT over ours", "x", [4]),
+            Row.of("dynamic/a/T-GCN", "PyGT over ours, stream", "x", [2.5]),
+            Row.of("dynamic/all", "PyGT over ours", "x", [4, 5, 6]),
+            Row.of("dynamic/b/T-GCN", "PyGT over ours", "x", [6]),
+            Row.of("dynamic/b/T-GCN", "resident PyGT over ours", "x", [0.5])]  # fmt: skip
+    path = tmp_path / "dynamic_gpu.json"
+    save_rows(path, rows, HERE)
+    return path
+
+
+def test_epochs_of_all_ways_are_one_table(epochs):
+    ways, cells = read_ways(json.loads(epochs.read_text()))
+
+    assert ways == ["PyGT", "resident PyGT", "ours, stream"]
+    assert list(cells.items()) == [
+        ("a/T-GCN", {"PyGT": 4, "ours, stream": 1.5}),
+        ("b/T-GCN", {"PyGT": 6, "resident PyGT": 0.5}),
+        ("all", {"PyGT": 5, "ours, stream": 1.5}),
+    ]
+
+
+def test_a_table_takes_the_place_of_bars(epochs, drawn, monkeypatch):
+    texts = []
+    monkeypatch.setattr(matplotlib.axes.Axes, "text", lambda axes, x, y, text, **style: texts.append((x, y, text)))
+
+    (path,) = draw_file(epochs)
+
+    assert path.name == "dynamic_gpu_ways.png"
+    assert drawn[path.name][2].endswith("dynamic, GPU, commit abc1234, 2026-11-22")
+    assert texts == [(0, 0, "4"), (1, 0, "-"), (2, 0, "1.5"), (0, 1, "6"), (1, 1, "0.5"), (2, 1, "-"), (0, 2, "5"),
+                     (1, 2, "-"), (2, 2, "1.5")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "metric", "is_other"), [
+    ("dynamic/a/T-GCN", "resident PyGT, CUDA graphs", True), ("dynamic/a/T-GCN", "ours, stream", False),
+    ("snapshots/a", "cuSPARSE, one by one", True), ("snapshots/a", "GE-SpMM, one by one", True),
+    ("snapshots/a", "one by one", False), ("whole/a", "step, PyG", True), ("whole/a", "step, accelerated", False),
+    ("unified/a", "naive: torch reads page-locked rows", True), ("hetero/a", "pyg_direct, 1 thread", False),
+    ("hetero/a", "pyg-lib, 1 thread", True), ("peers/a", "Quiver 0.1.0", True), ("peers/a", "pyg_direct", False),
+])  # fmt: skip
+def test_ways_that_are_not_ours_are_gray(case, metric, is_other):
+    assert picture._is_of_others({"case": case, "metric": metric}) == is_other
 
 
 def test_ratios_are_averaged_over_cases():
