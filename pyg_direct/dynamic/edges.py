@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,13 +12,12 @@ import torch
 from torch import Tensor
 
 from pyg_direct.dynamic.ahead import Ahead
-from pyg_direct.dynamic.arrivals import Arrivals
 from pyg_direct.dynamic.cache import Budget
 from pyg_direct.dynamic.operator import Factors, Operator
-from pyg_direct.dynamic.snapshot import Snapshot, order_edges
+from pyg_direct.dynamic.snapshot import Snapshot, order_edges, order_together
 from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.dynamic.walk import Walk
-from pyg_direct.errors import MemoryLimitError
+from pyg_direct.errors import MemoryLimitError, PygDirectError
 from pyg_direct.ops.sliced import slice_keys
 from pyg_direct.runtime.threads import one_thread
 
@@ -28,6 +28,8 @@ _SHARE, _EDGE_BYTES = 0.2, 128
 _SENDINGS = 8
 # So few edges in all are put in order by the host before a GPU has begun with all the operations.
 FEW = 2**15
+# Keys target * N + source of all snapshots that are put in order at once are less.
+_MOST_KEYS = 2**63
 # And so few of some snapshots one thread slices: neither one beside training, as both would wait for each other's
 # Python, nor all of torch's, which would be woken for each short loop.
 FEW_AT_ONCE = 2**18
@@ -114,8 +116,6 @@ class SequenceEdges:
                  ahead: Ahead) -> None:  # fmt: skip
         self._parts, self._num_nodes, self._target, self._budget = parts, num_nodes, device, budget
         self._ahead = ahead
-        # Of snapshots that are soon aggregated, edges, weights and features.
-        self.arrivals, self._begun = Arrivals(device), set[int]()
         self._ordered: dict[Hashable, Snapshot] = {}
         self._factors: dict[Hashable, Factors] = {}
         self.moved_bytes = 0
@@ -167,29 +167,40 @@ class SequenceEdges:
         sendings = 1 if self._budget.limit is None else _SENDINGS
         return replace(speeds, bytes_per_second=speeds.bytes_per_second / sendings)
 
-    def begin(self, times: range) -> None:
-        """Let a thread copy edges, weights and features of snapshots to the device, where edges are put in order."""
-        fresh = [time for time in times if time not in self._begun] if self.are_on_device else []
-        self._begun.update(fresh)
-        given = (tensor for time in fresh for tensor in (self._parts[time].edge_index, self._parts[time].edge_weight,
-                                                         self._parts[time].x))  # fmt: skip
-        self.arrivals.begin(tensor for tensor in given if tensor is not None)
+    def order_all(self, times: range, weighted: bool = True) -> None:
+        """Put the edges of snapshots in order at once, where the device does it; wrong ones are told of by `order`."""
+        if not self.are_on_device or len(times) * self._num_nodes**2 >= _MOST_KEYS:
+            return
+        fresh = {self._name(time, weighted): time for time in times}
+        fresh = {key: time for key, time in fresh.items() if key not in self._ordered}
+        weights = [self._weight_of(time, weighted) for time in fresh.values()]
+        if len(fresh) < 2 or any((weight is None) != (weights[0] is None) for weight in weights):
+            return
+        edges = [self._parts[time].edge_index for time in fresh.values()]
+        with self._ahead.lock, suppress(PygDirectError):
+            moved = [None if weight is None else self._move(weight) for weight in weights]
+            made = order_together([self._move(part) for part in edges], moved, self._num_nodes)
+            self._ordered.update(zip(fresh, made, strict=True))
+
+    def _weight_of(self, time: int, weighted: bool) -> Tensor | None:
+        return self._parts[time].edge_weight if weighted else None
+
+    def _name(self, time: int, weighted: bool) -> Hashable:
+        """What tells the edges of a snapshot from others."""
+        return id(self._parts[time].edge_index), id(self._weight_of(time, weighted))
 
     def order(self, time: int, weighted: bool = True) -> Snapshot:
         """The edges of a snapshot in order."""
-        part = self._parts[time]
-        weight = part.edge_weight if weighted else None
-        key = id(part.edge_index), id(weight)
+        weight, key = self._weight_of(time, weighted), self._name(time, weighted)
         with self._ahead.lock:
             if key not in self._ordered:
                 moved = None if weight is None else self._move(weight)
-                self._ordered[key] = order_edges(self._move(part.edge_index), moved, self._num_nodes)
+                self._ordered[key] = order_edges(self._move(self._parts[time].edge_index), moved, self._num_nodes)
             return self._ordered[key]
 
     def _move(self, given: Tensor) -> Tensor:
         if self.device.type == "cuda" and not given.is_cuda:
             self.moved_bytes += given.numel() * given.element_size()
-            return self.arrivals.take(given)
         return given.to(self.device)
 
     def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:

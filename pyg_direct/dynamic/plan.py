@@ -153,9 +153,8 @@ class SnapshotPlan:
             group = self._choice.find(operator, time, weighted, channels, once=True)
             following = self._choice.find_block(time)[1]
             if group.form == APART:
-                self.edges.begin(range(group.first, min(following + MAX_GROUP, len(self.parts))))
-            else:
-                self._begin_following(operator, following, weighted)
+                self.edges.order_all(range(group.first, group.last), weighted)
+            self._begin_following(operator, following, weighted)
             try:
                 self._keep_group(operator, group, weighted)
                 has_room = True
@@ -285,7 +284,7 @@ class SnapshotPlan:
         assert x is not None, "its numbers were counted"
         if self.budget.limit is None and x.device != self.device:
             self.moved_bytes += x.numel() * x.element_size()
-            x = self.edges.arrivals.take(x)
+            x = x.to(self.device)
         rows = x.reshape(x.shape[0], x.shape[1:].numel())
         missing = self.num_nodes - rows.shape[0]
         return F.pad(rows, (0, 0, 0, missing)) if missing else rows

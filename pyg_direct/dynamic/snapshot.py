@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.ops.check import INDEX_DTYPES, check_ids, check_same_device
+from pyg_direct.ops.offsets import repeat_each
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,34 +82,90 @@ def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int) 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
+    return order_together([edge_index], [edge_weight], num_nodes)[0]
+
+
+def order_together(edges: Sequence[Tensor], weights: Sequence[Tensor | None], num_nodes: int) -> list[Snapshot]:
+    """The edges of several snapshots in order, each as `order_edges` has it, in as many operations as those of one.
+
+    Args:
+        edges: Of each snapshot, on one device.
+        weights: Of each, or None for all of them.
+        num_nodes: N; its square times the number of snapshots must be less than 2**63.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    given = [_check_edges(part, num_nodes) for part in edges]
+    weighed = [_check_weight(w, part) for w, part in zip(weights, edges, strict=True) if w is not None]
+    counts = [part.shape[1] for part in edges]
+    total, several = sum(counts), len(edges) > 1
+    sources, targets = (torch.cat(side) if several else side[0] for side in zip(*given, strict=True))
+    if sources.is_cuda and total > 0:
+        ends = torch.stack([*torch.aminmax(sources), *torch.aminmax(targets)]).tolist()
+        wrong = next((end for end in ends if not 0 <= end < num_nodes), None)
+        if wrong is not None:
+            raise IdError(f"edge_index must lie in [0, {num_nodes}), got {wrong}")
+    weight = None if not weighed else torch.cat(weighed) if several else weighed[0]
+    rows = targets
+    if several:
+        # Node i of snapshot t is t * N + i.
+        begins = torch.tensor([[t * num_nodes for t in range(len(edges))], counts], device=targets.device)
+        rows = targets + repeat_each(begins[0], begins[1], total)
+    loop_nodes, loop_weight = _last_loops(sources == targets, rows, weight, len(edges) * num_nodes)
+    num_in = torch.zeros(len(edges) * num_nodes, device=sources.device).index_add_(
+        0, rows, torch.ones(total, device=sources.device)
+    )
+    keys, bounds = rows * num_nodes + sources, [*accumulate(counts, initial=0)]
+    if total > 1 and not bool((keys[1:] > keys[:-1]).all()):
+        keys, order = torch.sort(keys, stable=True)
+        weight = None if weight is None else weight[order]
+        unique, place, repeats = torch.unique_consecutive(keys, return_inverse=True, return_counts=True)
+        if unique.numel() < total:
+            weight = repeats.float() if weight is None else _add_up(place, weight, unique.numel())
+            keys, bounds = unique, _find_bounds(unique, num_nodes**2, len(edges))
+    loop_bounds = _find_bounds(loop_nodes, num_nodes, len(edges))
+    out = []
+    for t, (part, loops) in enumerate(zip(pairwise(bounds), pairwise(loop_bounds), strict=True)):
+        mine, looped = slice(*part), slice(*loops)
+        # Where no edge was there twice, each weighs one.
+        is_plain = not weighed and part[1] - part[0] == counts[t]
+        out.append(Snapshot(
+            keys[mine] - t * num_nodes**2 if t else keys[mine], None if weight is None or is_plain else weight[mine],
+            num_nodes, loop_nodes[looped] - t * num_nodes, None if loop_weight is None else loop_weight[looped],
+            num_in[t * num_nodes : (t + 1) * num_nodes],
+        ))  # fmt: skip
+    return out
+
+
+def _check_edges(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """Sources and targets, int64 `[E]`; those of a GPU are not read."""
     if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.shape[0] != 2:
         shape = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise ArgumentError(f"edge_index must have shape [2, E], got {shape}")
     if edge_index.dtype not in INDEX_DTYPES:
         raise ArgumentTypeError(f"edge_index must have dtype int64 or int32, got {edge_index.dtype}")
     sources, targets = (check_ids("edge_index", ids, num_nodes).long() for ids in edge_index.unbind(0))
-    num_edges = sources.numel()
-    weight = None
-    if edge_weight is not None:
-        check_same_device("edge_weight", edge_weight, "edge_index", edge_index)
-        if edge_weight.numel() != num_edges or edge_weight.shape[:1] != (num_edges,):
-            raise ArgumentError(f"edge_weight must have shape [{num_edges}], got {tuple(edge_weight.shape)}")
-        if not edge_weight.is_floating_point():
-            raise ArgumentTypeError(f"edge_weight must have a floating dtype, got {edge_weight.dtype}")
-        weight = edge_weight.detach().reshape(-1).float()
-    loop_nodes, loop_weight = _last_loops(sources, targets, weight, num_nodes)
-    num_in = torch.zeros(num_nodes, device=sources.device).index_add_(
-        0, targets, torch.ones(num_edges, device=sources.device)
-    )
-    keys = targets * num_nodes + sources
-    if num_edges > 1 and not bool((keys[1:] > keys[:-1]).all()):
-        keys, order = torch.sort(keys, stable=True)
-        weight = None if weight is None else weight[order]
-        unique, place, counts = torch.unique_consecutive(keys, return_inverse=True, return_counts=True)
-        if unique.numel() < num_edges:
-            weight = counts.float() if weight is None else _add_up(place, weight, unique.numel())
-            keys = unique
-    return Snapshot(keys, weight, num_nodes, loop_nodes, loop_weight, num_in)
+    return sources, targets
+
+
+def _check_weight(edge_weight: Tensor, edge_index: Tensor) -> Tensor:
+    """Weights as fp32 `[E]`."""
+    num_edges = edge_index.shape[1]
+    check_same_device("edge_weight", edge_weight, "edge_index", edge_index)
+    if edge_weight.numel() != num_edges or edge_weight.shape[:1] != (num_edges,):
+        raise ArgumentError(f"edge_weight must have shape [{num_edges}], got {tuple(edge_weight.shape)}")
+    if not edge_weight.is_floating_point():
+        raise ArgumentTypeError(f"edge_weight must have a floating dtype, got {edge_weight.dtype}")
+    return edge_weight.detach().reshape(-1).float()
+
+
+def _find_bounds(ascending: Tensor, step: int, count: int) -> list[int]:
+    """Where the numbers of each of `count` ranges of length `step` begin, and where the last ends."""
+    if count == 1 or ascending.numel() == 0:
+        return [0] * count + [ascending.numel()]
+    bounds = torch.arange(1, count, device=ascending.device) * step
+    return [0, *torch.searchsorted(ascending, bounds).tolist(), ascending.numel()]
 
 
 def _add_up(places: Tensor, weight: Tensor, count: int) -> Tensor:
@@ -116,13 +175,12 @@ def _add_up(places: Tensor, weight: Tensor, count: int) -> Tensor:
     return out.index_put_((places,), weight, accumulate=True) if weight.is_cuda else out.index_add_(0, places, weight)
 
 
-def _last_loops(sources: Tensor, targets: Tensor, weight: Tensor | None,
+def _last_loops(is_loop: Tensor, nodes: Tensor, weight: Tensor | None,
                 num_nodes: int) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Nodes with loops, and the weight of the last loop of each."""
-    loops = (sources == targets).nonzero().view(-1)
+    """Nodes with loops, ascending, and the weight of the last loop of each."""
+    loops = is_loop.nonzero().view(-1)
     if weight is None or loops.numel() == 0:
-        nodes = torch.unique(targets[loops])
-        return nodes, None if weight is None else weight[:0]
-    last = loops.new_full((num_nodes,), -1).scatter_reduce_(0, targets[loops], loops, "amax")
-    nodes = (last >= 0).nonzero().view(-1)
-    return nodes, weight[last[nodes]]
+        return torch.unique(nodes[loops]), None if weight is None else weight[:0]
+    last = loops.new_full((num_nodes,), -1).scatter_reduce_(0, nodes[loops], loops, "amax")
+    looped = (last >= 0).nonzero().view(-1)
+    return looped, weight[last[looped]]

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from pyg_direct.dynamic import choice, stream
+from pyg_direct.dynamic import choice, edges, stream
 from pyg_direct.dynamic.choice import APART
 from pyg_direct.dynamic.edges import SequenceEdges
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.dynamic.operator import GCN
+from pyg_direct.errors import IdError
 from tests.frames import HIDDEN, NODES, make_signal, make_trainer
 
 COUNT = 10
@@ -64,6 +65,33 @@ def test_snapshots_of_fewer_nodes_are_aggregated_beside_larger_ones(edges_on_dev
         assert got.shape[0] == plain.num_nodes
         expected = make_layer()(plain.x, plain.edge_index, plain.edge_attr)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_edges_are_put_in_order_together(edges_on_device, monkeypatch, weighted):
+    alone, together = [], []
+    for name, calls in (("order_edges", alone), ("order_together", together)):
+        real = getattr(edges, name)
+        monkeypatch.setattr(
+            edges, name, lambda *args, real=real, calls=calls: calls.append(len(args[0])) or real(*args)
+        )
+
+    run(make_list(weighted))
+
+    assert (alone, together) == ([], [8, 2])
+
+
+def test_wrong_edges_are_told_of_at_the_turn_of_their_snapshot(edges_on_device):
+    signal, layer = make_list(), make_layer()
+    signal[3].edge_index[0, 0] = NODES
+    given = stream(signal, "cpu")
+
+    for _ in range(2):
+        with pytest.raises(IdError, match=f"got {NODES}"):
+            layer(given[0].x, given[0].edge_index, given[0].edge_attr)
+    for snapshot, plain in zip(given[8:], signal[8:], strict=True):
+        expected = layer(plain.x, plain.edge_index, plain.edge_attr)
+        torch.testing.assert_close(layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr), expected)
 
 
 def test_a_size_that_is_given_stays(edges_on_device):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from pyg_direct.dynamic.snapshot import order_edges
+from pyg_direct.dynamic.snapshot import order_edges, order_together
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from tests.reference import snapshots as reference
 from tests.snapshots import drawn_snapshots, order_snapshots
@@ -23,6 +23,39 @@ def test_edges_are_those_of_the_reference(device, drawn):
         assert found.loop_nodes.tolist() == sorted(loops)
         if weight is not None:
             assert found.loop_weight.tolist() == [loops[node] for node in sorted(loops)]
+
+
+@given(drawn=drawn_snapshots())
+def test_snapshots_in_order_together_are_those_one_by_one(device, drawn):
+    num_nodes, snapshots = drawn
+    edges = [torch.from_numpy(e).to(device) for e, _ in snapshots]
+    for weights in ([None] * len(edges), [torch.arange(e.shape[1], device=device) / 2 for e in edges]):
+        together = order_together(edges, weights, num_nodes)
+
+        for got, edge_index, weight in zip(together, edges, weights, strict=True):
+            expected = order_edges(edge_index, weight, num_nodes)
+            for name in ("keys", "weight", "loop_nodes", "loop_weight", "num_in"):
+                mine, other = getattr(got, name), getattr(expected, name)
+                assert (mine is None) == (other is None), name
+                assert mine is None or (mine.dtype == other.dtype and torch.equal(mine, other)), name
+
+
+def test_snapshots_without_nodes_are_put_in_order_together():
+    first, second = order_together([torch.zeros(2, 0).long()] * 2, [None] * 2, 0)
+
+    assert first.keys.numel() == second.num_in.numel() == 0
+
+
+@pytest.mark.parametrize("node", [-1, 5])
+@pytest.mark.parametrize("side", [0, 1])
+def test_edges_of_nodes_that_are_not_there_are_refused_wherever_they_are(device, node, side):
+    edges = torch.tensor([[0, 1, 4], [1, 2, 0]], device=device)
+    wrong = edges.clone()
+    wrong[side, 1] = node
+
+    for parts in ([wrong], [edges, wrong]):
+        with pytest.raises(IdError, match=rf"edge_index must lie in \[0, 5\), got {node}"):
+            order_together(parts, [None] * len(parts), 5)
 
 
 def test_weights_of_any_floating_dtype_and_a_column_are_taken():
