@@ -15,7 +15,7 @@ from pyg_direct.dynamic.edges import Parts
 from pyg_direct.dynamic.lazy import LazyTensor, tag
 from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.dynamic.sequence import read_snapshots
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.host import keep_blocks
@@ -181,12 +181,23 @@ def _fits(num_bytes: int, device: torch.device, limit: int | None) -> bool:
 def _read_parts(snapshot: Any, time: int) -> Parts:
     edge_index, x, weight = snapshot.get("edge_index"), snapshot.get("x"), snapshot.get("edge_attr")
     num_nodes = snapshot.num_nodes
-    if edge_index is None:
-        edge_index = torch.empty(2, 0, dtype=torch.int64)
     if num_nodes is None:
         raise ArgumentError(f"signal must tell the nodes of every snapshot, got none at {time}")
-    # Messages of several numbers an edge are no weights.
-    if weight is not None and weight.numel() != edge_index.shape[1]:
-        weight = None
+    if edge_index is None:
+        # Attributes are then of edges of another form.
+        edge_index, weight = torch.empty(2, 0, dtype=torch.int64), None
+    elif weight is not None:
+        _check_edge_attr(edge_index, weight, time)
+        # Messages of several numbers an edge are no weights.
+        weight = weight if weight.numel() == edge_index.shape[-1] else None
     others = [v for key, v in snapshot.items() if isinstance(v, Tensor) and key not in _ROLES]
     return Parts(x, edge_index, weight, int(num_nodes), sum(v.numel() * v.element_size() for v in others))
+
+
+def _check_edge_attr(edge_index: Tensor, edge_attr: Any, time: int) -> None:
+    num_edges = edge_index.shape[-1]
+    if not isinstance(edge_attr, Tensor):
+        raise ArgumentTypeError(f"edge_attr must be a tensor at snapshot {time}, got {type(edge_attr).__name__}")
+    if edge_attr.shape[:1] != (num_edges,):
+        shape = tuple(edge_attr.shape)
+        raise ArgumentError(f"edge_attr must have a row for each of {num_edges} edges of snapshot {time}, got {shape}")

@@ -275,6 +275,34 @@ def test_bad_arguments_are_refused(signal, options, error, message):
         stream(signal, "cpu", **options)
 
 
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (torch.rand(39), ArgumentError, r"for each of 40 edges of snapshot 2, got \(39,\)$"),
+        (torch.rand(1, 40), ArgumentError, r"snapshot 2, got \(1, 40\)$"),
+        (torch.rand(2, 40), ArgumentError, r"edge_attr must have a row .*, got \(2, 40\)$"),
+        (torch.tensor(1.0), ArgumentError, r"got \(\)$"),
+        ([0.5] * 40, ArgumentTypeError, "edge_attr must be a tensor at snapshot 2, got list$"),
+    ],
+)
+def test_attributes_of_other_numbers_of_edges_are_refused(value, error, message):
+    snapshots = make_list(4)
+    snapshots[2].edge_index, snapshots[2].edge_attr = torch.zeros(2, 40, dtype=torch.int64), value
+
+    with pytest.raises(error, match=message):
+        stream(snapshots, "cpu")
+
+
+@pytest.mark.parametrize("keep", ["device", "host"])
+def test_messages_are_handed_on(device, keep):
+    snapshots = make_list(2)
+    for snapshot in snapshots:
+        snapshot.edge_attr = torch.rand(snapshot.num_edges, 2)
+
+    for got, expected in zip(stream(snapshots, device, keep=keep), snapshots, strict=True):
+        assert torch.equal((got.edge_attr + 0).cpu(), expected.edge_attr)
+
+
 def test_bad_edges_are_refused_before_a_kernel_runs():
     bad = stream([Data(x=torch.rand(3, 2), edge_index=torch.tensor([[0], [3]]))], "cpu")[0]
 
