@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch_geometric.data import Data
 
 from pyg_direct.dynamic.lazy import LazyTensor, tag
 from pyg_direct.dynamic.operator import Operator
+from pyg_direct.dynamic.others import NotReplayableError, Others
 from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.dynamic.slots import Slots
-from pyg_direct.errors import PygDirectError
 
 # Of the free memory of a GPU, what copies that only save time may take.
 _SHARE = 0.2
@@ -24,25 +23,25 @@ _SHARE = 0.2
 _AHEAD = 2
 
 
-class NotReplayableError(PygDirectError, RuntimeError):
-    """What a model does with a frame depends on more than arrays of fixed size."""
-
-
 class FramePlan(SnapshotPlan):
     """The plan of `window` snapshots that move through those of another plan.
 
     Times are places within the frame. Aggregated features, features and targets lie in arrays of their own, which
-    `move` fills; a step of one snapshot copies one.
+    `move` fills; a step of one snapshot copies one. What else the snapshots have is in `others`.
     """
 
-    def __init__(self, real: SnapshotPlan, times: range, targets: list[Tensor], window: int) -> None:
+    def __init__(self, real: SnapshotPlan, times: range, snapshots: Sequence[Any], window: int) -> None:
         super().__init__([real.parts[time] for time in times[:window]], real.device)
         # Structures and rows are the real plan's.
         self.real, self.times, self.window, self.first = real, times, window, 0
         self.has_weights = real.has_weights
         # Whether matrices lie at fixed places too, so that frames can be replayed.
         self.has_slots = self.is_recording = self._is_moving = False
-        self._targets = torch.stack(targets)
+        self._targets = torch.stack([snapshot.y for snapshot in snapshots])
+        for snapshot, target in zip(snapshots, self._targets.unbind(0), strict=True):
+            # What was stacked is not held twice.
+            snapshot.y = target
+        self.others = Others(snapshots, window)
         self._windows: dict[tuple[Operator, bool], Tensor] = {}
         self._features: Tensor | None = None
         # What a window is filled from, of all snapshots; None where they do not all lie on the device.
@@ -66,6 +65,7 @@ class FramePlan(SnapshotPlan):
         self.forget()
         if step != 0:
             self._move_windows(step)
+            self.others.move(first)
             for slots in self._slots.values():
                 if slots is not None:
                     slots.move(first)
@@ -159,18 +159,25 @@ class FramePlan(SnapshotPlan):
         for place in [*range(new), *range(new + kept, self.window)] if kept else range(self.window):
             rows[place].copy_(read(self.first + place), non_blocking=True)
 
-    def get_snapshots(self) -> list[Data]:
+    def get_snapshots(self) -> list[Any]:
         """The snapshots of the frame; their tensors are read only where a layer needs them."""
-        return [Data(x=self._make(place, "x"), edge_index=self._make(place, "edge_index"),
-                     edge_attr=self._make(place, "edge_weight"), y=self.y[place],
-                     num_nodes=self.num_nodes) for place in range(self.window)]  # fmt: skip
+        return [self._get_snapshot(place) for place in range(self.window)]
+
+    def _get_snapshot(self, place: int) -> Any:
+        number = self.first + place
+        snapshot = self.others.take_fixed(number, place) if self.is_recording else self.others.take(number)
+        snapshot.x, snapshot.edge_index = self._make(place, "x"), self._make(place, "edge_index")
+        if self.parts[place].edge_weight is not None:
+            snapshot.edge_attr = self._make(place, "edge_weight")
+        snapshot.y = self.y[place]
+        return snapshot
 
     def _make(self, place: int, role: str) -> Tensor | None:
         part = self.parts[place]
         like = {"x": part.x, "edge_index": part.edge_index, "edge_weight": part.edge_weight}[role]
         if like is None:
             return None
-        if like.device == self.device:
+        if like.device == self.device and not self.has_slots:
             return tag(like.view_as(like), self, place, role)
         load = partial(self._load_features, place) if role == "x" else partial(self._load_edges, like)
         return tag(LazyTensor(like, self.device, load), self, place, role)

@@ -49,6 +49,9 @@ class FrameTrainer:
 
     Every frame starts without a state, layers with `reinitialize_weight()` begin anew; it ends with a step.
 
+    Snapshots have all that those of the signal have. Where a step reads of it what differs between snapshots and is no
+    tensor of one shape, or messages of several numbers an edge, frames are not replayed, which `decisions` tells.
+
     Args:
         model: Any module; layers of `pyg_direct.dynamic.nn` in it share work between snapshots, others get the same
             features and edges.
@@ -99,16 +102,16 @@ class FrameTrainer:
                 got = " and ".join(f"{shapes[t]} at {t}" for t in sorted({0, other}))
                 raise ArgumentError(f"{name} must have one shape in all snapshots of frames, got {got}; a loop over "
                                     "`stream` takes any")  # fmt: skip
-        for part in given.plan.parts:
-            for name, value in (("x", part.x), ("edge_attr", part.edge_weight)):
-                if value is not None and value.requires_grad:
-                    raise ArgumentError(f"{name} must not ask for gradients, which a stream without frames has: got "
-                                        "requires_grad=True")  # fmt: skip
+        weights = [part.edge_weight for part in given.plan.parts] + [snapshot.edge_attr for snapshot in snapshots]
+        for name, values in (("x", [part.x for part in given.plan.parts]), ("edge_attr", weights)):
+            if any(value is not None and value.requires_grad for value in values):
+                raise ArgumentError(f"{name} must not ask for gradients, which a stream without frames has: got "
+                                    "requires_grad=True")  # fmt: skip
         self.model, self.optimizer, self.window = model, optimizer, window
         self.loss, self.target, self.step = loss, target, step
         self.plan = given.plan
         self._times = given.times
-        self._frame = FramePlan(self.plan, self._times, [s.y for s in snapshots], window)
+        self._frame = FramePlan(self.plan, self._times, snapshots, window)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._static_loss: Tensor | None = None
         self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
@@ -249,11 +252,13 @@ class FrameTrainer:
             raise error
         torch.cuda.synchronize(self.plan.device)
         self._may_replay, self._captured_step = False, None
+        self._frame.others.free()
         self._forget_gradients()
         self.decisions.append(f"frames are not replayed: {str(error).splitlines()[0]}")
 
     def _try_record(self) -> None:
         self._frame.move(0)
+        self._frame.others.fix(0)
         graph, device = torch.cuda.CUDAGraph(), self.plan.device
         self._forget_gradients()
         torch.cuda.synchronize(device)
