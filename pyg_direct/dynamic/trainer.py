@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,6 +45,22 @@ def run_stateless(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Te
     return model(snapshot.x, snapshot.edge_index, snapshot.edge_attr), None
 
 
+@dataclass
+class _Epoch:
+    """What there is of an epoch that has begun, which an exception may leave.
+
+    Attributes:
+        done: Frames that were trained, and the sum of their losses: one thing, so that both are of the same frames.
+        seconds, moved_bytes: What was spent on it.
+        meters: Of the calls that prepared.
+    """
+
+    done: tuple[int, Tensor]
+    seconds: float = 0.0
+    moved_bytes: int = 0
+    meters: list[FrameMeter] = field(default_factory=list)
+
+
 class FrameTrainer:
     """Trains a model over the frames of a signal, `window` snapshots each, one snapshot apart.
 
@@ -51,6 +68,10 @@ class FrameTrainer:
 
     Snapshots have all that those of the signal have. Where a step reads of it what differs between snapshots and is no
     tensor of one shape, or messages of several numbers an edge, frames are not replayed, which `decisions` tells.
+
+    An epoch that an exception left, the first or any other, is gone on with by the next call of `train_epoch`: with the
+    frame that failed, as a whole, so that parameters have the step of each frame once. Its loss, time and bytes are
+    those of all its frames. Only what an interrupted step of the optimizer had done itself stays.
 
     Args:
         model: Any module; layers of `pyg_direct.dynamic.nn` in it share work between snapshots, others get the same
@@ -120,6 +141,7 @@ class FrameTrainer:
         # What the optimizer was when its step became a part of the graph; None where it is none.
         self._captured_step: list[Any] | None = None
         self._frame.has_slots = self._may_replay
+        self._epoch: _Epoch | None = None
         self.history: list[dict[str, Any]] = []
         self.decisions: list[str] = []
         self.costs: list[FrameCost] = []
@@ -132,9 +154,25 @@ class FrameTrainer:
         return len(self._times) - self.window + 1
 
     def train_epoch(self) -> float:
-        """Train over all frames, in order; the mean loss."""
+        """Train over all frames, in order, or those that an exception left of an epoch; the mean loss of all."""
         self.model.train()
         begin, moved = time.perf_counter(), self.plan.count_moved()
+        if self._epoch is None:
+            self._epoch = _Epoch((0, torch.zeros((), device=self.plan.device)))
+        epoch = self._epoch
+        try:
+            self._go_on(epoch)
+        finally:
+            epoch.seconds += time.perf_counter() - begin
+            epoch.moved_bytes += self.plan.count_moved() - moved
+        mean = float(epoch.done[1]) / self.num_frames
+        self.history.append({"loss": mean, "seconds": epoch.seconds, "moved_bytes": epoch.moved_bytes,
+                             "replayed": self._graph is not None})  # fmt: skip
+        self._epoch = None
+        return mean
+
+    def _go_on(self, epoch: _Epoch) -> None:
+        """Train over the frames that an epoch has left."""
         if self._captured_step is not None and self._captured_step != self._describe_step():
             # A graph goes on with what they were.
             self._graph = self._captured_step = None
@@ -143,17 +181,16 @@ class FrameTrainer:
         # The graph's own, whatever was done about gradients since.
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
-        mean = self._train_frames() if self.history else self._prepare()
-        self.history.append({"loss": mean, "seconds": time.perf_counter() - begin,
-                             "moved_bytes": self.plan.count_moved() - moved,
-                             "replayed": self._graph is not None})  # fmt: skip
-        return mean
+        if self.history:
+            self._train_frames(epoch)
+        else:
+            self._prepare(epoch)
 
-    def _train_frames(self, meter: FrameMeter | None = None) -> float:
-        total, timeline = torch.zeros((), device=self.plan.device), self.plan.timeline
+    def _train_frames(self, epoch: _Epoch, meter: FrameMeter | None = None) -> None:
+        timeline, begin = self.plan.timeline, epoch.done[0]
         try:
-            for first in range(self.num_frames):
-                if first == 1 and not self.history and self._may_replay:
+            for first in range(begin, self.num_frames):
+                if first == begin + 1 and not self.history and self._may_replay:
                     # All that the first one made is there.
                     self._record()
                 with nullcontext() if meter is None else meter.measure(self._times[first]):
@@ -162,29 +199,29 @@ class FrameTrainer:
                     # Before passes that the host is long in queueing.
                     self._frame.prefetch()
                     with trace(timeline, "passes"):
-                        total += self._run_frame()
+                        cost = self._run_frame()
                     if self._captured_step is None:
                         with trace(timeline, "step"):
                             self.optimizer.step()
+                    epoch.done = first + 1, epoch.done[1] + cost
         finally:
             # Also of a frame that was left.
             self._frame.forget()
-        return float(total) / self.num_frames
 
-    def _prepare(self) -> float:
-        """Train over all frames while it is measured what they take, the first one without a graph."""
+    def _prepare(self, epoch: _Epoch) -> None:
+        """Train over the frames while it is measured what they take, the first one without a graph."""
         self._graph = self._captured_step = None
         given = self.plan.timeline
         self.plan.timeline = timeline = given or Timeline(self.plan.device)
         meter = FrameMeter(timeline, self.plan.device, self.plan.count_moved)
+        epoch.meters.append(meter)
         try:
-            mean = self._train_frames(meter)
+            self._train_frames(epoch, meter)
         finally:
             self.plan.timeline = given
-        self.costs = meter.costs()
-        self.plan.budget.need = max(cost.peak_bytes - cost.held_bytes for cost in self.costs)
+        self.costs = [cost for meter in epoch.meters for cost in meter.costs()]
+        self.plan.budget.need = max((cost.peak_bytes - cost.held_bytes for cost in self.costs), default=0)
         self._frame.settle_frames()
-        return mean
 
     def trace_epoch(self) -> Timeline:
         """Train over all frames and tell when each stage ran; `draw(path)` of what is returned makes a picture."""

@@ -227,7 +227,7 @@ def test_frames_are_replayed_from_the_second_on(monkeypatch):
     assert [cost.first for cost in trainer.costs] == list(range(trainer.num_frames))
 
 
-def test_preparing_begins_anew_without_a_graph(monkeypatch):
+def test_preparing_goes_on_without_a_graph(monkeypatch):
     trainer = make_trainer("TGCN", make_signal())
     steps = make_steps_capturable(monkeypatch, trainer)
     pretend_to_record(monkeypatch)

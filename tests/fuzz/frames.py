@@ -175,7 +175,7 @@ def run_reference(row: Row, given: _Model, snapshots: list[Data], leave: int | N
     model = copy.deepcopy(given).to(dtype)
     model.is_exact = True
     with deterministic():
-        losses = train_plainly(row, model, snapshots, leave)
+        losses = train_plainly(row, model, snapshots)
     return dict(_list_values(losses, model, leave))
 
 
@@ -221,13 +221,13 @@ def make_trainer(row: Row, model: torch.nn.Module, snapshots: list[Data], times:
                         loss=loss, **options, **replay)  # fmt: skip
 
 
-def train_plainly(row: Row, model: Any, snapshots: list[Data], leave: int | None) -> list[float]:
-    """Mean losses of the epochs, after the frames before one that is left."""
+def train_plainly(row: Row, model: Any, snapshots: list[Data]) -> list[float]:
+    """Mean losses of the epochs; one that was left is gone on with where it was."""
     optimizer, window, dtype = make_optimizer(row, model), int(row["window"]), model.linear.weight.dtype
     num_frames, losses = len(snapshots) - window + 1, []
-    for count in [*([] if leave is None else [leave]), *[num_frames] * int(row["epochs"])]:
+    for _ in range(int(row["epochs"])):
         total = 0.0
-        for first in range(count):
+        for first in range(num_frames):
             if hasattr(model.cell, "reinitialize_weight"):
                 model.cell.reinitialize_weight()
             state, costs = None, []
@@ -240,5 +240,5 @@ def train_plainly(row: Row, model: Any, snapshots: list[Data], leave: int | None
             cost.backward()
             optimizer.step()
             total += cost.item()
-        losses.append(total / max(1, count))
-    return losses[0 if leave is None else 1 :]
+        losses.append(total / num_frames)
+    return losses
