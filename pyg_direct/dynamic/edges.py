@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from contextlib import suppress
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.snapshot import Snapshot, order_edges, order_together
 from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.dynamic.walk import Walk
-from pyg_direct.errors import MemoryLimitError, PygDirectError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError, PygDirectError
 from pyg_direct.ops.sliced import slice_keys
 from pyg_direct.runtime.threads import one_thread
 
@@ -79,19 +79,30 @@ def check_limit(parts: Sequence[Parts], memory: int | None) -> None:
     Raises:
         MemoryLimitError: as said.
     """
-    largest = max(parts, key=_count_features, default=None)
-    if largest is None or memory is None or memory >= _count_features(largest):
+    time = max(range(len(parts)), key=lambda time: _count_features(parts[time]), default=None)
+    if time is None or memory is None or memory >= _count_features(parts[time]):
         return
+    largest = parts[time]
     weight = largest.edge_weight if is_weighted(largest) else None
-    edges = order_edges(largest.edge_index, weight, largest.num_nodes)
+    with _told_snapshot(time):
+        edges = order_edges(largest.edge_index, weight, largest.num_nodes)
     structure = slice_keys(edges.keys, largest.num_nodes)
     weights = 0 if weight is None else 4 * structure.num_edges
     least, others = _count_features(largest), structure.num_bytes + weights + largest.other_bytes
     raise MemoryLimitError(
         f"memory must hold the features of one snapshot, {least} bytes ({least + others} with edges of "
         f"{structure.num_bytes}, weights of {weights}, and targets and others of {largest.other_bytes} bytes, that "
-        f"lie beside them), got {memory}"
+        f"lie beside them), got {memory}: give at least {least} bytes"
     )
+
+
+@contextmanager
+def _told_snapshot(time: int) -> Iterator[None]:
+    """Let errors of a snapshot's edges name it."""
+    try:
+        yield
+    except (ArgumentError, ArgumentTypeError) as error:
+        raise type(error)(f"{error}, at snapshot {time}") from error
 
 
 def _count_features(part: Parts) -> int:
@@ -171,7 +182,7 @@ class SequenceEdges:
         """Put the edges of snapshots in order at once, where the device does it; wrong ones are told of by `order`."""
         if not self.are_on_device or len(times) * self._num_nodes**2 >= _MOST_KEYS:
             return
-        fresh = {self._name(time, weighted): time for time in times}
+        fresh = {self._name(t, weighted): t for t in times if self._parts[t].num_nodes == self._num_nodes}
         fresh = {key: time for key, time in fresh.items() if key not in self._ordered}
         weights = [self._weight_of(time, weighted) for time in fresh.values()]
         if len(fresh) < 2 or any((weight is None) != (weights[0] is None) for weight in weights):
@@ -191,11 +202,13 @@ class SequenceEdges:
 
     def order(self, time: int, weighted: bool = True) -> Snapshot:
         """The edges of a snapshot in order."""
-        weight, key = self._weight_of(time, weighted), self._name(time, weighted)
+        part, weight, key = self._parts[time], self._weight_of(time, weighted), self._name(time, weighted)
         with self._ahead.lock:
             if key not in self._ordered:
                 moved = None if weight is None else self._move(weight)
-                self._ordered[key] = order_edges(self._move(self._parts[time].edge_index), moved, self._num_nodes)
+                with _told_snapshot(time):
+                    edge_index = self._move(part.edge_index)
+                    self._ordered[key] = order_edges(edge_index, moved, self._num_nodes, part.num_nodes)
             return self._ordered[key]
 
     def _move(self, given: Tensor) -> Tensor:

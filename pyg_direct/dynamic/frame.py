@@ -54,6 +54,10 @@ class FramePlan(SnapshotPlan):
         self._deferred: list[tuple[Hashable, Callable[[], None]]] = []
         self.y = self._targets[:window].clone()
 
+    def tell_time(self, time: int) -> int:
+        """Which snapshot is at a place of the frame."""
+        return self.times[self.first + time]
+
     def move(self, first: int) -> None:
         """Let the frame begin at snapshot `first`."""
         # What an exception left half moved is filled anew.

@@ -22,6 +22,18 @@ FORMS = ("split", "mask")
 VALUE_MODES = ("ones", "shared", "stacked", "move")
 
 
+def check_groups(group_size: int | str, form: str) -> None:
+    """Raise unless snapshots can be aggregated so many at once, in this form."""
+    if group_size not in ("auto", *GROUP_SIZES):
+        raise ArgumentError(f"group_size must be one of auto, 1, 2, 4, 8, got {group_size}")
+    _check_form(form)
+
+
+def _check_form(form: str) -> None:
+    if form not in FORMS:
+        raise ArgumentError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+
+
 def stack_weights(union: EdgeUnion, weights: Sequence[Tensor | None]) -> Tensor | None:
     """Weights of a union's edges in each snapshot, fp32 `[U, S]`, 0 where absent; None where all are ones."""
     if all(weight is None or bool((weight == 1).all()) for weight in weights):
@@ -70,8 +82,7 @@ def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split",
     Raises:
         ArgumentError: no such form or mode, or a mode that cannot hold these weights.
     """
-    if form not in FORMS:
-        raise ArgumentError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+    _check_form(form)
     if values is not None and values not in VALUE_MODES:
         raise ArgumentError(f"values must be one of {', '.join(VALUE_MODES)}, got {values!r}")
     if union is None:

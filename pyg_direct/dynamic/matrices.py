@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -206,3 +207,10 @@ class MatrixCache:
                 self.moved_bytes += self.sent_bytes[key] if sent.device.type == "cpu" else 0
                 self._packed[key] = sent.to(self._device)
                 self._budget.used += self.sent_bytes[key]
+
+
+def count_bytes(made: Any) -> int:
+    """Memory of tensors and matrices in lists."""
+    if isinstance(made, (list, tuple)):
+        return sum(map(count_bytes, made))
+    return made.num_bytes if isinstance(made, SnapshotMatrices) else made.numel() * made.element_size()

@@ -18,9 +18,9 @@ from pyg_direct.dynamic.cache import Budget, RowCache
 from pyg_direct.dynamic.choice import APART, GroupChoice, name_matrices
 from pyg_direct.dynamic.copies import CopyStream
 from pyg_direct.dynamic.edges import Parts, SequenceEdges, check_limit, is_weighted
-from pyg_direct.dynamic.group import GROUP_SIZES, build_group, lay_apart, tell_weights
+from pyg_direct.dynamic.group import build_group, check_groups, lay_apart, tell_weights
 from pyg_direct.dynamic.limit import choose_among, choose_kept, count_entries
-from pyg_direct.dynamic.matrices import MatrixCache
+from pyg_direct.dynamic.matrices import MatrixCache, count_bytes
 from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.timeline import Timeline, trace
 from pyg_direct.dynamic.tuner import Option
@@ -45,13 +45,12 @@ class SnapshotPlan:
         memory: Bytes on the device for what is kept; None is without a limit.
 
     Raises:
-        ArgumentError, MemoryLimitError: no such group size; `memory` is less than the features of one snapshot.
+        ArgumentError, MemoryLimitError: no such group size or form; `memory` is less than the features of one snapshot.
     """
 
     def __init__(self, parts: Sequence[Parts], device: torch.device, group_size: int | str = "auto",
                  form: str = "mask", memory: int | None = None) -> None:  # fmt: skip
-        if group_size not in ("auto", *GROUP_SIZES):
-            raise ArgumentError(f"group_size must be one of auto, 1, 2, 4, 8, got {group_size}")
+        check_groups(group_size, form)
         self.parts, self.device, self.group_size, self.form = tuple(parts), device, group_size, form
         self.num_nodes = max((part.num_nodes for part in self.parts), default=0)
         self.has_weights = any(map(is_weighted, self.parts))
@@ -72,6 +71,10 @@ class SnapshotPlan:
 
     def __len__(self) -> int:
         return len(self.parts)
+
+    def tell_time(self, time: int) -> int:
+        """Which snapshot is meant; plans of a frame have places."""
+        return time
 
     def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:
         """What an operator makes of a snapshot."""
@@ -295,7 +298,7 @@ class SnapshotPlan:
             return self._kept[key, time]
         with torch.no_grad():
             made = make()
-        if self.budget.take(_count_bytes(made)):
+        if self.budget.take(count_bytes(made)):
             self._kept[key, time] = made
         return made
 
@@ -348,10 +351,3 @@ class SnapshotPlan:
     def count_moved(self) -> int:
         """Bytes copied to the device so far, as `describe` tells."""
         return self.moved_bytes + sum(c.moved_bytes for c in (self.edges, self.matrices, self._rows, self._given))
-
-
-def _count_bytes(made: Any) -> int:
-    """Memory of tensors and matrices in lists."""
-    if isinstance(made, (list, tuple)):
-        return sum(map(_count_bytes, made))
-    return made.num_bytes if isinstance(made, SnapshotMatrices) else made.numel() * made.element_size()

@@ -71,41 +71,45 @@ class Snapshot:
                         None if self.loop_weight is None else self.loop_weight[:0], self.num_in)  # fmt: skip
 
 
-def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int) -> Snapshot:
+def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, own: int | None = None) -> Snapshot:
     """The edges of one snapshot in order.
 
     Args:
         edge_index: (source, target), int64 or int32 `[2, E]`, in any order, on the device that does the work.
         edge_weight: One weight an edge, `[E]` or `[E, 1]` of any floating dtype; None for ones.
-        num_nodes: N; edges lie among so many nodes.
+        num_nodes: N.
+        own: Of these the snapshot has the first so many, between which its edges lie; None for all.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
-    return order_together([edge_index], [edge_weight], num_nodes)[0]
+    return order_together([edge_index], [edge_weight], num_nodes, own)[0]
 
 
-def order_together(edges: Sequence[Tensor], weights: Sequence[Tensor | None], num_nodes: int) -> list[Snapshot]:
+def order_together(edges: Sequence[Tensor], weights: Sequence[Tensor | None], num_nodes: int,
+                   own: int | None = None) -> list[Snapshot]:  # fmt: skip
     """The edges of several snapshots in order, each as `order_edges` has it, in as many operations as those of one.
 
     Args:
         edges: Of each snapshot, on one device.
         weights: Of each, or None for all of them.
         num_nodes: N; its square times the number of snapshots must be less than 2**63.
+        own: As of `order_edges`, of each snapshot.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
-    given = [_check_edges(part, num_nodes) for part in edges]
+    own = num_nodes if own is None else own
+    given = [_check_edges(part, own) for part in edges]
     weighed = [_check_weight(w, part) for w, part in zip(weights, edges, strict=True) if w is not None]
     counts = [part.shape[1] for part in edges]
     total, several = sum(counts), len(edges) > 1
     sources, targets = (torch.cat(side) if several else side[0] for side in zip(*given, strict=True))
     if sources.is_cuda and total > 0:
         ends = torch.stack([*torch.aminmax(sources), *torch.aminmax(targets)]).tolist()
-        wrong = next((end for end in ends if not 0 <= end < num_nodes), None)
+        wrong = next((end for end in ends if not 0 <= end < own), None)
         if wrong is not None:
-            raise IdError(f"edge_index must lie in [0, {num_nodes}), got {wrong}")
+            raise IdError(f"edge_index must lie in [0, {own}), got {wrong}")
     weight = None if not weighed else torch.cat(weighed) if several else weighed[0]
     rows = targets
     if several:

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,7 +24,7 @@ from pyg_direct.dynamic.frame import FramePlan
 from pyg_direct.dynamic.meter import FrameCost, FrameMeter
 from pyg_direct.dynamic.stream import SnapshotStream, stream
 from pyg_direct.dynamic.timeline import LANES, Timeline, trace
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.nn.graphed import steps_on_gpu
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.recording import record_graph
@@ -113,26 +114,23 @@ class FrameTrainer:
             raise ArgumentError("signal must be homogeneous, got snapshots of several node types")
         if is_stream and device is not None and resolve_device(device) != given.plan.device:
             raise ArgumentError(f"device must be that of the stream, {given.plan.device}, got {device}")
+        if isinstance(window, bool) or not isinstance(window, (int, np.integer)):
+            raise ArgumentTypeError(f"window must be an integer, got {window!r}")
         if not 1 <= window <= len(given):
             raise ArgumentError(f"window must lie in [1, {len(given)}], the number of snapshots, got {window}")
         snapshots = [given[t] for t in range(len(given))]
         for name in ("x", "y"):
-            shapes = [None if snapshot.get(name) is None else tuple(snapshot[name].shape) for snapshot in snapshots]
-            other = next((t for t, shape in enumerate(shapes) if shape is None or shape != shapes[0]), None)
-            if other is not None:
-                got = " and ".join(f"{shapes[t]} at {t}" for t in sorted({0, other}))
-                raise ArgumentError(f"{name} must have one shape in all snapshots of frames, got {got}; a loop over "
-                                    "`stream` takes any")  # fmt: skip
+            _check_shapes(name, [snapshot.get(name) for snapshot in snapshots])
         weights = [part.edge_weight for part in given.plan.parts] + [snapshot.edge_attr for snapshot in snapshots]
         for name, values in (("x", [part.x for part in given.plan.parts]), ("edge_attr", weights)):
             if any(value is not None and value.requires_grad for value in values):
                 raise ArgumentError(f"{name} must not ask for gradients, which a stream without frames has: got "
                                     "requires_grad=True")  # fmt: skip
-        self.model, self.optimizer, self.window = model, optimizer, window
+        self.model, self.optimizer, self.window = model, optimizer, int(window)
         self.loss, self.target, self.step = loss, target, step
         self.plan = given.plan
         self._times = given.times
-        self._frame = FramePlan(self.plan, self._times, snapshots, window)
+        self._frame = FramePlan(self.plan, self._times, snapshots, self.window)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._static_loss: Tensor | None = None
         self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
@@ -361,3 +359,16 @@ class FrameTrainer:
             for number, epoch in enumerate(self.history, 1)
         ]
         return "\n".join(lines)
+
+
+def _check_shapes(name: str, values: list[Tensor | None]) -> None:
+    """Raise unless an attribute is there in all snapshots, in one shape."""
+    shapes = [None if value is None else tuple(value.shape) for value in values]
+    if None in shapes:
+        other, advice = shapes.index(None), f"give {name} to every snapshot, or loop over `stream`, which needs none"
+    else:
+        other = next((time for time, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        advice = "a loop over `stream` takes any"
+    if shapes[other] is None or other > 0:
+        got = " and ".join(f"{shapes[time]} at {time}" for time in sorted({0, other}))
+        raise ArgumentError(f"{name} must have one shape in all snapshots of frames, got {got}; {advice}")

@@ -26,7 +26,8 @@ def test_a_limit_below_one_snapshot_is_told_what_it_takes(device, weighted, weig
     # Two edges are parallel: three sources of 4 bytes, two slices with targets of 4, and offsets, one more.
     structure = 12 + 8 + 12
     told = (f"the features of one snapshot, 120 bytes \\({120 + structure + weights + 24} with edges of {structure}, "
-            f"weights of {weights}, and targets and others of 24 bytes, that lie beside them\\), got 119$")  # fmt: skip
+            f"weights of {weights}, and targets and others of 24 bytes, that lie beside them\\), got 119: "
+            "give at least 120 bytes$")  # fmt: skip
 
     with pytest.raises(MemoryLimitError, match=told):
         stream(make_pair(weighted), device, memory=119)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pyg_direct.dynamic import FrameTrainer, stream
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.dynamic.trainer import run_stateless
-from pyg_direct.errors import ArgumentError, MemoryLimitError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
 from pyg_direct.ops.snapshots import SnapshotMatrices
 from tests.frames import MODELS, NODES, TIMES, WINDOW, make_signal, make_trainer
 
@@ -267,9 +267,12 @@ def test_summary_tells_sizes_and_epochs():
     [
         ({"window": 8}, ArgumentError, r"\[1, 7\], the number of snapshots, got 8"),
         ({"window": 0}, ArgumentError, "got 0"),
+        ({"window": True}, ArgumentTypeError, "window must be an integer, got True"),
+        ({"window": "3"}, ArgumentTypeError, "window must be an integer, got '3'"),
+        ({"window": 3.0}, ArgumentTypeError, r"window must be an integer, got 3\.0"),
         ({"target": "first"}, ArgumentError, "last, all"),
         ({"replay": True}, ArgumentError, "on cpu"),
-        ({"memory": 100}, MemoryLimitError, "480 bytes .*, got 100$"),
+        ({"memory": 100}, MemoryLimitError, "480 bytes .*, got 100: give at least 480 bytes$"),
     ],
 )
 def test_bad_arguments_are_refused(options, error, message):
@@ -299,8 +302,9 @@ def test_what_a_stream_has_is_not_asked_for_again(monkeypatch, options, message)
 @pytest.mark.parametrize(
     ("time", "name", "shape", "message"),
     [(2, "x", (12, 3), r"x must have one shape.*at 0 and \(12, 3\) at 2; a loop over `stream`"),
-     (1, "y", (12,), r"y must have one shape.*at 0 and \(12,\) at 1; a loop"), (4, "y", None, "at 0 and None at 4;"),
-     (0, "x", None, "x must have one shape.*got None at 0;")],
+     (1, "y", (12,), r"y must have one shape.*at 0 and \(12,\) at 1; a loop"),
+     (4, "y", None, "at 0 and None at 4; give y to every"),
+     (0, "x", None, "x must have one shape.*got None at 0; give x to every snapshot, or loop over `stream`, which")],
 )  # fmt: skip
 def test_snapshots_of_different_sizes_are_refused(time, name, shape, message):
     signal, model = make_signal(), MODELS["TGCN"]()
@@ -308,6 +312,14 @@ def test_snapshots_of_different_sizes_are_refused(time, name, shape, message):
     signal[time].num_nodes = NODES
 
     with pytest.raises(ArgumentError, match=message):
+        FrameTrainer(model, signal, torch.optim.SGD(model.parameters(), lr=0.1), window=WINDOW, device="cpu")
+
+
+def test_a_target_that_is_missing_is_told_before_shapes():
+    signal, model = make_signal(), MODELS["TGCN"]()
+    signal[1].y, signal[5].y = torch.zeros(12), None
+
+    with pytest.raises(ArgumentError, match=r"y must .* got \(30,\) at 0 and None at 5; give y .*, which needs none$"):
         FrameTrainer(model, signal, torch.optim.SGD(model.parameters(), lr=0.1), window=WINDOW, device="cpu")
 
 

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch_geometric.nn import ChebConv
 from torch_geometric.nn.inits import glorot, zeros
 
-from pyg_direct.dynamic.nn.convolve import expand_chebyshev
+from pyg_direct.dynamic.nn.convolve import check_rows, expand_chebyshev
 from pyg_direct.dynamic.operator import Chebyshev
 
 
@@ -75,6 +75,7 @@ class GCLSTM(_Cell):
                 H: Tensor | None = None, C: Tensor | None = None,  # noqa: N803
                 lambda_max: Tensor | float | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
         """State and cell state, `[N, out_channels]` each, of features `[N, in_channels]` and the ones before."""
+        check_rows(X, edge_index)
         H, C = self._begin(X, H), self._begin(X, C)  # noqa: N806
         terms = expand_chebyshev(H, edge_index, edge_weight, make_chebyshev(self.normalization, lambda_max), self.K)
         gates = "ifco"

@@ -14,7 +14,7 @@ from pyg_direct.dynamic.lazy import find_tag
 from pyg_direct.dynamic.nn.recurrence import is_transformed
 from pyg_direct.dynamic.operator import GCN, Chebyshev, Operator
 from pyg_direct.dynamic.plan import SnapshotPlan
-from pyg_direct.errors import warn
+from pyg_direct.errors import ArgumentError, warn
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -35,8 +35,17 @@ class Located(NamedTuple):
 _told: set[str] = set()
 
 
+def check_rows(x: Tensor, edge_index: Any) -> None:
+    """Raise unless there are features of each node of the snapshot that edges belong to; nothing for other edges."""
+    edges = find_tag(edge_index, "edge_index")
+    if edges is not None and x.dim() < 2:
+        time = edges.plan.tell_time(edges.time)
+        raise ArgumentError(f"x must have shape [N, F, ...] at snapshot {time}, got {tuple(x.shape)}")
+
+
 def locate(x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Located | None:
     """The snapshot of a stream that these edges and weights are; None for any others."""
+    check_rows(x, edge_index)
     edges = find_tag(edge_index, "edge_index")
     if edges is None or x.dtype not in _DTYPES or x.device != edges.plan.device:
         return None

@@ -10,7 +10,7 @@ from torch.nn import GRU
 from torch_geometric.nn import TopKPooling
 from torch_geometric.nn.inits import glorot
 
-from pyg_direct.dynamic.nn.convolve import convolve, locate
+from pyg_direct.dynamic.nn.convolve import check_rows, convolve, locate
 from pyg_direct.dynamic.nn.evolve_frame import EvolveTogether
 from pyg_direct.dynamic.nn.recurrence import get_parameters, step_gru
 from pyg_direct.dynamic.operator import GCN
@@ -128,6 +128,7 @@ class EvolveGCNH(_Evolve):
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
         """Features `[N, in_channels]` convolved with the weights of the next step."""
+        check_rows(X, edge_index)
         weight = self.initial_weight if self.weight is None else self.weight
         self.weight = step_gru(self.recurrent_layer, self._pool(X).unsqueeze(0), weight)
         return self._convolve(X, edge_index, edge_weight)

@@ -1,0 +1,96 @@
+"""Snapshots that layers cannot take are refused by name, number and shape, and those that they can are not."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_direct.dynamic import FrameTrainer, stream
+from pyg_direct.dynamic.nn import A3TGCN, DCRNN, GCLSTM, MPNNLSTM, TGCN, EvolveGCNH, EvolveGCNO, GConvGRU
+from pyg_direct.dynamic.trainer import run_stateless
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from tests.dynamic.test_stream import CHANNELS, NODES, make_list
+
+CELLS = {
+    "TGCN": lambda: TGCN(1, 4), "A3TGCN": lambda: A3TGCN(1, 4, 2), "EvolveGCNO": lambda: EvolveGCNO(4),
+    "EvolveGCNH": lambda: EvolveGCNH(NODES, 4), "MPNNLSTM": lambda: MPNNLSTM(1, 4, NODES, 1, 0.0),
+    "GConvGRU": lambda: GConvGRU(1, 4, 2), "GCLSTM": lambda: GCLSTM(1, 4, 2), "DCRNN": lambda: DCRNN(1, 4, 2),
+}  # fmt: skip
+
+
+class Embedded(torch.nn.Module):
+    """Learns rows of ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.cell = torch.nn.Embedding(5, CHANNELS), TGCN(CHANNELS, 1)
+
+    def forward(self, x, edge_index, edge_weight):
+        return self.cell(self.rows(x), edge_index, edge_weight).view(-1)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (torch.rand(39), ArgumentError, r"for each of 40 edges of snapshot 2, got \(39,\)$"),
+        (torch.rand(1, 40), ArgumentError, r"snapshot 2, got \(1, 40\)$"),
+        (torch.rand(2, 40), ArgumentError, r"edge_attr must have a row .*, got \(2, 40\)$"),
+        (torch.tensor(1.0), ArgumentError, r"got \(\)$"),
+        ([0.5] * 40, ArgumentTypeError, "edge_attr must be a tensor at snapshot 2, got list$"),
+    ],
+)
+def test_attributes_of_other_numbers_of_edges_are_refused(value, error, message):
+    snapshots = make_list(4)
+    snapshots[2].edge_index, snapshots[2].edge_attr = torch.zeros(2, 40, dtype=torch.int64), value
+
+    with pytest.raises(error, match=message):
+        stream(snapshots, "cpu")
+
+
+@pytest.mark.parametrize(("edges", "error", "message"), [
+    (torch.full((2, 4), -1), IdError, r"edge_index must lie in \[0, 12\), got -1"),
+    (torch.zeros(3, 4, dtype=torch.int64), ArgumentError, r"edge_index must have shape \[2, E\], got \(3, 4\)"),
+    (torch.zeros(2, 4), ArgumentTypeError, "edge_index must have dtype int64 or int32, got torch.float32"),
+])  # fmt: skip
+@pytest.mark.parametrize("memory", [None, 100])
+def test_bad_edges_are_told_by_their_snapshot(edges, error, message, memory):
+    snapshots = make_list(4, weighted=False)
+    # The largest, of which a limit tells what it takes.
+    snapshots[2].edge_index, snapshots[2].x = edges, torch.randn(NODES, CHANNELS, dtype=torch.float64)
+
+    with pytest.raises(error, match=f"{message}, at snapshot 2$"):
+        stream(snapshots, "cpu", memory=memory).plan.factorise(TGCN(2, 2).operator, 2)
+
+
+def test_edges_to_nodes_that_only_others_have_are_refused():
+    edges = torch.tensor([[3], [0]])
+    alone, both = (
+        stream([Data(x=torch.rand(n, 2), edge_index=edges) for n in sizes], "cpu").plan for sizes in ((5,), (5, 2))
+    )
+
+    assert alone.factorise(TGCN(2, 2).operator, 0) is not None
+    with pytest.raises(IdError, match=r"edge_index must lie in \[0, 2\), got 3, at snapshot 1$"):
+        both.factorise(TGCN(2, 2).operator, 1)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_features_of_one_dimension_are_refused_by_layers(name):
+    snapshots, cell = make_list(4), CELLS[name]()
+    for snapshot in snapshots[1:]:
+        snapshot.x = torch.rand(NODES)
+    third = stream(snapshots, "cpu")[2]
+    trainer = FrameTrainer(
+        cell, snapshots[1:], torch.optim.SGD(cell.parameters(), lr=0.1), window=2, step=run_stateless
+    )
+
+    for time, run in ((2, lambda: cell(third.x, third.edge_index, third.edge_attr)), (0, trainer.train_epoch)):
+        with pytest.raises(ArgumentError, match=rf"x must have shape \[N, F, ...\] at snapshot {time}, got \(12,\)$"):
+            run()
+
+
+def test_a_frame_may_have_ids_of_nodes_for_features():
+    snapshots, model = make_list(4), Embedded()
+    for snapshot in snapshots:
+        snapshot.x = torch.randint(0, 5, (NODES,))
+    trainer = FrameTrainer(model, snapshots, torch.optim.SGD(model.parameters(), lr=0.1), window=2, step=run_stateless)
+
+    assert trainer.train_epoch() > 0
