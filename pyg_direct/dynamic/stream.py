@@ -23,6 +23,8 @@ from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
 KEEPS = ("auto", "device", "host")
+# Bytes that are copied while other steps go through a number.
+_ITEM_BYTES = 2**10
 # Attributes of a snapshot that layers recognise.
 _ROLES = {"x": "x", "edge_index": "edge_index", "edge_attr": "edge_weight"}
 
@@ -124,27 +126,27 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
     parts = [_read_parts(snapshot, t) for t, snapshot in enumerate(snapshots)]
     total = _count_bytes(snapshots)
     limit = None if memory is None else parse_size(memory, total, "memory")
-    with show_wait("planning snapshots"):
+    with show_wait("moving snapshots", items=total // _ITEM_BYTES):
         if chosen.type == "cpu":
             # What layers compute of a snapshot or a frame is as large in each.
             keep_blocks()
         plan = SnapshotPlan(parts, chosen, group_size, form, limit)
-    is_lazy = keep == "host" or (keep == "auto" and not _fits(total, chosen, limit))
-    given = []
-    for t, snapshot in enumerate(snapshots):
-        moved = copy.copy(snapshot)
-        for key, value in snapshot.items():
-            if not isinstance(value, Tensor):
-                continue
-            role = _ROLES.get(key)
-            if role is None:
-                moved[key] = mover.move(value)
-            elif is_lazy and not value.requires_grad:
-                moved[key] = tag(LazyTensor(value, chosen, partial(_copy, value, chosen)), plan, t, role)
-            else:
-                # Snapshots that share a tensor must be told apart, so each has a view of its own.
-                moved[key] = tag(mover.move(value).view_as(value), plan, t, role)
-        given.append(moved)
+        is_lazy = keep == "host" or (keep == "auto" and not _fits(total, chosen, limit))
+        given = []
+        for t, snapshot in enumerate(snapshots):
+            moved = copy.copy(snapshot)
+            for key, value in snapshot.items():
+                if not isinstance(value, Tensor):
+                    continue
+                role = _ROLES.get(key)
+                if role is None:
+                    moved[key] = mover.move(value)
+                elif is_lazy and not value.requires_grad:
+                    moved[key] = tag(LazyTensor(value, chosen, partial(_copy, value, chosen)), plan, t, role)
+                else:
+                    # Snapshots that share a tensor must be told apart, so each has a view of its own.
+                    moved[key] = tag(mover.move(value).view_as(value), plan, t, role)
+            given.append(moved)
     return SnapshotStream(given, plan, range(len(given)))
 
 
