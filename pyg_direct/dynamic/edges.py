@@ -19,6 +19,7 @@ from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.dynamic.walk import Walk
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError, PygDirectError
 from pyg_direct.ops.sliced import slice_keys
+from pyg_direct.ops.upload import upload_large
 from pyg_direct.runtime.threads import one_thread
 
 # Of the free memory of a GPU, what edges that lie there in order may take: what is kept of an edge, and what putting it
@@ -189,8 +190,8 @@ class SequenceEdges:
             return
         edges = [self._parts[time].edge_index for time in fresh.values()]
         with self._ahead.lock, suppress(PygDirectError):
-            moved = [None if weight is None else self._move(weight) for weight in weights]
-            made = order_together([self._move(part) for part in edges], moved, self._num_nodes)
+            moved = self._move(*edges, *(weight for weight in weights if weight is not None))
+            made = order_together(moved[: len(edges)], moved[len(edges) :] or weights, self._num_nodes)
             self._ordered.update(zip(fresh, made, strict=True))
 
     def _weight_of(self, time: int, weighted: bool) -> Tensor | None:
@@ -205,16 +206,16 @@ class SequenceEdges:
         part, weight, key = self._parts[time], self._weight_of(time, weighted), self._name(time, weighted)
         with self._ahead.lock:
             if key not in self._ordered:
-                moved = None if weight is None else self._move(weight)
+                (edge_index,), moved = self._move(part.edge_index), None if weight is None else self._move(weight)[0]
                 with _told_snapshot(time):
-                    edge_index = self._move(part.edge_index)
                     self._ordered[key] = order_edges(edge_index, moved, self._num_nodes, part.num_nodes)
             return self._ordered[key]
 
-    def _move(self, given: Tensor) -> Tensor:
-        if self.device.type == "cuda" and not given.is_cuda:
-            self.moved_bytes += given.numel() * given.element_size()
-        return given.to(self.device)
+    def _move(self, *given: Tensor) -> list[Tensor]:
+        """Tensors where edges are put in order."""
+        if self.are_on_device:
+            self.moved_bytes += sum(t.numel() * t.element_size() for t in given if not t.is_cuda)
+        return upload_large(given, self.device)
 
     def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:
         """What an operator makes of a snapshot."""
@@ -230,4 +231,5 @@ class SequenceEdges:
         """Edges and weights of a snapshot in the order in which they were given."""
         part = self._parts[time]
         weight = part.edge_weight if weighted else None
-        return self._move(part.edge_index).long(), None if weight is None else self._move(weight).reshape(-1).float()
+        edge_index, *rest = self._move(part.edge_index, *(() if weight is None else (weight,)))
+        return edge_index.long(), rest[0].reshape(-1).float() if rest else None

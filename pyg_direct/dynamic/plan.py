@@ -28,6 +28,7 @@ from pyg_direct.dynamic.turns import take_turns
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.overlap import MAX_GROUP
 from pyg_direct.ops.snapshots import Part, SnapshotMatrices, aggregate_snapshots, multiply_parts
+from pyg_direct.ops.upload import upload_large
 
 
 @take_turns("aggregate_features", "gather_features", "gather_given", "get_matrices", "keep",
@@ -259,7 +260,7 @@ class SnapshotPlan:
 
     def _compute_part(self, operator: Operator, group: range, times: range, weighted: bool, form: str) -> list[Tensor]:
         """Aggregated features of some snapshots of a group."""
-        features = [self._read_flat(time) for time in times]
+        features = self._read_flat(times)
         if form == APART:
             with torch.no_grad():
                 apart = lay_apart([self.factorise(operator, time, weighted) for time in times], self.num_nodes)
@@ -279,18 +280,17 @@ class SnapshotPlan:
             out = out.transpose(0, 1).contiguous()
         return [rows[: self.parts[time].num_nodes] for rows, time in zip(out.unbind(0), times, strict=True)]
 
-    def _read_flat(self, time: int) -> Tensor:
-        """Features of a snapshot as `[N, F]`, with rows of zeros for the nodes that others have; on the device, where
+    def _read_flat(self, times: range) -> list[Tensor]:
+        """Features of snapshots as `[N, F]`, with rows of zeros for the nodes that others have; on the device, where
         nothing limits what lies there.
         """
-        x = self.parts[time].x
-        assert x is not None, "its numbers were counted"
-        if self.budget.limit is None and x.device != self.device:
-            self.moved_bytes += x.numel() * x.element_size()
-            x = x.to(self.device)
-        rows = x.reshape(x.shape[0], x.shape[1:].numel())
-        missing = self.num_nodes - rows.shape[0]
-        return F.pad(rows, (0, 0, 0, missing)) if missing else rows
+        given = [x for x in (self.parts[time].x for time in times) if x is not None]
+        assert len(given) == len(times), "their numbers were counted"
+        if self.budget.limit is None and self.device.type != "cpu":
+            self.moved_bytes += sum(x.numel() * x.element_size() for x in given if x.device != self.device)
+            given = upload_large(given, self.device)
+        flat = [x.reshape(x.shape[0], x.shape[1:].numel()) for x in given]
+        return [F.pad(x, (0, 0, 0, self.num_nodes - x.shape[0])) if x.shape[0] < self.num_nodes else x for x in flat]
 
     def keep(self, key: Hashable, time: int, make: Callable[[], Any]) -> Any:
         """What `make()` gives for a snapshot, which must depend on nothing else; kept while the budget lasts."""

@@ -1,4 +1,4 @@
-"""Small arrays on their way to a GPU, without a wait."""
+"""Arrays on their way to a GPU: small ones without a wait, large ones by way of page-locked memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+
+# Bytes that torch's threads copy aside at once, and how many such pieces are page-locked. On an H100's host of 16 cores
+# 34 MB come in 1.6 ms instead of 4.5, 5 MB in 0.3 instead of 0.75; in pieces of 1 MiB in 2.7 and 0.44.
+_PIECE, _NUM_PIECES = 2**22, 2
 
 
 def upload(words: np.ndarray | Tensor, device: torch.device) -> Tensor:
@@ -26,3 +30,45 @@ def upload_parts(parts: Sequence[Tensor | None], device: torch.device) -> Sequen
     if len(own) < len(parts) or len({part.dtype for part in own}) != 1:
         return [None if part is None else part.to(device) for part in parts]
     return torch.unsafe_split_with_sizes(upload(torch.cat(own), device), [part.numel() for part in own])
+
+
+def upload_large(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of the host on `device`, those that are there as they are.
+
+    The driver copies ordinary memory aside by one thread and sends it in turn, at 7 GB/s. Of many bytes on their way to
+    a GPU, torch's threads copy a piece aside while the one before is on its way.
+    """
+    num_bytes = sum(part.numel() * part.element_size() for part in parts if not part.is_cuda)
+    if device.type != "cuda" or num_bytes < _PIECE:
+        return [part.to(device) for part in parts]
+    staged, out = _Staged(device), []
+    for part in parts:
+        if part.is_cuda or part.is_pinned():
+            out.append(part.to(device, non_blocking=True))
+            continue
+        flat = part.contiguous().view(-1)
+        made, step = torch.empty_like(flat, device=device), _PIECE // flat.element_size()
+        for source, target in zip(flat.split(step), made.split(step), strict=True):
+            staged.copy(source, target)
+        out.append(made.view(part.shape))
+    return out
+
+
+class _Staged:
+    """Page-locked memory that pieces go through, one after the other; torch keeps it for the next time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._pieces = [torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(_NUM_PIECES)]
+        self._events: list[torch.cuda.Event | None] = [None] * _NUM_PIECES
+        self._next = 0
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Begin to copy; the host may change the source afterwards."""
+        event, piece = self._events[self._next], self._pieces[self._next]
+        if event is not None:
+            event.synchronize()
+        aside = piece[: source.numel() * source.element_size()].view(source.dtype)
+        target.copy_(aside.copy_(source), non_blocking=True)
+        self._events[self._next] = self._stream.record_event()
+        self._next = (self._next + 1) % _NUM_PIECES
