@@ -24,7 +24,7 @@ class NodeDataset:
             graph holds each edge in both directions.
         x: Node features, floating point `[N, F]`, or None.
         y: Class of every node, int64 `[N]`; -1 where it is unknown.
-        train_idx, val_idx, test_idx: Nodes of the three parts, int64, disjoint.
+        train_idx, val_idx, test_idx: Nodes of the three parts, int64 `[n]` each, disjoint.
     """
 
     name: str
@@ -48,7 +48,11 @@ class NodeDataset:
         return 0 if self.x is None else self.x.shape[1]
 
     def to(self, device: str | int | torch.device) -> NodeDataset:
-        """The same dataset with every tensor on `device`; tensors that are there already are shared."""
+        """The same dataset with every tensor on `device`; tensors that are there already are shared.
+
+        Args:
+            device: What `Tensor.to` takes.
+        """
         names = ("edge_index", "x", "y", "train_idx", "val_idx", "test_idx")
         tensors = {name: getattr(self, name) for name in names}
         moved = {name: value.to(device) for name, value in tensors.items() if value is not None}

@@ -29,6 +29,9 @@ def fill_features(out: Tensor, y: Tensor, *, seed: int, num_classes: int, featur
         num_classes: Number of classes.
         feature_signal: Length of the centroids, at least 0.
 
+    Returns:
+        `out`, floating point `[N, F]`.
+
     Raises:
         ArgumentTypeError: `out` or `y` is no tensor, or `y` is not int64.
         ArgumentError: A shape, dtype or value is outside its rule.

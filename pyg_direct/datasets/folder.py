@@ -45,6 +45,7 @@ def load_folder(
 
     Raises:
         ArgumentError: The folder or an array is missing, or arrays do not fit each other.
+        ArgumentTypeError: `dtype` is no dtype.
     """
     check_float_dtype("dtype", dtype)
     folder = find_graph(Path(path))

@@ -50,7 +50,7 @@ class PartitionInfo:
 
     @property
     def own(self) -> Tensor:
-        """The nodes of this host, ascending, int64; rows of its feature stand in this order."""
+        """The nodes of this host, ascending, int64 `[n]`; rows of its feature stand in this order."""
         return (self.book.owners(torch.arange(self.book.num_nodes)) == self.host).nonzero().view(-1)
 
 
@@ -72,13 +72,13 @@ class DistFeature:
     """Rows by node id, wherever they are; after Quiver's class of that name. Its calls are collective.
 
     Args:
-        feature: The rows of this host's nodes, ascending by id: a tensor `[n, ...]`, which goes to the device in one
-            piece and can be written (in place, if it lies there), or a filled `Feature`.
+        feature: The rows of this host's nodes, ascending by id: a tensor `[n, ...]` of any dtype, which goes to the
+            device in one piece and can be written (in place, if it lies there), or a filled `Feature`.
         info: Which host keeps which rows.
         comm: The way to the others: a `Communicator` or a `DistGraph`; None makes one on the default group.
 
     Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
+        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
     """
 
     def __init__(self, feature: Tensor | Feature, info: PartitionInfo, comm: Any = None) -> None:
@@ -119,7 +119,11 @@ class DistFeature:
         return self._feature.dtype
 
     def size(self, dim: int) -> int:
-        """Length of the table along `dim`."""
+        """Length of the table along `dim`.
+
+        Args:
+            dim: Number of a dimension.
+        """
         return self.shape[dim]
 
     def __getitem__(self, ids: Tensor | Sequence[int]) -> Tensor:

@@ -68,7 +68,9 @@ class DistGraph:
 
     Raises:
         PartitionError: the partition is missing, damaged or of another version.
-        ArgumentError: another number of parts than of processes.
+        ArgumentError: another number of parts than of processes, or a wrong argument.
+        ArgumentTypeError: an argument has the wrong type.
+        DeviceError: `device` is a GPU that is not there.
         RankError: another process failed.
     """
 
@@ -174,11 +176,26 @@ class DistGraph:
         return sizes[self.node_types[0]] if self.is_homogeneous else sizes
 
     def own_nodes(self, kind: str | None = None) -> Tensor:
-        """Nodes of this process's part, ascending, int64."""
+        """Nodes of this process's part, ascending, int64 `[n]` on `device`.
+
+        Args:
+            kind: Node type; None is the first, which is the only one of a graph without types.
+
+        Raises:
+            KeyError: there is no such type.
+        """
         return self.part.tables[self.node_types[0] if kind is None else kind].ids.to(self.device)
 
     def own_rows(self, name: str, kind: str | None = None) -> Tensor:
-        """Rows of these nodes, in their order."""
+        """Rows of the nodes of this process's part, `[n, ...]` in the dtype they were partitioned with, in their order.
+
+        Args:
+            name: Name of the attribute.
+            kind: Node type; None is the first, which is the only one of a graph without types.
+
+        Raises:
+            KeyError: there is no such type or attribute.
+        """
         return self.part.tables[self.node_types[0] if kind is None else kind].rows[name]
 
     def skeleton(self) -> Data | HeteroData:
@@ -208,7 +225,16 @@ class DistGraph:
         return DistPlan(self.part, recipe, self.communicator, timed=timed, weighted=weighted)
 
     def times_of(self, kind: str, ids: Tensor) -> Tensor:
-        """Times of nodes of a type, int64; collective."""
+        """Times of nodes of a type, int64 `[n]`; collective, unless the graph lies in one memory.
+
+        Args:
+            kind: Node type.
+            ids: int64 `[n]`, on `device`; of any part.
+
+        Raises:
+            IdError: an id that its owner does not hold.
+            RankError: another process failed or is gone.
+        """
         return self.rows.fetch([Wanted(kind, ids, [TIME])])[0][TIME]
 
     def close(self) -> None:

@@ -145,7 +145,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         seed: Seed of shuffling and draws, equal in all processes; None draws one from the generator of torch on rank 0,
             which clients of servers cannot where several share the batches.
         prefetch: Batches made ahead.
-        input_id: An id for each seed, that batches hold instead of its position.
+        input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.
 
     Raises:

@@ -51,8 +51,8 @@ def partition_graph(
         num_parts: P.
         num_nodes: N, by type with types; by default one more than the largest id.
         method: `hash` (of the id), `range` (of ids), `metis` (fewest cut edges, by pymetis, with the edges in memory),
-            `streaming` (few cut edges, in passes over the edges, 32 bytes a node and up to 1 GiB), or the part of each
-            node, integers `[N]` (by type).
+            `streaming` (few cut edges, in passes over the edges, 32 bytes a node and up to 1 GiB; after 2PS, Mayer et
+            al., ICDE 2022), or the part of each node, integers `[N]` (by type).
         direction: Whether parts hold the in-edges or the out-edges of their nodes; samplers of PyG's loaders need `in`.
         node_rows: Rows of nodes by attribute name: tensors, arrays or `.npy` files `[N, ...]`; by type with types.
         edge_rows: Rows of edges by attribute name, by edge id, `[E, ...]`; by relation with types.

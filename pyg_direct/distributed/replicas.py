@@ -68,7 +68,8 @@ def plan_replicas(folder: str | PathLike[str], counts: Mapping[int, Mapping[str,
 
     Args:
         folder: The partition.
-        counts: For each part, by node type (`"nodes"` without types), how often its batches met each node, `[N]`.
+        counts: For each part, by node type (`"nodes"` without types), how often its batches met each
+            node, integers `[N]`.
         share: Rows to keep, as a share of the nodes of the part, of those met.
 
     Raises:
@@ -125,7 +126,11 @@ class AccessCounter:
         self.counts = {kind: torch.zeros(size, dtype=torch.int64) for kind, size in sizes.items()}
 
     def add(self, batch: object) -> None:
-        """Count the nodes of a batch: a `Data` or `HeteroData` with `n_id`."""
+        """Count the nodes of a batch.
+
+        Args:
+            batch: A `Data` or `HeteroData` with `n_id`.
+        """
         for kind, counts in self.counts.items():
             part = batch if kind == "nodes" and hasattr(batch, "n_id") else batch[kind]  # type: ignore[index]
             ids = part.n_id.cpu()

@@ -55,7 +55,8 @@ class DistNeighborSampler(NeighborSampler):
         weight_attr: Any name: neighbors are drawn by the weights that the graph was partitioned with.
 
     Raises:
-        ArgumentError: also where the partition has no times or weights.
+        ArgumentError, ArgumentTypeError: named argument, rule and value; also where the partition has no times or
+            weights.
     """
 
     def __init__(self, graph: DistGraph, num_neighbors: Any, subgraph_type: Any = "directional", replace: bool = False,

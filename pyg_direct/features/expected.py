@@ -25,7 +25,8 @@ def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_nei
     `Feature(hotness=)`.
 
     Args:
-        indptr, indices: Topology: `csr_topo.indptr`, `csr_topo.indices`.
+        indptr: Row offsets, int64 `[N + 1]`: `csr_topo.indptr`.
+        indices: Neighbors, int32 or int64 `[E]`: `csr_topo.indices`.
         input_nodes: Nodes that batches begin with, int32 or int64 `[S]`; one may be listed several times.
         num_neighbors: Fanout of each hop; -1 for all neighbors.
         batch_size: Of them in a batch.

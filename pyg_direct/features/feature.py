@@ -62,7 +62,8 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         csr_topo: The graph, to rank rows by.
         device: Instead of `rank`: the device that results are on, e.g. `"cpu"`.
         placement: Host memory for the rows: `unified` (default) or `pinned`.
-        hotness: What ranks rows: `degree` (by `csr_topo`), or a score for each, such as counted reads (`count_reads`).
+        hotness: What ranks rows: `degree` (by `csr_topo`), or a score for each, integers or floats `[N]`, such as
+            counted reads (`count_reads`).
         host_cache_size: Of a table in a file: host memory for hot rows; as `device_cache_size`.
         store_dtype: Keep float32 rows as `torch.float16`, `torch.bfloat16` or `torch.float8_e4m3fn` (which comes
             with a scale for each row, one byte of GPU memory) and read them as float32: less memory and fewer bytes
@@ -130,7 +131,11 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the whole table, `[N, ...]`."""
+        """Shape of the whole table, `[N, ...]`.
+
+        Raises:
+            ArgumentError: the feature holds no rows yet.
+        """
         return self._filled()
 
     @property
@@ -155,7 +160,14 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         return self.device.type
 
     def size(self, dim: int | None = None) -> Any:
-        """Shape of the table, or its length along `dim`."""
+        """Shape of the table, or its length along `dim`.
+
+        Args:
+            dim: Number of a dimension; None for all.
+
+        Raises:
+            ArgumentError: the feature holds no rows yet.
+        """
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
@@ -173,7 +185,8 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
             cpu_tensor: `[N, ...]` of any dtype, on the CPU (or on the GPU of this feature).
 
         Raises:
-            ArgumentError: also where `store_dtype` cannot hold a number of the table.
+            ArgumentError: a scalar, or `store_dtype` cannot hold a number of the table.
+            ArgumentTypeError: no tensor, or one that is not dense.
         """
         if not isinstance(cpu_tensor, Tensor) or cpu_tensor.layout != torch.strided:
             kind = getattr(cpu_tensor, "layout", type(cpu_tensor).__name__)
@@ -312,7 +325,16 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         return self._spilled.read(ids) if self._spilled is not None else self.gather(ids, self._errors)
 
     def gather(self, ids: Tensor, errors: Tensor | None) -> Tensor:
-        """Rows of ids on `device` from memory, `[n, ...]`; see `gather_rows`."""
+        """Rows of ids from memory, `[n, ...]` of `dtype` on `device`, in the order in which the table lies.
+
+        Args:
+            ids: int32 or int64 `[n]`, on `device`.
+            errors: int64 `[1]` that gets the lowest position of an id out of range, whose row is zero, where ids are on
+                a GPU; None tells nobody.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: ids of another dtype or shape, or on the CPU and out of range.
+        """
         if self._served is not None:
             self._count(ids)
         hot = self._hot
@@ -331,10 +353,14 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         return rows
 
     def read(self, ids: Tensor) -> Tensor:
-        """Rows of ids that a sampler made, `[n, ...]`: as `feature[ids]`, with fewer steps on the host.
+        """Rows of ids that a sampler made, `[n, ...]` of `dtype`: as `feature[ids]`, with fewer steps on the host.
 
         Args:
             ids: int64 `[n]`, contiguous and on `device`; it is still checked that they lie in the table.
+
+        Raises:
+            ArgumentError: the feature holds no rows yet.
+            IdError: an id on the CPU is out of range; or, on a GPU, one of an earlier read was.
         """
         if self._reader is None:
             self._filled()
@@ -363,7 +389,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
 
     @property
     def whole(self) -> Tensor | None:
-        """The table `[N, ...]` where all of it lies in GPU memory as it is read; None where it does not."""
+        """The table, `[N, ...]` of `dtype`, where all of it lies in GPU memory as it is read; None elsewhere."""
         hot = self._hot
         is_whole = hot is not None and hot.is_cuda and self._cold is None and self._order is None
         return hot if is_whole and self._spilled is None and hot is not None and hot.dtype == self._dtype else None

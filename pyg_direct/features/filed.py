@@ -69,9 +69,14 @@ class FiledRows:
         """Take the rows of a memory map; returns self.
 
         Args:
-            np_array: A map made by `np.load(mmap_mode=)` or `np.memmap`, or another array.
+            np_array: `[N, ...]` of any dtype, a map made by `np.load(mmap_mode=)` or `np.memmap`, or another array.
+                None where the parts of `device_config` are rows themselves.
             device_config: Without it, rows stay in the file, as by `from_file`. With it, as in Quiver, the feature
                 holds the rows of its parts one behind the other, those of this GPU first, and no others.
+
+        Raises:
+            FileError: as of `from_file`.
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         if device_config is None:
             source = open_array(np_array)
@@ -125,7 +130,7 @@ class FiledRows:
                 negative number for one that is in the file alone.
 
         Raises:
-            FileError, ArgumentError, ArgumentTypeError: named argument, rule and value.
+            FileError, ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         held = self._filled()
         file = RowFile(path)
@@ -149,7 +154,16 @@ class FiledRows:
         self._spilled = SpilledRows(self._open(file), lambda ids: gather_rows(shifted, ids) - 1, resident)
 
     def read_mmap(self, ids: Tensor) -> Tensor:
-        """Rows of ids from the file, also of those that are in memory, `[n, ...]` on `device`."""
+        """Rows of ids from the file, also of those that are in memory, `[n, ...]` of `dtype` on `device`.
+
+        Args:
+            ids: int32 or int64 `[n]`, on any device.
+
+        Raises:
+            ArgumentError: the feature has no file, or `ids` have more than one dimension.
+            ArgumentTypeError: `ids` have another dtype.
+            IdError: an id is out of range.
+        """
         if not isinstance(self._spilled, SpilledRows):
             raise ArgumentError("this Feature has no file: call from_file, from_mmap or set_mmap_file first")
         return self._spilled.read_disk(check_ids("ids", ids, self._filled()[0]).to(self.device))

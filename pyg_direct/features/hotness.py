@@ -141,7 +141,7 @@ def blend_reads(counts: Tensor, chances: Tensor) -> Tensor:
 
 def count_reads(batches: Iterable[Tensor], num_rows: int) -> Tensor:
     """How often each row is read by the batches of a pre-sampling run, int32 `[num_rows]`, counted where their ids are
-    (GNNLab, section 6). Pass it as `Feature(hotness=)`.
+    (GNNLab, EuroSys 2022, section 6). Pass it as `Feature(hotness=)`.
 
     Args:
         batches: Ids of the rows that a batch reads, int32 or int64 `[n]` each, such as `n_id` of a sample.

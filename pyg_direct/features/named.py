@@ -25,6 +25,9 @@ class NamedRows:
 
         Args:
             local_order: int32 or int64 `[N]`, each of 0 to N - 1 once.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; also where there are no rows yet.
         """
         order, num_rows = check_ids("local_order", local_order, self._filled()[0]).cpu().long(), self._filled()[0]
         seen = torch.zeros(num_rows, dtype=torch.bool)

@@ -216,7 +216,16 @@ class ProcessRows:
 
     @classmethod
     def new_from_ipc_handle(cls, rank: int, ipc_handle: Handle) -> Feature:
-        """The feature of a handle in this process, with results on GPU `rank`, or on the CPU where there is none."""
+        """The feature of a handle in this process, with results on GPU `rank`, or on the CPU where there is none.
+
+        Args:
+            rank: Index of the GPU; without effect on a machine without one.
+            ipc_handle: What `share_ipc` returned.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: named argument, rule and value.
+            DeviceError: there are GPUs, but none of this index.
+        """
         feature = cls.lazy_from_ipc_handle(ipc_handle)
         if torch.cuda.is_available():
             feature.device, feature._is_lazy = resolve_device(rank), False
@@ -225,7 +234,14 @@ class ProcessRows:
 
     @classmethod
     def lazy_from_ipc_handle(cls, ipc_handle: Handle) -> Feature:
-        """The feature of a handle, opened on the current GPU of this process when it is first read."""
+        """The feature of a handle, opened on the current GPU of this process when it is first read.
+
+        Args:
+            ipc_handle: What `share_ipc` returned.
+
+        Raises:
+            ArgumentTypeError: `ipc_handle` is none.
+        """
         if not isinstance(ipc_handle, Handle):
             raise ArgumentTypeError(f"ipc_handle must be what share_ipc returned, got {type(ipc_handle).__name__}")
         feature = cast("Feature", cls(device="cpu", **ipc_handle.options))  # type: ignore[call-arg]

@@ -175,6 +175,9 @@ class ReportedRows:
     def count_served(self, on: bool = True) -> None:
         """Count from now on what each tier serves, from zero, on the device; or stop. It takes two small kernels a
         read, and no wait.
+
+        Args:
+            on: False to stop.
         """
         self._num_served = 0
         self._served = self._far = None

@@ -36,7 +36,8 @@ def save_rows(path: str | os.PathLike[str], rows: Tensor | np.ndarray) -> Path:
 
     Args:
         path: `.safetensors`, for any dtype, or `.npy`, for those that NumPy has.
-        rows: `[N, ...]`, on any device, also over a memory map; it is written piece by piece.
+        rows: `[N, ...]` of any dtype that the file can have, on any device, also over a memory map; it is written piece
+            by piece.
 
     Raises:
         FileError: there is no room on the disk, or no right to write there.

@@ -86,10 +86,11 @@ class _Bytes:
 
 
 class UnifiedTensor(Tensor):
-    """A tensor in unified memory. Make one with `to_unified`, or with `torch` and `device="unified"`.
+    """A tensor in unified memory (PyTorch-Direct, arXiv:2101.07956, section 4).
 
-    The CPU and GPUs read it where it lies: `rows = unified[ids]`, with ids on a GPU, reads only these rows over the
-    link. Operations run and leave their results by the rules of PyTorch-Direct, Table 3:
+    Make one with `to_unified`, or with `torch` and `device="unified"`. The CPU and GPUs read it where it lies:
+    `rows = unified[ids]`, with ids on a GPU, reads only these rows over the link. Operations run and leave their
+    results by the rules of PyTorch-Direct, Table 3:
 
     | the other operands       | propagatedToCUDA, the default  | not propagatedToCUDA           |
     | ------------------------ | ------------------------------ | ------------------------------ |
@@ -143,7 +144,7 @@ class UnifiedTensor(Tensor):
         return run_op(func, args, kwargs or {})
 
     def on_cpu(self, for_write: bool = False) -> Tensor:
-        """This tensor as an ordinary CPU tensor over the same memory, once the GPU is done with it.
+        """This tensor as an ordinary CPU tensor, `[...]` of its dtype, over the same memory, once the GPU has done.
 
         Args:
             for_write: Wait for reads of the GPU too.
@@ -152,7 +153,7 @@ class UnifiedTensor(Tensor):
         return self.host_view
 
     def on_gpu(self) -> Tensor:
-        """This tensor as a CUDA tensor over the same memory, for the current stream.
+        """This tensor as a CUDA tensor, `[...]` of its dtype, over the same memory, for the current stream.
 
         Raises:
             ArgumentError: no GPU reads it.
@@ -171,12 +172,19 @@ class UnifiedTensor(Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
         """As `Tensor.to`. To `"cpu"` makes a CPU tensor, though `device` of unified tensors is that, too; what names
-        no device leaves the result unified.
+        no device leaves the result unified. The result is `[...]` as this one, in the dtype that is asked for.
+
+        Raises:
+            DeviceError: the name begins with `unified` and is that of no such device.
         """
         return run_to(self, *args, **kwargs)
 
     def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-        """A CPU tensor of its own."""
+        """A CPU tensor of its own, `[...]` as this one and of its dtype.
+
+        Args:
+            memory_format: As of `Tensor.cpu`.
+        """
         return self.to("cpu", memory_format=memory_format)
 
     @property
@@ -190,7 +198,11 @@ class UnifiedTensor(Tensor):
         return self.propagated
 
     def set_propagatedToCUDA(self, propagatedToCUDA: bool) -> None:  # noqa: N802, N803
-        """Set whether what is computed from it goes to the GPU, see Table 3; views made earlier keep theirs."""
+        """Set whether what is computed from it goes to the GPU, see Table 3; views made earlier keep theirs.
+
+        Args:
+            propagatedToCUDA: Whether it does.
+        """
         self.propagated = bool(propagatedToCUDA)
 
     def memAdvise(self, advise: MemAdvise | int | str, device: Device = None) -> None:  # noqa: N802
@@ -201,7 +213,8 @@ class UnifiedTensor(Tensor):
             device: The GPU, or `"cpu"`, that the advice is about; None is the GPU that reads the tensor.
 
         Raises:
-            ArgumentError: no such advice, or no GPU.
+            ArgumentError, ArgumentTypeError: no such advice, no such device, or memory that no GPU reads.
+            DeviceError: the GPU is not there.
         """
         advice = _read_advice(advise)
         memory = self.memory
@@ -232,7 +245,14 @@ class UnifiedTensor(Tensor):
         return super().__getitem__(index)
 
     def read_rows(self, ids: Tensor) -> Tensor:
-        """Rows of ids on the GPU, `[n, ...]` there, without a gradient."""
+        """Rows of ids on the GPU, `[n, ...]` of its dtype there, without a gradient.
+
+        Args:
+            ids: int32 or int64 `[n]`, on the GPU that reads the tensor.
+
+        Raises:
+            IdError: an earlier read had an id out of range.
+        """
         self.memory.join()
         return (self._rows or self._make_rows()).take(ids)
 
@@ -245,7 +265,14 @@ class UnifiedTensor(Tensor):
         return self._rows
 
     def numpy(self, *, force: bool = False) -> Any:
-        """An array over the same memory."""
+        """An array over the same memory.
+
+        Args:
+            force: As of `Tensor.numpy`.
+
+        Raises:
+            RuntimeError: the tensor requires a gradient, unless `force` is set.
+        """
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         return self.on_cpu(for_write=True).numpy(force=force)
@@ -277,7 +304,11 @@ class UnifiedTensor(Tensor):
         return made
 
     def new_like(self, host: Tensor) -> UnifiedTensor:
-        """A view of the same memory, `host` being that of the CPU."""
+        """A view of the same memory, `[...]` as `host` and of its dtype.
+
+        Args:
+            host: The view of the CPU, `[...]` of any dtype, over bytes of `memory`.
+        """
         return UnifiedTensor(host, self.memory, self.propagated)
 
 
@@ -335,19 +366,23 @@ def empty_unified(shape: Any, dtype: torch.dtype, device: torch.device | None, p
 
 def to_unified(tensor: Tensor, *, propagatedToCUDA: bool = True, advise: MemAdvise | int | str | None = None,  # noqa: N803
                adviseDevice: Device = None, device: Device = None) -> UnifiedTensor:  # fmt: skip # noqa: N803
-    """The tensor as a `UnifiedTensor`.
+    """The tensor as a `UnifiedTensor`, as `to("unified")` of PyTorch-Direct.
 
     A CPU tensor is moved, not copied, where it lies contiguous: it becomes a view of the same memory, so that a large
     table is not held twice.
 
     Args:
-        tensor: A tensor on the CPU or on a GPU (which is copied).
+        tensor: `[...]` of any dtype, dense, on the CPU or on a GPU (which is copied).
         propagatedToCUDA: See `UnifiedTensor`.
         advise, adviseDevice: See `UnifiedTensor.memAdvise`; by default memory stays on the host, mapped into the GPU.
         device: The GPU that reads it; None is the current one.
 
+    Returns:
+        The same `[...]`, of the same dtype; `tensor` itself where it is unified already.
+
     Raises:
-        MemoryLimitError: host memory does not hold it; ArgumentError, ArgumentTypeError: a wrong argument.
+        MemoryLimitError: host memory does not hold it.
+        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
     """
     if not isinstance(tensor, Tensor):
         raise ArgumentTypeError(f"tensor must be a tensor, got {type(tensor).__name__}")

@@ -57,6 +57,9 @@ def unified_device(*, propagatedToCUDA: bool = True) -> str:  # noqa: N803
     """The device for `torch.ones(3, device=...)` and `x.to(...)`, with a hint that `torch.device` cannot take: the
     paper's `torch.device("unified", propagatedToCUDA=False)`.
 
+    Args:
+        propagatedToCUDA: See `UnifiedTensor`.
+
     Returns:
         `"unified:0"`, or `"unified:1"` for tensors that are not propagated.
 

@@ -40,11 +40,12 @@ class UpdatedRows:
         a batch, compute the new ones from the gradient with any optimizer of sparse rows, and write them back.
 
         Args:
-            ids: As in `feature[ids]`; of one that comes several times, the last row counts.
+            ids: int32 or int64 `[n]` on any device, or a list; of one that comes several times, the last row counts.
             rows: `[n, ...]` of the feature's dtype, on any device; rows that are stored in fewer bits are rounded.
 
         Raises:
             ArgumentError: rows of another shape or dtype, rows in a file, or rows that processes share.
+            ArgumentTypeError: `rows` are no tensor, or `ids` no ids.
             IdError: as in `feature[ids]`; nothing is written for ids that are out of range.
         """
         shape = self._filled()

@@ -129,7 +129,7 @@ class CSRTopo:
 
     @property
     def eid(self) -> Tensor | None:
-        """Edge ids by position, `[E]`; None when the position of an edge is its id."""
+        """Edge ids by position, int32 or int64 `[E]`; None when the position of an edge is its id."""
         return self._eid
 
     @property
@@ -174,6 +174,9 @@ class CSRTopo:
         """Take the arrays of an equal topology in the place of its own, which are freed; whether it was equal.
 
         One that was placed already, or lies in GPU memory, keeps its own too.
+
+        Args:
+            other: The topology that is compared, and has the arrays.
         """
         names = ("_indptr", "_indices", "_eid")
         pairs = [(getattr(self, name), getattr(other, name)) for name in names]
@@ -199,6 +202,13 @@ class CSRTopo:
     def choose_placement(self, device: Device = None) -> str:
         """Where `auto` puts this topology for a device: `cpu`; `cuda` when it fits and leaves a quarter of the free
         memory, at least 8 GiB or half of it; else host memory, `unified` or `pinned`, whichever the GPU reads faster.
+
+        Args:
+            device: The device that samples; None is the current GPU if there is one, else the CPU.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: `device` names no CPU and no GPU.
+            DeviceError: the GPU is not there.
         """
         target = resolve_device(device)
         if target.type == "cuda" and (self._indices.is_cuda or ("cuda", target, None) in self._placed):
@@ -216,13 +226,15 @@ class CSRTopo:
                 ids still go to GPU memory where each takes at most an eighth of what is free. `peer`: neighbors and
                 edge ids shared out over the GPUs that NVLink joins with `device`, of all processes of a
                 `torch.distributed` group, which all call this; for a topology that one GPU cannot hold.
-            device: The device that samples.
+            device: The device that samples; None is the current GPU if there is one, else the CPU.
             topology_cache: With the neighbors on the host: GPU memory for the rows that save the most reads, in
                 bytes, as `"2G"`, as a share of all edges such as `"20%"`, or `"auto"`: up to a quarter of what is
                 free. It shrinks, with a warning, when it does not fit.
 
         Raises:
-            ArgumentError: an unknown placement, or one that the device cannot read.
+            ArgumentError: an unknown placement, or one that the device cannot read, or a wrong `topology_cache`.
+            ArgumentTypeError: `device` or `topology_cache` has the wrong type.
+            DeviceError: the GPU is not there.
         """
         target = resolve_device(device)
         if placement == "auto":

@@ -62,12 +62,20 @@ class EpochLoader(ReportedLoader):
     sharing: Mapping[str, str] = MappingProxyType({})
 
     def enable_cpu_affinity(self, loader_cores: Any = None) -> AbstractContextManager[Any]:
-        """PyG's way to pin workers to cores; does nothing where there are no workers."""
+        """PyG's way to pin workers to cores; does nothing where there are no workers.
+
+        Args:
+            loader_cores: Numbers of the cores, as PyG takes them: a list, or one for each worker.
+        """
         pinned: AbstractContextManager[Any] = super().enable_cpu_affinity(loader_cores)  # type: ignore[misc]
         return pinned if self.num_workers > 0 else nullcontext()
 
     def enable_multithreading(self, worker_threads: int | None = None) -> AbstractContextManager[Any]:
-        """PyG's way to give workers threads; does nothing where there are no workers."""
+        """PyG's way to give workers threads; does nothing where there are no workers.
+
+        Args:
+            worker_threads: Threads of each worker; None is PyG's default.
+        """
         threaded: AbstractContextManager[Any] = super().enable_multithreading(worker_threads)  # type: ignore[misc]
         return threaded if self.num_workers > 0 else nullcontext()
 
@@ -283,6 +291,9 @@ class EpochLoader(ReportedLoader):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue where `state` was taken: the next iteration gives the remaining batches of that epoch.
+
+        Args:
+            state: What `state_dict` returned: `seed`, `epoch` and `batch`, integers.
 
         Raises:
             ArgumentError: not a state of a loader.

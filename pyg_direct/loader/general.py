@@ -136,7 +136,11 @@ class GeneralLoader(EpochLoader):
         return self.filter_fn(out) if self._is_filtered else self._finish_batch(self._build(out))
 
     def filter_fn(self, out: Output) -> Any:
-        """The batch of what a sampler returned (PyG's hook), or of `collate_fn`, if that made it already."""
+        """The batch of what a sampler returned (PyG's hook), or of `collate_fn`, if that made it already.
+
+        Args:
+            out: PyG's `SamplerOutput` or `HeteroSamplerOutput`, or the batch.
+        """
         if isinstance(out, (Data, HeteroData)):
             return out
         if self._general is None:

@@ -24,7 +24,7 @@ Samples = Sequence[int] | Mapping[str, Sequence[int]]
 
 
 class HGTSampler(OwnSampler):
-    """Samples layer by layer, after PyG's class of that name; results are on `device` (see `HGTLoader`).
+    """Samples layer by layer (Hu et al., WWW 2020), as `HGTLoader`, after PyG's class; results are on `device`.
 
     Args:
         data: A `HeteroData`.
@@ -35,7 +35,7 @@ class HGTSampler(OwnSampler):
         most_neighbors: Neighbors of a node and relation that are looked at, -1 for all; of more, as many are drawn.
 
     Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
+        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
         NotImplementedError: a `Data` or a pair of stores, as in PyG.
     """
 
@@ -60,7 +60,11 @@ class HGTSampler(OwnSampler):
         return self._open_topology().num_nodes
 
     def refresh(self) -> None:
-        """Read the graph anew, so that edits take effect."""
+        """Read the graph anew, so that edits take effect.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: edges of the graph are none.
+        """
         topology = read_parts(self.data).open("in", False)
         if topology is not self._topology:
             self._topology = topology
@@ -84,17 +88,25 @@ class HGTSampler(OwnSampler):
         return out
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: Any = None) -> HeteroSamplerOutput:
-        """Not offered, as in PyG."""
+        """Not offered, as in PyG.
+
+        Args:
+            index: PyG's input.
+            neg_sampling: PyG's `NegativeSampling`.
+
+        Raises:
+            NotImplementedError: always.
+        """
         raise NotImplementedError("links with HGT sampling, as in PyG")
 
 
 class HGTLoader(NodeLoader):
-    """Batches of HGT's layer-wise sampling, after PyG's class of that name, on `device`; torch-sparse is not needed.
+    """Batches of HGT's layer-wise sampling (Hu et al., WWW 2020, algorithm 2), after PyG's class, on `device`.
 
-    A layer takes `num_samples` nodes of each type among the neighbors of the nodes so far, with chances in proportion
-    to the square of the sum of 1 / (number of neighbors) over those that list them; a batch has the edges among its
-    nodes. Exactly that many nodes are taken where there are so many, without replacement. Batches are equal on every
-    device but for ties in the last bit of a logarithm.
+    Torch-sparse is not needed. A layer takes `num_samples` nodes of each type among the neighbors of the nodes so far,
+    with chances in proportion to the square of the sum of 1 / (number of neighbors) over those that list them; a batch
+    has the edges among its nodes. Exactly that many nodes are taken where there are so many, without replacement.
+    Batches are equal on every device but for ties in the last bit of a logarithm.
 
     Args:
         data: A `HeteroData`.

@@ -80,7 +80,7 @@ def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, b
     Args:
         model: A model of PyG's `BasicGNN`, in evaluation mode, on the device of batches.
         data: A `Data` with `x`, or a loader over all nodes in order with `num_neighbors=[-1]`.
-        x: Features of the nodes `[N, F]` instead of those of `data`.
+        x: Features of the nodes, floats `[N, F]`, instead of those of `data`.
         batch_size: Nodes a batch; see `inference_loader`.
         placement: Where rows between layers live: `auto`, `cuda`, `unified`, `pinned` or `cpu`.
         progress_bar: Whether to show a bar.

@@ -50,9 +50,10 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
     A layer expands all nodes so far. With one layer `adjs` is that layer alone. Results are on `device`.
 
     Args:
-        edge_index: Edges `[2, E]`, sources first, or a transposed `SparseTensor`, for which layers hold one too.
+        edge_index: Edges, int32 or int64 `[2, E]`, sources first, or a transposed `SparseTensor`, for which layers hold
+            one too.
         sizes: Fanout of each layer, seeds outwards; -1 takes all neighbors.
-        node_idx: Seeds: ids, a mask, or None for all nodes.
+        node_idx: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes.
         num_nodes: Number of nodes; None takes the highest id.
         return_e_id: Whether layers hold edge ids.
         transform: Called with `(batch_size, n_id, adjs)`.
@@ -113,11 +114,25 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
         del self.__dict__["collate_fn"]
 
     def collate_fn(self, batch: Tensor | Sequence[int]) -> Any:  # type: ignore[override]
-        """The layers around these nodes, as PyG's loader is called by hand; see `sample`."""
+        """The layers around these nodes, as PyG's loader is called by hand; see `sample`.
+
+        Args:
+            batch: Nodes, int64 `[B]` or a list.
+
+        Raises:
+            IdError: a node lies outside the graph.
+        """
         return self.sample(batch)
 
     def sample(self, batch: Tensor | Sequence[int]) -> Any:
-        """The layers around these nodes; each call draws anew."""
+        """The layers around these nodes; each call draws anew.
+
+        Args:
+            batch: Nodes, int64 `[B]` or a list.
+
+        Raises:
+            IdError: a node lies outside the graph.
+        """
         self._num_calls += 1
         return self._draw(torch.as_tensor(batch, dtype=torch.int64), call_key(self.seed, self._num_calls - 1))
 

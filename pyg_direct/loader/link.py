@@ -49,7 +49,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         link_sampler: A `pyg_direct.sampler.NeighborSampler`, or any sampler of PyG's interface.
         edge_label_index: Links, int64 `[2, L]`, sources first, or None for all edges; (relation, links) or a relation
             on a graph with types; (None, links or None) on one without types in stores.
-        edge_label: A label for each link, `[L, ...]`.
+        edge_label: A label for each link, `[L, ...]` of any dtype.
         edge_label_time: A time for each link, integers `[L]`.
         neg_sampling: PyG's `NegativeSampling`, its mode, or a dict of its arguments.
         neg_sampling_ratio: Negative links for each link; short for `neg_sampling` of mode `binary`.
@@ -57,7 +57,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         transform_sampler_output: Called with the sampler's output before rows are fetched.
         filter_per_worker: See `NeighborLoader`.
         custom_cls: Class of the batches of a graph in stores.
-        input_id: An id for each link, that batches hold instead of its position.
+        input_id: An id for each link, `[L]` of any dtype, that batches hold instead of its position.
         device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
@@ -249,7 +249,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
             cannot look them up; `"reverse"`: their reverse edges too (relation `rev_...`).
         device, placement, topology_placement, feature_cache, topology_cache, store_dtype, seed, prefetch,
             time_comparison, time_window, ranks, uneven, custom_cls: See `NeighborLoader`.
-        input_id: An id for each link, that batches hold instead of its position.
+        input_id: An id for each link, `[L]` of any dtype, that batches hold instead of its position.
         super_batch: With types or other options: batches sampled in one call; they are those that come without. None:
             see `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.

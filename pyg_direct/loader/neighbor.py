@@ -56,17 +56,19 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         data: A `Data` or `HeteroData` with `edge_index` or `adj_t`, or (`FeatureStore`, `GraphStore`). Edits before
             an epoch take effect in it. Attributes of edges in a store go by edge id.
         num_neighbors: Fanout of each hop, -1 for all neighbors; or these for each relation (dict, `NumNeighbors`).
-        input_nodes: Seeds: ids, a mask bool `[N]`, or None for all nodes; with types, a type or (type, seeds).
-        input_time: A time for each seed, integers; by default the times that `time_attr` gives the seeds.
+        input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes; with types, a type or
+            (type, seeds).
+        input_time: A time for each seed, integers `[S]`; by default the times that `time_attr` gives the seeds.
         replace: Draw with replacement.
         subgraph_type: `directional`: the edges sampled; `bidirectional`: these in both directions; `induced`: all edges
             among the nodes sampled.
         disjoint: Each seed gets a tree of its own, numbered by `batch`. Always so with times.
         temporal_strategy: `uniform`, or `last` for the latest neighbors.
         time_attr: Name of times of nodes or of edges, integers: only neighbors up to the time of a seed are sampled.
-        weight_attr: Name of edge weights that neighbors are drawn by. One of weight 0 is never drawn: without
-            `replace` a node gets fewer where fewer have a positive weight, and it gets none where all weights are 0.
-            Where all neighbors are taken, for -1 and, without `replace`, a fanout that covers them, those are too.
+        weight_attr: Name of edge weights that neighbors are drawn by (Efraimidis & Spirakis, IPL 97(5), 2006). One of
+            weight 0 is never drawn: without `replace` a node gets fewer where fewer have a positive weight, and it gets
+            none where all weights are 0. Where all neighbors are taken, for -1 and, without `replace`, a fanout that
+            covers them, those are too.
         transform: Called with every batch.
         transform_sampler_output: Called with PyG's `SamplerOutput` of every batch before features are fetched.
         is_sorted: Neighbors are sorted by time already, which is checked.
@@ -135,7 +137,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             is a twentieth where the chance is that of other draws, with `replace` and with `labor`; else nothing is
             counted, as the chance tells it all.
         custom_cls: Class of the batches of a graph in stores.
-        input_id: An id for each seed, that batches hold instead of its position.
+        input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             unless `multiprocessing_context` says how to start them: `"spawn"` gives processes that sample on the CPU.
 
@@ -307,7 +309,11 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         return self._finish_batch(self._build_plain(self._sample_now(self.input_data.node[positions]), positions))
 
     def filter_fn(self, out: Any) -> Any:
-        """The batch of a `SamplerOutput` of this loader's sampler (PyG's hook)."""
+        """The batch of a `SamplerOutput` of this loader's sampler (PyG's hook).
+
+        Args:
+            out: PyG's `SamplerOutput` or `HeteroSamplerOutput`, or a batch, which stays as it is.
+        """
         if self._recipe is None:
             return super().filter_fn(out)
         if isinstance(out, Data):

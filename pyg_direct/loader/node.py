@@ -30,14 +30,15 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     Args:
         data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`).
         node_sampler: A `pyg_direct.sampler.NeighborSampler`, or any sampler of PyG's interface.
-        input_nodes: Seeds: ids, a mask, or None for all; (type, seeds) on a graph with types.
-        input_time: A time for each seed, integers.
+        input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all; (type, seeds) on a graph with
+            types.
+        input_time: A time for each seed, integers `[S]`.
         transform: Called with every batch.
         transform_sampler_output: Called with the sampler's output before rows are fetched.
         filter_per_worker: Whether `collate_fn`, called by hand, gives batches, as PyG's does on a CPU by default, or
             what `filter_fn` makes them of.
         custom_cls: Class of the batches of a graph in stores.
-        input_id: An id for each seed, that batches hold instead of its position.
+        input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 

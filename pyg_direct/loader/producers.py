@@ -196,7 +196,14 @@ class Producers(ReportedLoader):
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where `state` was taken."""
+        """Continue where `state` was taken.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Raises:
+            ArgumentError: `state` is none of a loader.
+        """
         self.loader.load_state_dict(state)
 
 

@@ -28,6 +28,9 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
     Args:
         device: The device of results; None is the current GPU if there is one, else the CPU.
         device_cache_size, placement, store_dtype, csr_topo: See `Feature`; for every table that is not one already.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
     """
 
     # Loaders need not bring ids to the CPU first.
@@ -49,7 +52,10 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         return (tuple(group) if isinstance(group, (list, tuple)) else group), attr.attr_name
 
     def find(self, attr: TensorAttr) -> Feature | Tensor:
-        """The table of an attribute: a tensor where it is learned.
+        """The table of an attribute: a `Feature`, or where it is learned a tensor, `[N, ...]` of the dtype it has.
+
+        Args:
+            attr: Its group and name, as PyG has them.
 
         Raises:
             KeyError: there is none.

@@ -85,7 +85,7 @@ class NeighborSampler(OwnSampler):
             `"reverse"`: their reverse edges too.
 
     Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
+        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
         NotImplementedError: combinations that PyG refuses so: times backward, weights of stores.
     """
 
@@ -191,7 +191,11 @@ class NeighborSampler(OwnSampler):
         return largest_fanout(fanouts.values() if isinstance(fanouts, dict) else [fanouts])
 
     def refresh(self) -> None:
-        """Read the graph anew, so that edits of a `Data` or `HeteroData` take effect."""
+        """Read the graph anew, so that edits of a `Data` or `HeteroData` take effect.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: edges, times or weights of the graph are none.
+        """
         if isinstance(self.data, tuple):
             return
         parts = read_parts(self.data, self.time_attr, self.weight_attr)
@@ -209,6 +213,9 @@ class NeighborSampler(OwnSampler):
         Args:
             index: PyG's input: ids, their times, their type.
             key: Draw under this key instead of the sampler's own count of calls.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         out = self._sample(*_by_type(index, self.is_hetero), key=key)
         out.metadata = (index.input_id, None if index.time is None else index.time.to(self.device))
@@ -219,8 +226,11 @@ class NeighborSampler(OwnSampler):
         """Sample around the nodes of several batches in as many steps as for one; as `sample_from_nodes` for each.
 
         Args:
-            inputs: At least one.
+            inputs: At least one, each as of `sample_from_nodes`.
             keys: A key for each.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         plan = self._open_plan()
         if not isinstance(plan, GeneralPlan):
@@ -241,14 +251,27 @@ class NeighborSampler(OwnSampler):
 
         Args:
             index: PyG's input: sources, targets, labels, times, the relation.
-            neg_sampling: PyG's `NegativeSampling`.
+            neg_sampling: PyG's `NegativeSampling`; None draws none.
             key: Draw under this key instead of the sampler's own count of calls.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         return self.submit_from_edges(index, neg_sampling, key=key).finish()
 
     def submit_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
                           key: int | None = None) -> PendingLinks:  # fmt: skip
-        """Start to sample around links; as `sample_from_edges`, but uniform sampling of a `Data` is not waited for."""
+        """Start to sample around links; as `sample_from_edges`, but uniform sampling of a `Data` is not waited for.
+
+        Args:
+            index, neg_sampling, key: As of `sample_from_edges`.
+
+        Returns:
+            What `finish()` makes a sample of, once it is waited for.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
         key = self._next_key() if key is None else key
         links = self._open_links(index, neg_sampling, key)
         if self._is_plain():
@@ -260,7 +283,16 @@ class NeighborSampler(OwnSampler):
     def sample_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
                               keys: Sequence[int]) -> list[SamplerOutput | HeteroSamplerOutput]:  # fmt: skip
         """Sample around the links of several batches, at least one, in as many steps as for one; as `sample_from_edges`
-        for each under its key."""
+        for each under its key.
+
+        Args:
+            inputs: At least one, each as of `sample_from_edges`.
+            neg_sampling: PyG's `NegativeSampling`; None draws none.
+            keys: A key for each.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
         plan, each = self._open_plan(), list(zip(inputs, keys, strict=True))
         if not isinstance(plan, GeneralPlan):
             return [self.sample_from_edges(index, neg_sampling, key=key) for index, key in each]

@@ -30,7 +30,7 @@ class ShaDowKHopSampler(NodeLoader):
         data: A `Data` with `edge_index` or `adj_t`.
         depth: Hops.
         num_neighbors: Neighbors of a node a hop, -1 for all.
-        node_idx: Seeds: ids, a mask, or None for all nodes.
+        node_idx: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes.
         replace: Draw with replacement.
         device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
@@ -60,7 +60,11 @@ class ShaDowKHopSampler(NodeLoader):
         self.node_idx = self.input_data.node
 
     def collate_fn(self, index: Any) -> Any:
-        """The sample around the seeds at these positions, or its batch with `filter_per_worker` (PyG's hook)."""
+        """The sample around the seeds at these positions, or its batch with `filter_per_worker` (PyG's hook).
+
+        Args:
+            index: Positions among the seeds, int64 `[B]` or a list.
+        """
         out = self._ask(torch.as_tensor(index), None)
         return self.filter_fn(out) if self.filter_per_worker else out
 

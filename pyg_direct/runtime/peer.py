@@ -38,6 +38,9 @@ class DeviceGroup:
     Args:
         group_id: A number of the caller's.
         device_list: GPU indices.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: `device_list` is none of different GPU indices.
     """
 
     def __init__(self, group_id: int, device_list: Sequence[int]) -> None:
@@ -71,7 +74,14 @@ class p2pCliqueTopo:  # noqa: N801 (Quiver's name)
         self.p2p_clique = dict(enumerate(find_cliques(devices, lambda a, b: read_link(a, b).is_nvlink)))
 
     def get_clique_id(self, device_id: int) -> int:
-        """Number of the clique of a GPU, from 0."""
+        """Number of the clique of a GPU, from 0.
+
+        Args:
+            device_id: Index of the GPU.
+
+        Raises:
+            ArgumentError: the GPU is none of those of the topology.
+        """
         for number, clique in self.p2p_clique.items():
             if device_id in clique:
                 return number

@@ -112,6 +112,7 @@ class GraphSageSampler:
             first. Quiver's order; PyG's `NeighborSampler` puts `batch_size` first.
 
         Raises:
+            ArgumentError, ArgumentTypeError: named argument, rule and value.
             IdError: a seed lies outside the graph.
         """
         # A default device, or devices by name, would look at each call of torch below.
@@ -131,7 +132,20 @@ class GraphSageSampler:
 
     def sample_layer(self, batch: Tensor | Sequence[int], size: int, *, key: int | None = None
                      ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """One hop: (neighbors of all nodes, node after node, int64 `[E']`; neighbors of each node, int64 `[B]`)."""
+        """Sample one hop.
+
+        Args:
+            batch: Nodes to expand, int32 or int64 `[B]` on any device, or a list.
+            size: Neighbors of each at most; -1 takes all.
+            key: Draw under this key instead of the sampler's own count of calls.
+
+        Returns:
+            `(neighbors, counts)`: the neighbors, node after node, int64 `[E']`; how many each node has, int64 `[B]`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: named argument, rule and value.
+            IdError: a node lies outside the graph.
+        """
         topology = self._topology
         nodes = self._read_seeds("batch", batch).to(self.device)
         if key is None:
@@ -142,7 +156,20 @@ class GraphSageSampler:
         return picks.nodes.long(), picks.counts
 
     def reindex(self, inputs: Tensor, outputs: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Local ids for one hop: (n_id with `inputs` first, local target, local source of every edge)."""
+        """Number the nodes of one hop.
+
+        Args:
+            inputs: Nodes that were expanded, int32 or int64 `[B]`, on any device.
+            outputs: Their neighbors, node after node, int32 or int64 `[E']`.
+            counts: Neighbors of each of `inputs`, int64 `[B]`.
+
+        Returns:
+            `(n_id, targets, sources)`, int64 on the sampler's device: ids of the nodes, `[M]`, with `inputs` first; the
+            place in them of the target, and of the source, of every edge, `[E']` each.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
         self._topology.check_process()
         inputs, outputs = self._read_seeds("inputs", inputs), self._read_seeds("outputs", outputs)
         numbered = relabel(inputs.to(self.device), outputs.to(self.device), self.csr_topo.node_count)
@@ -154,6 +181,14 @@ class GraphSageSampler:
 
         A node is met unless none of the rows that list it picks it, rows taken as independent: the estimate that
         Quiver ranks its caches by.
+
+        Args:
+            train_idx: Seeds, int32 or int64 `[S]`, on any device.
+            total_node_count: N.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: `total_node_count` is another number, or `train_idx` no ids.
+            IdError: a seed lies outside the graph.
         """
         topology = self._topology
         if total_node_count != topology.num_nodes:
@@ -182,7 +217,14 @@ class GraphSageSampler:
 
     @classmethod
     def lazy_from_ipc_handle(cls, ipc_handle: tuple[CSRTopo, list[int], str]) -> GraphSageSampler:
-        """The sampler of `share_ipc` in this process."""
+        """The sampler of `share_ipc` in this process.
+
+        Args:
+            ipc_handle: What `share_ipc` returned: (topology, sizes, mode).
+
+        Raises:
+            DeviceError: its mode needs a GPU, and this process sees none.
+        """
         csr_topo, sizes, mode = ipc_handle
         return cls(csr_topo, sizes, mode=mode)
 

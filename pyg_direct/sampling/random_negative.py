@@ -67,6 +67,9 @@ class RandomNegativeSampler:
             req_num: Pairs wanted.
             trials_num: How often a pair that is an edge is drawn anew.
             padding: Keep pairs that are still edges, so that n is `req_num`; else they are left out.
+
+        Raises:
+            ArgumentError: `req_num` is below 0 or `trials_num` below 1, or one is no integer.
         """
         if isinstance(req_num, bool) or not isinstance(req_num, int) or req_num < 0:
             raise ArgumentError(f"req_num must be an integer of at least 0, got {req_num!r}")

@@ -14,7 +14,8 @@ from pyg_direct.dynamic.nn.tgcn import TGCN
 class A3TGCN(torch.nn.Module):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
-    All periods are aggregated at once.
+    Attention over the states that a T-GCN gives for several periods (A3T-GCN; Bai et al., 2021). All periods are
+    aggregated at once.
 
     Args:
         in_channels, out_channels: Features of a node in a period, and of its state.
@@ -34,7 +35,20 @@ class A3TGCN(torch.nn.Module):
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None,  # noqa: N803
                 H: Tensor | None = None) -> Tensor:  # noqa: N803 # fmt: skip
-        """The attended state, `[N, out_channels]`, of features `[N, in_channels, periods]`."""
+        """The attended state of features of all periods.
+
+        Args:
+            X: Features, floats `[N, in_channels, periods]`.
+            edge_index: Edges, int64 `[2, E]`, sources first, or a transposed `SparseTensor`.
+            edge_weight: A weight for each edge, floats `[E]`; None for 1.
+            H: The state that every period begins with, floats `[N, out_channels]`; None for zeros.
+
+        Returns:
+            The attended state, floats `[N, out_channels]`.
+
+        Raises:
+            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+        """
         shares = self._attention.softmax(0)
         cell = self._base_tgcn
         if self.cached:

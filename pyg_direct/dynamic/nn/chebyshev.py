@@ -54,7 +54,8 @@ class _Cell(torch.nn.Module):
 class GCLSTM(_Cell):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
-    The four convolutions see the same state, which is aggregated once for all of them.
+    An LSTM whose state goes through Chebyshev convolutions (Chen et al., 2018). The four convolutions see the same
+    state, which is aggregated once for all of them.
 
     Args:
         in_channels, out_channels: Features of a node, and of its state.
@@ -74,7 +75,23 @@ class GCLSTM(_Cell):
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None,  # noqa: N803
                 H: Tensor | None = None, C: Tensor | None = None,  # noqa: N803
                 lambda_max: Tensor | float | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """State and cell state, `[N, out_channels]` each, of features `[N, in_channels]` and the ones before."""
+        """The next state and cell state of a snapshot's features and those before.
+
+        Args:
+            X: Features, floats `[N, in_channels]`.
+            edge_index: Edges, int64 `[2, E]`, sources first, or a transposed `SparseTensor`.
+            edge_weight: A weight for each edge, floats `[E]`; None for 1.
+            H: The state before, floats `[N, out_channels]`; None for zeros.
+            C: The cell state before, floats `[N, out_channels]`; None for zeros.
+            lambda_max: The largest eigenvalue of the Laplacian, a number, or a float tensor `[]`; None takes what PyG
+                does, twice the Laplacian's largest entry.
+
+        Returns:
+            State and cell state, floats `[N, out_channels]` each.
+
+        Raises:
+            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+        """
         check_rows(X, edge_index)
         H, C = self._begin(X, H), self._begin(X, C)  # noqa: N806
         terms = expand_chebyshev(H, edge_index, edge_weight, make_chebyshev(self.normalization, lambda_max), self.K)
@@ -91,8 +108,8 @@ class GCLSTM(_Cell):
 class GConvGRU(_Cell):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
-    The convolutions of the features are those of one set of terms, which is kept for the snapshots of
-    `pyg_direct.dynamic.stream`; those of the state share theirs.
+    A gated recurrent unit of Chebyshev convolutions (Seo et al., 2016). The convolutions of the features are those of
+    one set of terms, which is kept for the snapshots of `pyg_direct.dynamic.stream`; those of the state share theirs.
 
     Args:
         in_channels, out_channels: Features of a node, and of its state.
@@ -106,7 +123,22 @@ class GConvGRU(_Cell):
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None,  # noqa: N803
                 H: Tensor | None = None, lambda_max: Tensor | float | None = None) -> Tensor:  # noqa: N803 # fmt: skip
-        """The next state, `[N, out_channels]`, of features `[N, in_channels]` and the state, zeros by default."""
+        """The next state of a snapshot's features and the state before.
+
+        Args:
+            X: Features, floats `[N, in_channels]`.
+            edge_index: Edges, int64 `[2, E]`, sources first, or a transposed `SparseTensor`.
+            edge_weight: A weight for each edge, floats `[E]`; None for 1.
+            H: The state before, floats `[N, out_channels]`; None for zeros.
+            lambda_max: The largest eigenvalue of the Laplacian, a number, or a float tensor `[]`; None takes what PyG
+                does, twice the Laplacian's largest entry.
+
+        Returns:
+            The next state, floats `[N, out_channels]`.
+
+        Raises:
+            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+        """
         H = self._begin(X, H)  # noqa: N806
         operator = make_chebyshev(self.normalization, lambda_max)
 

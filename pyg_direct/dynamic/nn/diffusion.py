@@ -35,9 +35,10 @@ class DConv(torch.nn.Module):
 class DCRNN(torch.nn.Module):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
-    The first step of the diffusion of features is made for several snapshots of `pyg_direct.dynamic.stream` at once,
-    and the diffused features are kept, so that only the state is diffused from step to step, once for the gates that
-    share it; and the adjacency is never made dense.
+    A gated recurrent unit of diffusion convolutions in both directions (Li et al., ICLR 2018). The first step of the
+    diffusion of features is made for several snapshots of `pyg_direct.dynamic.stream` at once, and the diffused
+    features are kept, so that only the state is diffused from step to step, once for the gates that share it; and the
+    adjacency is never made dense.
 
     Args:
         in_channels, out_channels: Features of a node, and of its state.
@@ -53,7 +54,20 @@ class DCRNN(torch.nn.Module):
 
     def forward(self, X: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None,  # noqa: N803
                 H: Tensor | None = None) -> Tensor:  # noqa: N803 # fmt: skip
-        """The next state, `[N, out_channels]`, of features `[N, in_channels]` and the state, zeros by default."""
+        """The next state of a snapshot's features and the state before.
+
+        Args:
+            X: Features, floats `[N, in_channels]`.
+            edge_index: Edges, int64 `[2, E]`, sources first.
+            edge_weight: A weight for each edge, floats `[E]`; None for 1.
+            H: The state before, floats `[N, out_channels]`; None for zeros.
+
+        Returns:
+            The next state, floats `[N, out_channels]`.
+
+        Raises:
+            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+        """
         if H is None:
             H = torch.zeros(X.shape[0], self.out_channels, dtype=X.dtype, device=X.device)  # noqa: N806
         found = locate(X, edge_index, edge_weight)

@@ -72,7 +72,8 @@ class _Steps:
 class EvolveGCNO(_Evolve):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
-    As there, `weight` is carried on until `reinitialize_weight()`, across epochs too.
+    A convolution whose weights a recurrent layer carries from snapshot to snapshot (EvolveGCN-O; Pareja et al., AAAI
+    2020). As there, `weight` is carried on until `reinitialize_weight()`, across epochs too.
 
     Args:
         in_channels: Features of a node.
@@ -90,7 +91,19 @@ class EvolveGCNO(_Evolve):
         self.reset_parameters()
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
-        """Features `[N, in_channels]` convolved with the weights of the next step."""
+        """Features convolved with the weights of the next step.
+
+        Args:
+            X: Features, floats `[N, in_channels]`.
+            edge_index: Edges, int64 `[2, E]`, sources first, or a transposed `SparseTensor`.
+            edge_weight: A weight for each edge, floats `[E]`; None for 1.
+
+        Returns:
+            The convolved features, floats `[N, in_channels]`.
+
+        Raises:
+            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+        """
         found = locate(X, edge_index, edge_weight)
         if found is not None and found.holds(X) and not torch.is_autocast_enabled(X.device.type):
             window = found.plan.get_window(self.operator, found.weighted)
@@ -108,7 +121,8 @@ class EvolveGCNO(_Evolve):
 class EvolveGCNH(_Evolve):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
-    The features of as many nodes as there are channels, those of the highest scores, drive the weights.
+    A convolution whose weights evolve by the features of snapshots (EvolveGCN-H; Pareja et al., AAAI 2020). The
+    features of as many nodes as there are channels, those of the highest scores, drive the weights.
 
     Args:
         num_of_nodes: Number of nodes.
@@ -127,7 +141,19 @@ class EvolveGCNH(_Evolve):
         self.reset_parameters()
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
-        """Features `[N, in_channels]` convolved with the weights of the next step."""
+        """Features convolved with the weights of the next step.
+
+        Args:
+            X: Features, floats `[N, in_channels]`.
+            edge_index: Edges, int64 `[2, E]`, sources first, or a transposed `SparseTensor`.
+            edge_weight: A weight for each edge, floats `[E]`; None for 1.
+
+        Returns:
+            The convolved features, floats `[N, in_channels]`.
+
+        Raises:
+            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+        """
         check_rows(X, edge_index)
         weight = self.initial_weight if self.weight is None else self.weight
         self.weight = step_gru(self.recurrent_layer, self._pool(X).unsqueeze(0), weight)

@@ -21,8 +21,9 @@ _LARGE = 2**23
 class MPNNLSTM(nn.Module):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
-    The features of the snapshots of `pyg_direct.dynamic.stream` are aggregated once for all epochs; the snapshots of
-    a frame go through all layers together.
+    Two graph convolutions, then two recurrent layers over a window (Panagopoulos et al., AAAI 2021). The features of
+    the snapshots of `pyg_direct.dynamic.stream` are aggregated once for all epochs; the snapshots of a frame go through
+    all layers together.
 
     Args:
         in_channels, hidden_size: Features of a node, and of its representations.
@@ -48,7 +49,20 @@ class MPNNLSTM(nn.Module):
         return F.dropout(rows, self.dropout) if self.training and self.dropout else rows
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
-        """`[N, 2 * hidden_size + in_channels + window - 1]` of features `[window * N, in_channels]`."""
+        """The states of both recurrent layers after a window, beside features of its graphs.
+
+        Args:
+            X: Features of the graphs, one after the other, floats `[window * N, in_channels]`.
+            edge_index: Edges, int64 `[2, E]`, sources first, or a transposed `SparseTensor`.
+            edge_weight: A weight for each edge, floats `[E]`; None for 1.
+
+        Returns:
+            Floats `[N, 2 * hidden_size + in_channels + window - 1]`: both states, all features of the first graph, and
+            the last feature of each that follows.
+
+        Raises:
+            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+        """
         found = locate(X, edge_index, edge_weight)
         if found is not None and found.holds(X) and self._goes_together(X):
             window = found.plan.get_window(GCN(), found.weighted)

@@ -18,8 +18,8 @@ _FEW = {"cpu": 2**9, "cuda": 2**14}
 class TGCN(torch.nn.Module):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
-    The three convolutions see the same features and edges, so these are aggregated once, and not at all again where
-    `pyg_direct.dynamic.stream` knows them.
+    A gated recurrent unit whose inputs are graph convolutions (Zhao et al., 2019). The three convolutions see the same
+    features and edges, so these are aggregated once, and not at all again where `pyg_direct.dynamic.stream` knows them.
 
     Args:
         in_channels, out_channels: Features of a node, and of its state.
@@ -43,7 +43,20 @@ class TGCN(torch.nn.Module):
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None,  # noqa: N803
                 H: Tensor | None = None) -> Tensor:  # noqa: N803 # fmt: skip
-        """The next state, `[N, out_channels]`, of features `[N, in_channels]` and the state, zeros by default."""
+        """The next state of a snapshot's features and the state before.
+
+        Args:
+            X: Features, floats `[N, in_channels]`.
+            edge_index: Edges, int64 `[2, E]`, sources first, or a transposed `SparseTensor`.
+            edge_weight: A weight for each edge, floats `[E]`; None for 1.
+            H: The state before, floats `[N, out_channels]`; None for zeros.
+
+        Returns:
+            The next state, floats `[N, out_channels]`.
+
+        Raises:
+            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+        """
         if H is None:
             H = torch.zeros(X.shape[0], self.out_channels, dtype=X.dtype, device=X.device)  # noqa: N806
         if self.cached:
@@ -82,10 +95,13 @@ class TGCN(torch.nn.Module):
         return [self.linear_z, self.linear_r, self.linear_h]
 
     def project(self, aggregated: Tensor) -> Tensor:
-        """What aggregated features `[..., in_channels]` add to the gates: `[..., 3 * out_channels]`.
+        """What aggregated features add to the gates: floats `[..., 3 * out_channels]`.
 
         A convolution's weight and the half of the linear layer behind it are multiplied with each other first, for all
         three gates at once.
+
+        Args:
+            aggregated: Features that `operator` has aggregated, floats `[..., in_channels]`.
         """
         left = torch.stack([linear.weight[:, : self.out_channels] for linear in self._linears()])
         weight = torch.bmm(left, torch.stack([conv.lin.weight for conv in self._convs()])).flatten(0, 1)
@@ -107,7 +123,17 @@ class TGCN(torch.nn.Module):
         return torch.cat([update, reset]).t(), proposed.t()
 
     def step(self, inputs: Tensor, H: Tensor, right: tuple[Tensor, Tensor] | None = None) -> Tensor:  # noqa: N803
-        """The next state from what the features add to the gates, `[N, 3 * out_channels]`, and the state."""
+        """The next state from what the features add to the gates, and the state before.
+
+        Args:
+            inputs: What `project` gives, floats `[N, 3 * out_channels]`.
+            H: The state before, floats `[N, out_channels]`.
+            right: The halves of the linear layers that see the state, of both gates and of the proposal, floats
+                `[out_channels, 2 * out_channels]` and `[out_channels, out_channels]`; None takes those of now.
+
+        Returns:
+            The next state, floats `[N, out_channels]`.
+        """
         width = self.out_channels
         of_gates, of_proposal = self._right() if right is None else right
         gates = torch.addmm(inputs[:, : 2 * width], H, of_gates).sigmoid()
