@@ -1,6 +1,6 @@
 """Train GraphSAGE in a process that holds no part of the graph: servers hold the parts, Ray runs them.
 
-On one host, with a server for each of two parts (needs `pip install "pyg_direct[ray]"`):
+On one host, with a server for each of two parts (needs `pip install ".[ray]"` in the clone):
 
     python examples/distributed_server_client.py
 

@@ -34,7 +34,7 @@ def find_faults(facts: dict[str, Any]) -> list[Finding]:
 
 def _check_packages(facts: dict[str, Any]) -> Iterator[Finding]:
     for sentence in facts["outdated"]:
-        yield Finding("fix", sentence, "pip install --upgrade pyg_direct, which installs what it needs")
+        yield Finding("fix", sentence, "pip install . in the clone of pyg_direct, which installs what it needs")
     if facts["packages"]["numba"] is None:
         yield Finding("fix", "numba is missing: nothing can be compiled for the CPU", "pip install numba")
 
@@ -69,10 +69,10 @@ def _check_bindings(cuda: dict[str, Any]) -> Iterator[Finding]:
                    "the driver, or install a torch for an older CUDA")  # fmt: skip
         yield Finding("fix", f"torch cannot use the GPU: {cuda['reason']}", how)
     elif cuda["bindings_error"] is not None:
-        yield Finding("fix", cuda["bindings_error"], f'pip install "pyg_direct[{extra}]"')
+        yield Finding("fix", cuda["bindings_error"], f'pip install ".[{extra}]" in the clone of pyg_direct')
     if not cuda["ptx_in_wheel"] and cuda["compiler"] is None:
         yield Finding("fix", "this installation carries no compiled GPU kernels, and there is nothing to compile with",
-                      f'pip install "pyg_direct[{extra}]"')  # fmt: skip
+                      f'pip install ".[{extra}]" in the clone of pyg_direct')  # fmt: skip
 
 
 def _is_older(driver: str, torch: str) -> bool:

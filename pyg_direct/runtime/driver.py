@@ -21,7 +21,7 @@ def load_driver() -> Any:
         from cuda.bindings import driver
     except ImportError as error:
         raise DeviceError(
-            "device='cuda' needs the CUDA bindings: pip install 'pyg_direct[cu13]' (or [cu12]); "
+            "device='cuda' needs the CUDA bindings: pip install '.[cu13]' (or [cu12]) in the clone of pyg_direct; "
             f"importing cuda.bindings failed with: {error}"
         ) from error
     try:
