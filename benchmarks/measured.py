@@ -1,6 +1,7 @@
 """Write the figures of the README anew from the rows in `benchmarks/results`: `python benchmarks/measured.py`.
 
-`measured.md` names a row where a figure stands: `{file | case | metric}`, or `{... | limit}` for the limit beside it.
+`measured.md` names a row where a figure stands: `{file | case | metric}` for its median, `{... | limit}` for the limit
+beside it, `{... | of limit}` for the median as a share of that, `{... | least}` and `{... | most}` for its ends.
 """
 
 import json
@@ -10,6 +11,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
+# Of a summary of several cases the ends are the least and the most of them.
+FIGURES = {"median": "p50", "limit": "limit", "least": "p20", "most": "p80"}
 BEGIN, END = "<!-- figures of benchmarks/measured.py -->\n", "<!-- end of figures -->\n"
 
 
@@ -28,7 +31,10 @@ def show(value: float) -> str:
 def fill(found: re.Match) -> str:
     """The figure that stands for the name of a row."""
     name, case, metric, *what = (part.strip() for part in found[1].split(" | "))
-    return show(read_rows(name)[case, metric]["limit" if what == ["limit"] else "p50"])
+    row = read_rows(name)[case, metric]
+    if what == ["of limit"]:
+        return show(row["p50"] / row["limit"])
+    return show(row[FIGURES[what[0] if what else "median"]])
 
 
 def render() -> str:

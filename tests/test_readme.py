@@ -24,13 +24,41 @@ def test_figures_are_those_of_the_rows(measured):
     assert measured.render() in README
 
 
-def test_no_figure_is_typed_by_hand():
-    # What has a point and is no row's: sizes of graphs, versions of other projects.
+# With a point, in thousands, or of a unit of what is measured.
+FIGURE = re.compile(r"\d+(?: to \d+)? (?:%|[mun]?s|seconds|minutes|[KMGT]i?B|times)(?!\w)|\d[\d,.]*[,.]\d+")
+
+
+def find_figures(text):
+    """What looks like a measured figure in a text, but for its code, links and names of rows."""
+    bare = re.sub(r"^```.*?^```|`[^`]*`|\]\([^)]*\)|\{[^{}]*\}", "", text, flags=re.M | re.S)
+    return set(FIGURE.findall(bare))
+
+
+def test_no_figure_is_typed_by_hand(measured):
+    # Sizes of graphs, and versions of other projects.
     known = {"2.45", "1.6", "0.6", "0.2.4", "0.1.0", "26.10"}
 
     text = re.sub(r"\{[^{}]*\}|`[^`]*`", "", (ROOT / "benchmarks" / "measured.md").read_text())
 
     assert set(re.findall(r"\d+(?:\.\d+)+", text)) == known
+
+
+def test_no_figure_is_typed_beside_those_of_the_rows(measured):
+    versions = {"3.10", "2.60", "7.5", "8.0", "10.0"}
+    # Of a paper; shares that are what a row was measured for, and its sizes.
+    cases = {"4.5", "5 to 20 %", "1,024", "2,048", "2,076"}
+    rules_of_the_code = {"8 GiB", "96 KiB", "64 MB", "1 GB", "30 s"}
+
+    before, _, rest = README.partition(measured.BEGIN)
+    found = find_figures(before) | find_figures(rest.partition(measured.END)[2])
+
+    assert found == versions | cases | rules_of_the_code
+
+
+def test_figures_are_found():
+    text = "It took 3 ms of `5 ms`, 40 % of 1,200 and [1.5](2.5.md) times, on 2 cores in 2026.\n```sh\nsleep 7 s\n```\n"
+
+    assert find_figures(text) == {"3 ms", "40 %", "1,200", "1.5"}
 
 
 def test_the_fastest_of_a_line_is_set_off(measured):
