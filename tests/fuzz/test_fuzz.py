@@ -2,6 +2,7 @@
 
 import shlex
 from itertools import combinations, product
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -25,6 +26,12 @@ def test_random_batches_are_those_of_the_reference(real_device, subject):
     assert failures == []
     assert not tallies[subject].missing
     assert tallies[subject].batches >= BATCHES[subject]
+
+
+def test_the_record_tells_how_many_batches_are_compared():
+    record = Path(__file__).parents[2] / "benchmarks" / "results" / "robustness.md"
+
+    assert f"CI compares {sum(BATCHES.values()):,} batches" in record.read_text()
 
 
 @st.composite
