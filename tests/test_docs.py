@@ -27,13 +27,6 @@ ROOMS = find_modules("\n__all__ = ")
 NAMES = {f"{room}.{name}": getattr(importlib.import_module(room), name)
          for room in ROOMS for name in importlib.import_module(room).__all__ if not name.startswith("__")}  # fmt: skip
 
-# Of a room that others are changing: to be told there.
-LEFT = {
-    "pyg_direct.dynamic.FrameTrainer": ["DeviceError", "fit: epochs"],
-    "pyg_direct.dynamic.discretize": ["shape or dtype of x"],
-    "pyg_direct.dynamic.stream": ["DeviceError"],
-}
-
 
 def members_of(cls):
     """Public methods and properties that the package wrote, by name."""
@@ -69,7 +62,7 @@ def test_every_name_and_argument_is_told(name):
     assert thing.__doc__  # that of a class is not inherited
     if inspect.isclass(thing):
         assert [key for key, member in members_of(thing) if not inspect.getdoc(member)] == []
-    assert find_all_gaps(thing) == LEFT.get(name, [])
+    assert find_all_gaps(thing) == []
 
 
 def _take_rows(ids: Tensor, rows: Tensor, *, fanout: int = 1) -> Tensor:

@@ -115,6 +115,7 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         MemoryLimitError: `memory` is less than the features of one snapshot; the message tells what it takes in all.
+        DeviceError: `device` is not there.
     """
     if keep not in KEEPS:
         raise ArgumentError(f"keep must be one of {', '.join(KEEPS)}, got {keep!r}")

@@ -98,6 +98,7 @@ class FrameTrainer:
 
     Raises:
         ArgumentError, ArgumentTypeError, MemoryLimitError: named argument, rule and value.
+        DeviceError: `device` is not there.
     """
 
     def __init__(self, model: torch.nn.Module, signal: Any, optimizer: torch.optim.Optimizer, *, window: int = 8,
@@ -231,7 +232,11 @@ class FrameTrainer:
         return timeline
 
     def fit(self, epochs: int) -> list[float]:
-        """Train for some epochs; their mean losses."""
+        """Train for some epochs; their mean losses.
+
+        Args:
+            epochs: How many.
+        """
         return [self.train_epoch() for _ in range(epochs)]
 
     def _run_frame(self) -> Tensor:

@@ -58,6 +58,13 @@ class Walk:
     def factorise(self, snapshot: Snapshot) -> Factors:
         """The factors of one snapshot."""
         assert snapshot.given is not None, "the order in which edges were given counts"
-        edges, shares = (walk_against if self.is_against else walk_along)(*snapshot.given)
-        ordered = order_edges(edges, shares, snapshot.num_nodes)
-        return Factors(ordered.keys, ordered.weight, None, None, None)
+        edges, weight = snapshot.given
+        if self.is_against:
+            edges, shares = walk_against(edges, weight)
+            ordered = order_edges(edges, shares, snapshot.num_nodes)
+            return Factors(ordered.keys, ordered.weight, None, None, None)
+        # The edges of a source have one share, whatever they weigh: they are there as often as they were given.
+        ordered, sources = order_edges(edges, None, snapshot.num_nodes), edges[0]
+        column = _degrees(sources, weight, snapshot.num_nodes).reciprocal_()
+        is_source = torch.zeros_like(column, dtype=torch.bool).index_fill_(0, sources, True)
+        return Factors(ordered.keys, ordered.weight, None, column.masked_fill_(~is_source, 0), None)

@@ -1,5 +1,7 @@
 """Operators taken apart are PyG's convolutions, edge for edge."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -7,6 +9,7 @@ from torch_geometric.nn import ChebConv, GCNConv, GraphConv, SAGEConv
 
 from pyg_direct.dynamic.group import build_group
 from pyg_direct.dynamic.operator import GCN, Chebyshev, Mean, Sum
+from pyg_direct.dynamic.walk import Walk, walk_along
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.snapshots import aggregate_snapshots
 from tests.snapshots import drawn_snapshots, make_snapshots, order_snapshots
@@ -98,3 +101,21 @@ def test_chebyshev_of_no_edges_but_loops_is_pygs(normalization, edges):
 def test_unknown_normalization_is_refused():
     with pytest.raises(ArgumentError, match="None, sym or rw"):
         Chebyshev("left")
+
+
+@given(drawn=drawn_snapshots())
+def test_steps_along_edges_share_edges_whatever_these_weigh(drawn):
+    num_nodes, snapshots = drawn
+    for (edge_index, weight), snapshot in zip(snapshots, order_snapshots(snapshots, num_nodes), strict=True):
+        edges, weights = torch.from_numpy(edge_index), None if weight is None else torch.from_numpy(weight)
+
+        factors = Walk().factorise(replace(snapshot, given=(edges, weights)))
+
+        expected = torch.zeros(num_nodes, num_nodes)
+        for (source, target), share in zip(edges.T.tolist(), walk_along(edges, weights)[1].tolist(), strict=True):
+            expected[target, source] += share
+        eye = torch.eye(num_nodes).unsqueeze(1)
+        got = aggregate_snapshots(eye, build_group([factors], num_nodes)).squeeze(1)
+        torch.testing.assert_close(got, expected)
+        # Only edges that are there twice weigh something.
+        assert (factors.weight is None) == (len(edges.T.unique(dim=0)) == edges.shape[1])
