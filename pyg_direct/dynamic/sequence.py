@@ -60,8 +60,8 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
             int `[E]`, perhaps `edge_attr`.
         window: Length of a snapshot, in the unit of the times.
         edge_life: Snapshots that an edge is seen in, its own the first; 0 keeps every edge for ever.
-        x: Features of the nodes, of any dtype, `[N, F]`, the same in every snapshot, or `[T, N, F]`; None takes those of
-            `data`.
+        x: Features of the nodes, of any dtype, `[N, F]`, the same in every snapshot, or `[T, N, F]`; None takes those
+            of `data`.
         num_nodes: N; None takes that of `x`, of `data` where it was given, or the largest id and one.
         start: Time at which the first snapshot begins; None takes that of the first edge.
 
