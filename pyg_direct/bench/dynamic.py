@@ -21,7 +21,7 @@ from pyg_direct.dynamic.timeline import LANES
 from pyg_direct.dynamic.trainer import run_recurrent
 
 # How often `FrameTrainer` is made and prepares.
-_PREPARED = 3
+_PREPARED = 5
 # Epoch whose losses are compared, or the last that all have: ways prepare in one or in two.
 _COMPARED = 3
 # Ways with which our stream in a script is compared too.

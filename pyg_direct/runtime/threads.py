@@ -8,30 +8,50 @@ from collections.abc import Callable
 
 import torch
 
+# More than any machine has.
+_MANY = 2**30
 
-class one_thread:  # noqa: N801
-    """Loops of torch that the calling thread runs in this block keep to it, where they can be told to.
+
+class few_threads:  # noqa: N801
+    """Loops of torch that the calling thread runs in this block keep to so many threads, where they can be told to.
 
     `torch.set_num_threads` would be heard by other threads too. With GNU OpenMP a loop of 1,000 searches wakes all 64
-    threads of a large host, which takes milliseconds where they sleep.
+    threads of a large host, which takes milliseconds where they sleep; and all wait for each, however long a virtual
+    machine has to do without its core.
+
+    Args:
+        most: How many.
+    """
+
+    __slots__ = "before", "most"
+
+    def __init__(self, most: int) -> None:
+        self.most, self.before = most, most
+
+    def __enter__(self) -> None:
+        self.before = torch.get_num_threads()
+        _set_threads(self.before, min(self.before, self.most))
+
+    def __exit__(self, *error: object) -> None:
+        _set_threads(min(self.before, self.most), self.before)
+
+
+class one_thread(few_threads):  # noqa: N801
+    """The same for one thread.
 
     Args:
         is_on: Whether; so that a caller need not ask.
     """
 
-    __slots__ = "before", "is_on"
+    __slots__ = ()
 
     def __init__(self, is_on: bool = True) -> None:
-        self.is_on, self.before = is_on, 1
+        super().__init__(1 if is_on else _MANY)
 
-    def __enter__(self) -> None:
-        if self.is_on:
-            self.before = torch.get_num_threads()
-            _set_threads(self.before, 1)
-
-    def __exit__(self, *error: object) -> None:
-        if self.is_on:
-            _set_threads(1, self.before)
+    @property
+    def is_on(self) -> bool:
+        """Whether they keep to one."""
+        return self.most == 1
 
 
 def _set_threads(before: int, count: int) -> None:

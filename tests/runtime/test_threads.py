@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyg_direct.runtime import threads
-from pyg_direct.runtime.threads import one_thread
+from pyg_direct.runtime.threads import few_threads, one_thread
 
 
 @pytest.fixture
@@ -39,6 +39,17 @@ def test_loops_of_this_thread_alone_keep_to_it(three_threads, heard):
         with one_thread():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 1
+
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize(("most", "expected"), [(2, 2), (3, 3), (4, 3)])
+def test_loops_keep_to_few_threads_and_never_take_more(three_threads, heard, most, expected):
+    with few_threads(most):
+        assert torch.get_num_threads() == expected
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == expected
 
     assert torch.get_num_threads() == 3
 
