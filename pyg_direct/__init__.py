@@ -5,7 +5,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyg_direct import loader as loader, sampler as sampler
+    from pyg_direct import (
+        bench as bench,
+        datasets as datasets,
+        distributed as distributed,
+        dynamic as dynamic,
+        errors as errors,
+        loader as loader,
+        nn as nn,
+        sampler as sampler,
+    )
     from pyg_direct.features.expected import expected_edge_reads, expected_reads
     from pyg_direct.features.feature import Feature
     from pyg_direct.features.hotness import count_reads
@@ -116,7 +125,8 @@ _ROOMS = {
     "unified_device": "features.unified_device",
     "uninstall": "noedit.install",
 }
-_PACKAGES = ("loader", "sampler")
+# Rooms that programs read names from.
+_PACKAGES = ("bench", "datasets", "distributed", "dynamic", "errors", "loader", "nn", "sampler")
 
 
 def __getattr__(name: str) -> Any:
