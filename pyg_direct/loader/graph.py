@@ -14,6 +14,7 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.typing import SparseTensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.feature import Feature
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.stores import read_stores
@@ -109,13 +110,40 @@ def check_graph(data: Any) -> None:
     """Refuse what loaders do not know.
 
     Raises:
-        ArgumentTypeError: another kind of graph.
+        ArgumentTypeError: another kind of graph, or a `Feature` in it.
     """
     if isinstance(data, (Data, HeteroData)):
+        refuse_features(data)
         return
-    if not isinstance(data, (tuple, list)) or len(data) != 2 or not isinstance(data[1], GraphStore):
-        raise ArgumentTypeError("data must be a Data, a HeteroData or a tuple of FeatureStore and GraphStore, got "
-                                f"{type(data).__name__}")  # fmt: skip
+    found = type(data).__name__
+    if isinstance(data, (tuple, list)):
+        names = [type(part).__name__ for part in data]
+        if len(data) == 2 and isinstance(data[0], FeatureStore) and isinstance(data[1], GraphStore):
+            return
+        found += f" of {len(data)}"
+        if len(data) == 2 and not isinstance(data[0], FeatureStore):
+            found += f", whose first is a {names[0]} and no FeatureStore"
+        elif len(data) == 2:
+            found += f", whose second is a {names[1]} and no GraphStore, as Data(edge_index=..., num_nodes=...) is one"
+    raise ArgumentTypeError(f"data must be a Data, a HeteroData or a tuple of FeatureStore and GraphStore, got {found}")
+
+
+def refuse_features(data: Any) -> None:
+    """Refuse a `Feature` among the attributes of a `Data` or `HeteroData`, whose batches would have it whole.
+
+    Raises:
+        ArgumentTypeError: there is one.
+    """
+    for store in data.stores:
+        kind = store._key
+        for name, value in store.items():
+            if isinstance(value, Feature):
+                owner, graph = ("data", "Data") if kind is None else (f"data[{kind!r}]", "HeteroData")
+                raise ArgumentTypeError(
+                    f"{owner}.{name} must be a tensor, got a Feature: put it in a store, store = pyg_direct."
+                    f"FeatureStore(); store[{kind!r}, {name!r}, None] = feature, and give (store, {graph}(...)) with "
+                    "edge_index and num_nodes alone"
+                )
 
 
 def read_parts(data: Any, time_attr: str | None = None, weight_attr: str | None = None) -> Parts:

@@ -19,6 +19,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.typed import TypedRows
 from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.loader.graph import refuse_features
 from pyg_direct.loader.output import PackedOutput
 from pyg_direct.loader.pyg import PlacedRows, copy_store
 from pyg_direct.loader.slicer import Slicer, choose_slicer
@@ -60,6 +61,7 @@ class HeteroAttributes(PlacedRows):
                  feature_cache: int | str | None, store_dtype: torch.dtype | None = None,
                  sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
+        refuse_features(data)
         self._others: dict[tuple[Any, str], Slicer] = {}
         # Features go by one name each: "paper.x", "author writes paper.edge_attr".
         self._names: dict[tuple[Any, str], str] = {}

@@ -19,7 +19,7 @@ from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, EpochLoader, settle_sharing, settle_workers
-from pyg_direct.loader.graph import count_nodes, settle_filter
+from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.hosts import keep_once
 from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds
 from pyg_direct.loader.order import largest_fanout, note_hops
@@ -223,6 +223,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                     transform_sampler_output: Any, input_id: Any, store_dtype: torch.dtype | None, sampling: str,
                     layer_dependency: bool, kwargs: dict[str, Any]) -> None:  # fmt: skip
         """Check what uniform batches of a `Data` are made of."""
+        check_graph(data)
         check_callables(transform=transform, transform_sampler_output=transform_sampler_output)
         self.replace = check_flag("replace", replace)
         check_sampling(sampling, self.replace, layer_dependency)

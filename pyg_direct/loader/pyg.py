@@ -22,6 +22,7 @@ from pyg_direct.features.shares import Demand, share_budget
 from pyg_direct.features.together import group_narrow
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.loader.graph import refuse_features
 from pyg_direct.loader.placement import Choice, Placed, Rows, choose_places
 from pyg_direct.loader.slicer import Slicer, choose_slicer
 from pyg_direct.loader.superbatch import SharedRows
@@ -265,6 +266,7 @@ class Attributes(PlacedRows):
                  feature_cache: int | str | None, store_dtype: torch.dtype | None = None,
                  sharing: Mapping[str, str] = MappingProxyType({}), edges: Listing | None = None) -> None:  # fmt: skip
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
+        refuse_features(data)
         self._others: dict[str, Callable[[Any, Sample], Any]] = {}
         kinds = self._sort_out(data)
         rankings = {key: topology if kind == "node" else edges for key, kind in kinds.items()}

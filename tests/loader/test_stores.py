@@ -8,7 +8,7 @@ from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
 from torch_geometric.utils import sort_edge_index
 
-from pyg_direct import Feature, FeatureStore, LinkNeighborLoader, NeighborLoader, save_rows
+from pyg_direct import CSRTopo, Feature, FeatureStore, LinkNeighborLoader, NeighborLoader, save_rows
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from tests.batches import make_data
 from tests.hetero_data import check_rows, make_hetero, name_edges
@@ -265,3 +265,61 @@ def test_a_graph_of_edges_alone_needs_no_features(real_device):
 
     assert batch.n_id.tolist() == [0, 1, 2]
     assert batch.num_nodes == 3
+
+
+def make_graph_with_a_feature(is_typed):
+    """(a graph that has a `Feature` among its attributes; where it is, as a message says it)"""
+    feature, edges = Feature(device="cpu").from_cpu_tensor(torch.rand(50, 8)), torch.arange(50).repeat(2, 1)
+    if not is_typed:
+        return Data(x=feature, edge_index=edges, num_nodes=50), "data.x"
+    data = HeteroData()
+    data["paper"].x, data["paper"].num_nodes, data["paper", "cites", "paper"].edge_index = feature, 50, edges
+    return data, r"data\['paper'\].x"
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}])
+def test_a_feature_among_the_attributes_of_a_graph_is_refused(is_typed, options):
+    data, name = make_graph_with_a_feature(is_typed)
+    nodes, links = ("paper", ("paper", "cites", "paper")) if is_typed else (None, None)
+
+    for make in (lambda: NeighborLoader(data, [5], nodes, device="cpu", **options),
+                 lambda: LinkNeighborLoader(data, [5], links, device="cpu", **options)):  # fmt: skip
+        with pytest.raises(ArgumentTypeError, match=f"{name} must be a tensor, got a Feature: put it in a store"):
+            make()
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_a_feature_that_an_edit_brought_is_refused_by_the_next_epoch(is_typed):
+    data, name = make_graph_with_a_feature(is_typed)
+    part = data["paper"] if is_typed else data
+    feature, part.x = part.x, torch.rand(50, 8)
+    loader = NeighborLoader(data, [5], "paper" if is_typed else None, device="cpu")
+
+    part.x = feature
+
+    with pytest.raises(ArgumentTypeError, match=f"{name} must be a tensor, got a Feature"):
+        next(iter(loader))
+
+
+def test_what_the_message_about_a_feature_says_gives_its_rows():
+    data, _ = make_graph_with_a_feature(is_typed=False)
+    store = FeatureStore("cpu")
+
+    store[None, "x", None] = data.x
+    graph = store, Data(edge_index=data.edge_index, num_nodes=50)
+
+    batch = next(iter(NeighborLoader(graph, [5], torch.arange(10), batch_size=4, device="cpu")))
+    assert torch.equal(batch.x, data.x[batch.n_id])
+
+
+def test_the_wrong_one_of_a_pair_is_named():
+    edges = torch.arange(50).repeat(2, 1)
+    topology, graph = CSRTopo(edges, num_nodes=50), Data(edge_index=edges, num_nodes=50)
+
+    with pytest.raises(ArgumentTypeError, match="got tuple of 2, whose second is a CSRTopo and no GraphStore"):
+        NeighborLoader((FeatureStore("cpu"), topology), [5], device="cpu")
+    with pytest.raises(ArgumentTypeError, match="got tuple of 2, whose first is a Tensor and no FeatureStore"):
+        NeighborLoader((torch.rand(50, 8), graph), [5], device="cpu")
+    with pytest.raises(ArgumentTypeError, match="got tuple of 3"):
+        NeighborLoader((1, 2, 3), [5], device="cpu")
