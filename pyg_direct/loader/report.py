@@ -98,6 +98,12 @@ class LoaderReport(NamedTuple):
                 "link_bytes": {link: self.link_bytes(link) for link in LINKS}, "list_bytes": self.list_bytes,
                 "list_bytes_are_most": self.list_bytes_are_most}  # fmt: skip
 
+    def __repr__(self) -> str:
+        # All spans of some hundred batches would take pages.
+        features = list(self.features)
+        return (f"{type(self).__name__}(num_batches={self.num_batches}, num_timed={self.num_timed}, "
+                f"spans=<{len(self.spans)}>, {features=}, list_bytes={self.list_bytes})")  # fmt: skip
+
     def __str__(self) -> str:
         lines = list(self.places)
         if self.num_timed == 0:

@@ -186,3 +186,9 @@ def test_a_picture_is_drawn(tmp_path, report):
     path = report.draw(tmp_path / "batches.png")
 
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_representation_is_short_however_many_batches_were_timed():
+    report = make_report()._replace(spans=make_report().spans * 1000)
+
+    assert repr(report) == "LoaderReport(num_batches=7, num_timed=2, spans=<8000>, features=['x'], list_bytes=0)"
