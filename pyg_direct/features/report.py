@@ -66,18 +66,39 @@ class Report(NamedTuple):
         return "\n".join(list_tiers({"": self}))
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Draw shares of rows held and of rows read into a picture (needs the extra `bench`); returns its path."""
-        import matplotlib
+        """Draw shares of rows held and of rows read into a picture (needs the extra `bench`); returns its path.
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot as plt
+        Args:
+            path: Where to draw it.
 
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        plt = open_pyplot()
         figure, axes = plt.subplots(figsize=(7, 1.9), constrained_layout=True)
         draw_shares(axes, {"rows held": [(tier.name, tier.num_rows) for tier in self.tiers],
                            "rows read": [(tier.name, tier.num_read or 0) for tier in self.tiers]})  # fmt: skip
         figure.savefig(path, dpi=110)
         plt.close(figure)
         return Path(path)
+
+
+def open_pyplot() -> Any:
+    """Matplotlib's `pyplot`, which draws into files.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"a picture needs the package matplotlib (pip install matplotlib), got: {error}", name=error.name
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def list_tiers(reports: Mapping[str, Report]) -> list[str]:

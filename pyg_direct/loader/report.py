@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.report import LINKS, Report, draw_shares, in_words, list_tiers
+from pyg_direct.features.report import LINKS, Report, draw_shares, in_words, list_tiers, open_pyplot
 from pyg_direct.graph.placed import ListReads
 from pyg_direct.loader.record import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder
 
@@ -144,12 +144,14 @@ class LoaderReport(NamedTuple):
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw the time line of the latest batches and the tiers into a picture (needs the extra `bench`); returns its
         path.
+
+        Args:
+            path: Where to draw it.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
         """
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot as plt
-
+        plt = open_pyplot()
         served = {f"{name}: rows read": [(tier.name, tier.num_read or 0) for tier in report.tiers]
                   for name, report in self.features.items() if report.num_read > 0}  # fmt: skip
         heights = [3.0, 0.8 + 0.35 * len(served)][: 1 + bool(served)]

@@ -1,5 +1,7 @@
 """A feature tells what each of its tiers holds and has served."""
 
+import sys
+
 import pytest
 import torch
 
@@ -85,6 +87,14 @@ def test_a_picture_is_drawn(tmp_path):
     feature.report(tmp_path / "tiers.png")
 
     assert (tmp_path / "tiers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_without_matplotlib_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    feature = Feature(device="cpu").from_cpu_tensor(make_rows())
+
+    with pytest.raises(ModuleNotFoundError, match=r"needs the package matplotlib \(pip install matplotlib\), got"):
+        feature.report(tmp_path / "tiers.png")
 
 
 def test_what_was_not_counted_has_no_rate():
