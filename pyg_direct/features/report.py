@@ -63,7 +63,9 @@ class Report(NamedTuple):
                 "tiers": [tier._asdict() for tier in self.tiers]}  # fmt: skip
 
     def __str__(self) -> str:
-        return "\n".join(list_tiers({"": self}))
+        is_counted = all(tier.num_read is not None for tier in self.tiers)
+        hint = [] if is_counted else ["reads were not counted: call count_served() before them"]
+        return "\n".join([*list_tiers({"": self}), *hint])
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw shares of rows held and of rows read into a picture (needs the extra `bench`); returns its path.

@@ -76,7 +76,8 @@ def test_the_table_is_printed(capsys):
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["host", "memory", "(cpu)", "40", "800", "B", "not", "counted"]
-    assert lines[3].split() == ["host", "memory", "(cpu)", "40", "800", "B", "9", "100.0%", "180", "B"]
+    assert lines[2] == "reads were not counted: call count_served() before them"
+    assert lines[4].split() == ["host", "memory", "(cpu)", "40", "800", "B", "9", "100.0%", "180", "B"]
 
 
 def test_a_picture_is_drawn(tmp_path):
