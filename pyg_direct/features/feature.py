@@ -21,6 +21,7 @@ from pyg_direct.features.updated import UpdatedRows
 from pyg_direct.kernels.state import NO_POSITION
 from pyg_direct.ops.check import as_ids, check_ids
 from pyg_direct.ops.gather import Directory, gather_rows
+from pyg_direct.ops.keywords import checks_keywords
 from pyg_direct.ops.reader import RowReader, select_rows
 from pyg_direct.ops.upload import upload
 from pyg_direct.progress import show_wait
@@ -87,6 +88,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
                 [0., 1.]])
     """
 
+    @checks_keywords
     def __init__(self, rank: int = 0, device_list: Sequence[int] | str = (0,), device_cache_size: int | str = 0,
                  cache_policy: str = "device_replicate", csr_topo: Listing | None = None, *, device: Device = None,
                  placement: str = "unified", store_dtype: torch.dtype | None = None, link_blocks: int | None = None,

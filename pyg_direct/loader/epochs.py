@@ -29,6 +29,7 @@ from pyg_direct.loader.slicer import find_learned, has_learned
 from pyg_direct.loader.steps import Steps
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.ops.check import check_flag
+from pyg_direct.ops.keywords import list_options, refuse_unknown
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.runtime.size import parse_size
@@ -42,6 +43,8 @@ _PLACED = ("_attributes", "_general", "_placed", "_plan", "_plan_topology", "_pl
 # Only workers need these; None and the defaults of torch are not worth a word.
 _WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
                    "pin_memory_device": "", "worker_init_fn": None, "timeout": 0}  # fmt: skip
+# What may be left for DataLoader; one is of PyG's.
+_TORCH_OPTIONS = ("filter_per_worker", *list_options(torch.utils.data.DataLoader))
 _END = object()
 
 
@@ -331,16 +334,18 @@ def make_batch(stages: Stages, number: int, seeds: Seeds) -> Any:
     return batch
 
 
-def settle_workers(kwargs: dict[str, Any], device: torch.device, *, may_start: bool = True,
+def settle_workers(owner: type, kwargs: dict[str, Any], device: torch.device, *, may_start: bool = True,
                    num_seeds: int | None = None) -> dict[str, Any]:  # fmt: skip
     """Arguments for DataLoader; options of workers are taken out, with one word about it, unless workers are meant.
 
     Args:
+        owner: The class of the loader.
         kwargs: The caller's.
         device: The device of the loader.
         may_start: Whether workers can do what is asked.
         num_seeds: How many seeds there are to shuffle, where that is known.
     """
+    refuse_unknown(owner, kwargs, _TORCH_OPTIONS)
     _check_options(kwargs)
     if num_seeds == 0:
         # torch refuses to shuffle nothing.

@@ -105,7 +105,7 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
         mode = "CPU" if self.device.type == "cpu" else _MODES[placement]
         self._sampler = GraphSageSampler(topology, self.sizes, self.device, mode, seed=self.seed)
         self._num_calls = 0
-        kwargs = settle_workers(kwargs, self.device, may_start=False)
+        kwargs = settle_workers(type(self), kwargs, self.device, may_start=False)
         if not len(self._nodes):
             # torch refuses to shuffle nothing.
             kwargs.pop("shuffle", None)

@@ -111,7 +111,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
             edge_label = None
         check_times("edge_label_time", edge_label_time, count)
         check_input_id(input_id, count)
-        kwargs = settle_workers(kwargs, self.device, may_start=False, num_seeds=count)
+        kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=count)
         PygLinkLoader.__init__(self, data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                                neg_sampling_ratio, transform, transform_sampler_output, custom_cls=custom_cls,
                                input_id=input_id, **kwargs)  # fmt: skip

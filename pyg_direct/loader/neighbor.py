@@ -235,7 +235,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         num_nodes = count_nodes(data)
         num_seeds = count_seeds(input_nodes, num_nodes)
         check_input_id(input_id, num_seeds)
-        kwargs = settle_workers(kwargs, self.device, num_seeds=num_seeds)
+        kwargs = settle_workers(type(self), kwargs, self.device, num_seeds=num_seeds)
         # Not PyG's own constructor, which makes its sampler; its class is what PyG's models ask loaders for.
         PygNodeLoader.__init__(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
                                input_id=input_id, **kwargs)  # fmt: skip

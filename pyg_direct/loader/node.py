@@ -74,7 +74,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         input_nodes, num_seeds = _read_seeds(data, input_nodes, self._seeds_name)
         check_times("input_time", input_time, num_seeds)
         check_input_id(input_id, num_seeds)
-        kwargs = settle_workers(kwargs, self.device, may_start=False, num_seeds=num_seeds)
+        kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=num_seeds)
         PygNodeLoader.__init__(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
                                custom_cls=custom_cls, input_id=input_id, **kwargs)  # fmt: skip
         size = None

@@ -12,6 +12,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.ops.check import check_fanouts, check_ids, check_key
+from pyg_direct.ops.keywords import checks_keywords
 from pyg_direct.ops.neighbor import sample_neighbors
 from pyg_direct.ops.relabel import relabel
 from pyg_direct.runtime.device import resolve_device
@@ -73,6 +74,7 @@ class GraphSageSampler:
         [([[1, 2, 3], [0, 0, 1]], (4, 3)), ([[1, 2], [0, 0]], (3, 1))]
     """
 
+    @checks_keywords
     def __init__(self, csr_topo: CSRTopo, sizes: Sequence[int], device: Device = None, mode: str = "auto", *,
                  seed: int | None = None, topology_cache: int | str | None = None) -> None:  # fmt: skip
         if not isinstance(csr_topo, CSRTopo):

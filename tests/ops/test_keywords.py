@@ -1,0 +1,93 @@
+"""An option that a class does not have is named, with the nearest that it has."""
+
+import inspect
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from pyg_direct import (
+    CSRTopo,
+    Feature,
+    GraphSageSampler,
+    HGTLoader,
+    LinkNeighborLoader,
+    NeighborLoader,
+    ShaDowKHopSampler,
+    SubGraphLoader,
+)
+from pyg_direct.errors import ArgumentTypeError
+from pyg_direct.loader import NeighborSampler
+from pyg_direct.ops.keywords import list_options
+
+EDGES = torch.arange(20).repeat(2, 1)
+
+
+def make_data():
+    return Data(x=torch.rand(20, 3), edge_index=EDGES)
+
+
+def make_typed():
+    data = HeteroData()
+    data["paper"].num_nodes, data["paper", "cites", "paper"].edge_index = 20, EDGES
+    return data
+
+
+LOADERS = {
+    "NeighborLoader": lambda **options: NeighborLoader(make_data(), [2], device="cpu", **options),
+    "SubGraphLoader": lambda **options: SubGraphLoader(make_data(), None, [2], device="cpu", **options),
+    "LinkNeighborLoader": lambda **options: LinkNeighborLoader(make_data(), [2], device="cpu", **options),
+    "HGTLoader": lambda **options: HGTLoader(make_typed(), [2], "paper", device="cpu", **options),
+    "ShaDowKHopSampler": lambda **options: ShaDowKHopSampler(make_data(), 1, 2, device="cpu", **options),
+    "NeighborSampler": lambda **options: NeighborSampler(EDGES, [2], device="cpu", **options),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize(("given", "meant"), [("shufle", "shuffle"), ("batchsize", "batch_size"), ("sed", "seed")])
+def test_a_loader_tells_the_option_that_was_meant(name, given, meant):
+    with pytest.raises(ArgumentTypeError, match=rf"^{name} has no option {given}; did you mean .*\b{meant}\b.*\?"):
+        LOADERS[name](**{given: 1})
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("given", ["with_edge", "as_pyg_v1", "edge_dir", "strategy"])
+def test_a_loader_names_options_of_other_packages(name, given):
+    with pytest.raises(TypeError, match=rf"^{name} has no option {given}; (did you mean|it has) "):
+        LOADERS[name](**{given: 1})
+
+
+def test_options_that_are_handed_on_are_meant_too():
+    with pytest.raises(ArgumentTypeError, match=r"SubGraphLoader has no option feature_cach; did you mean feature_cac"):
+        LOADERS["SubGraphLoader"](feature_cach="20%")
+    assert "node_sampler" not in list_options(NeighborLoader)
+    assert {"input_nodes", "feature_cache", "seed"} <= set(list_options(SubGraphLoader))
+
+
+def test_a_class_of_the_program_has_its_own_options():
+    class OwnLoader(NeighborLoader):
+        def __init__(self, data, own_fanout=2, **kwargs):
+            super().__init__(data, [own_fanout], **kwargs)
+
+    with pytest.raises(ArgumentTypeError, match=r"^OwnLoader has no option own_fanot; did you mean own_fanout\?"):
+        OwnLoader(make_data(), own_fanot=3, device="cpu")
+    assert len(OwnLoader(make_data(), own_fanout=3, device="cpu", batch_size=5)) == 4
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_options_of_torch_are_taken(name):
+    options = {"batch_size": 4, "drop_last": True, "shuffle": True, "generator": torch.Generator()}
+
+    assert len(LOADERS[name](**options)) == 5
+
+
+def test_a_feature_and_a_sampler_tell_what_was_meant():
+    with pytest.raises(ArgumentTypeError, match=r"^Feature has no option cache_size; did you mean .*device_cache_size"):
+        Feature(cache_size="20%", device="cpu")
+    with pytest.raises(ArgumentTypeError, match=r"^GraphSageSampler has no option num_neighbors; it has csr_topo, siz"):
+        GraphSageSampler(CSRTopo(EDGES), num_neighbors=[2])
+
+
+def test_signatures_stay_as_they_are():
+    assert list(inspect.signature(Feature).parameters)[:3] == ["rank", "device_list", "device_cache_size"]
+    assert inspect.signature(GraphSageSampler).parameters["mode"].default == "auto"
