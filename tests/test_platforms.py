@@ -77,10 +77,13 @@ def open_no_folder(path, *args, **kwargs):
 os.open = open_no_folder
 
 import pyg_direct
+from pyg_direct import *
 for module in pkgutil.walk_packages(pyg_direct.__path__, "pyg_direct."):
     # The room of Ray's actors is entered by who has Ray.
     if module.name != "pyg_direct.distributed.engine":
         importlib.import_module(module.name)
+assert NeighborLoader is pyg_direct.loader.neighbor.NeighborLoader
+assert "numba.cuda" not in sys.modules
 
 import numpy as np
 from torch_geometric.data import Data

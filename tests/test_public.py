@@ -59,6 +59,19 @@ def test_every_extra_is_told_in_the_readme():
     assert sorted(told) == sorted(extras)
 
 
+# `import pyg_direct` alone enters no room. Every public name and every file, but that of Ray's actors: who has Ray
+# enters it.
+EVERYTHING = """
+import importlib, pkgutil
+import pyg_direct
+from pyg_direct import *
+for module in pkgutil.walk_packages(pyg_direct.__path__, "pyg_direct."):
+    if module.name != "pyg_direct.distributed.engine":
+        importlib.import_module(module.name)
+assert NeighborLoader is pyg_direct.loader.neighbor.NeighborLoader
+"""
+
+
 def run_python(program, *arguments):
     """Standard output of a fresh interpreter."""
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300)
@@ -67,7 +80,7 @@ def run_python(program, *arguments):
 
 
 def test_import_starts_neither_cuda_nor_a_compiler():
-    found = run_python("""
+    found = run_python(f"""
 import sys
 import torch
 
@@ -75,24 +88,23 @@ def refuse(*args, **kwargs):
     raise SystemExit("CUDA was started")
 
 torch.cuda.init = torch.cuda._lazy_init = torch._C._cuda_init = refuse
-import torch_geometric.loader
+# PyG imports Numba and tqdm where they are installed; the commands need typer and rich.
+import torch_geometric.loader, torch_geometric.nn, tqdm, typer
 before = set(sys.modules)
-import pyg_direct
-
+{EVERYTHING}
 assert not torch.cuda.is_initialized()
-new = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
-print(sorted(new), sorted({"numba.cuda", "numba_cuda_mlir", "matplotlib"} & set(sys.modules)))
+new = {{name.partition(".")[0] for name in set(sys.modules) - before}} - set(sys.stdlib_module_names) - {{"rich"}}
+print(sorted(new), sorted({{"numba.cuda", "numba_cuda_mlir", "matplotlib"}} & set(sys.modules)))
 """)
 
-    # PyG itself imports Numba and tqdm where they are installed.
     assert found == "['pyg_direct'] []"
 
 
 def test_import_needs_no_compiler():
-    found = run_python("""
+    found = run_python(f"""
 import sys
 sys.modules |= dict.fromkeys(["numba", "llvmlite", "cuda", "cuda.bindings", "matplotlib"])
-import pyg_direct
+{EVERYTHING}
 print(pyg_direct.__version__)
 """)
 
@@ -100,26 +112,26 @@ print(pyg_direct.__version__)
 
 
 def test_import_warns_of_nothing():
-    run_python("""
+    run_python(f"""
 import warnings
-import torch, torch_geometric.loader, torch_geometric.nn  # which may warn of their own
+import torch, torch_geometric.loader, torch_geometric.nn, typer  # which may warn of their own
 warnings.simplefilter("error")
-import pyg_direct
-import pyg_direct.bench, pyg_direct.cli.app, pyg_direct.distributed, pyg_direct.dynamic.nn
+{EVERYTHING}
 """)
 
 
 def test_import_is_quick_beside_torch_and_pyg():
     program = """
 import time
-import torch, torch_geometric.loader
-start = time.process_time()
-import pyg_direct
-print(time.process_time() - start)
+import torch_geometric
+start, computed = time.perf_counter(), time.process_time()
+from pyg_direct import NeighborLoader
+print(time.process_time() - computed, time.perf_counter() - start)
 """
 
-    # Another program may have taken the caches of the processor meanwhile.
-    assert any(float(run_python(program)) < 0.3 for _ in range(3))
+    # Other programs may have taken the caches of the processor meanwhile, or the cores.
+    tries = (map(float, run_python(program).split()) for _ in range(5))
+    assert any(computed < 0.3 and elapsed < 1 for computed, elapsed in tries)
 
 
 @pytest.mark.gpu
