@@ -1,12 +1,14 @@
-"""CI says what it did not test."""
+"""CI says what it did not test, and tests somewhere what a step of it skips."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-CI = Path(__file__).parents[1] / ".ci"
+ROOT = Path(__file__).parents[1]
+CI = ROOT / ".ci"
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,22 @@ def test_the_wheels_environment_borrows_nothing():
     assert "pip" in clean
     assert "--no-deps" not in clean
     assert ".pth" not in clean
+
+
+def test_what_is_skipped_for_want_of_a_package_is_run_by_another_step():
+    lines = (ROOT / "tests/allowed_skips.txt").read_text().splitlines()
+    listed = [line.split(" | ") for line in lines if not line.startswith("#")]
+    run = (CI / "run").read_text()
+    program = "eval \"$(sed -n '/^list_ray_files() {/,/^}/p' .ci/run)\"; list_ray_files"
+    done = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    files = {f"{path.relative_to(ROOT)}": path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    for package in ("ray", "lightning", "torch_frame"):
+        skipping = {file for file, text in files.items() if f'reason="needs {package}"' in text}
+        assert skipping == {re.sub("::.*", "", test) for test, reason in listed if reason == f"needs {package}"}
+        elsewhere = {"tests/loader/test_frames.py", *(file for file in files if "/guides/" in file)}
+        assert skipping <= {*done.stdout.split(), *elsewhere}
+    assert re.search(r"^    PYTHONPATH=\$PWD .* -m pytest -n 3 \$\(list_ray_files\)$", run, re.M)
+    assert re.search(r"-m pytest tests/loader/test_frames.py$", run, re.M)
+    assert re.search(r"-o pythonpath= tests/guides\)$", run, re.M)
+    assert {f"test_{name}" for name in ("ray", "sparse", "wheel")} <= {*re.findall(r"^step \w+ \d+m (\w+)$", run, re.M)}

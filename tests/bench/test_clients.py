@@ -1,6 +1,7 @@
 """Answers of servers of Ray are measured both ways."""
 
 import importlib.util
+import tempfile
 
 import pytest
 
@@ -13,6 +14,16 @@ pytestmark = [
 ]
 
 
+@pytest.fixture
+def _apart(monkeypatch):
+    """Ray notes a cluster with several nodes for programs to come, of which other tests have some meanwhile."""
+    # Paths of sockets are short.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield
+
+
+@pytest.mark.usefixtures("_apart")
 def test_answers_come_sooner_over_a_line_than_over_ray(monkeypatch):
     monkeypatch.setattr(clients, "_SIZES", (1 << 10,))
 

@@ -205,7 +205,7 @@ def connect_apart(address, mode):
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("is_named", [True, False])
-def test_ray_that_is_started_here_listens_on_the_loopback(folder, is_named):
+def test_ray_that_is_started_here_listens_on_the_loopback(folder, is_named, tmp_path, monkeypatch):
     import ray
 
     from pyg_direct.distributed.engine import _FOR_HOSTS, serve
@@ -214,7 +214,13 @@ def test_ray_that_is_started_here_listens_on_the_loopback(folder, is_named):
     servers = serve(folder, "near", num_cpus=0.5)
     try:
         listened = {address for _, address, _ in list_listened() - before}
-        address = ray.get_runtime_context().gcs_address if is_named else "auto"
+        address = ray.get_runtime_context().gcs_address
+        if not is_named:
+            # As `ray start` notes it: other tests may have clusters on this host, too.
+            (tmp_path / "ray").mkdir()
+            (tmp_path / "ray/ray_current_cluster").write_text(address)
+            monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+            address = "auto"
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             answered = pool.submit(connect_apart, address, os.environ.get("RAY_AUTH_MODE")).result(120)
     finally:
