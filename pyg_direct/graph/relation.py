@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.compress import compress
@@ -121,8 +121,9 @@ def read_relation(edge_type: EdgeType, edges: Any, num_rows: int, num_columns: i
         if edges.dim() != 2 or edges.shape[0] != 2:
             raise ArgumentError(f"{name} must have shape [2, E], got {tuple(edges.shape)}")
         rows, columns = (edges[1], edges[0]) if direction == "in" else (edges[0], edges[1])
-        _check_range(name, rows, num_rows)
-        _check_range(name, columns, num_columns)
+        target, source = (2, 0) if direction == "in" else (0, 2)
+        _check_range(name, rows, num_rows, edge_type[target])
+        _check_range(name, columns, num_columns, edge_type[source])
         indptr, indices, edge_ids = compress(rows.contiguous(), columns.contiguous(), max(num_rows, num_columns))
         return Relation(edge_type, indptr[: num_rows + 1], indices, edge_ids)
     if isinstance(edges, CSRTopo):
@@ -135,14 +136,14 @@ def read_relation(edge_type: EdgeType, edges: Any, num_rows: int, num_columns: i
                             f"shape {tuple(indptr.shape)}")  # fmt: skip
     if bool((indptr.diff() < 0).any()):
         raise ArgumentError(f"{name} must have an indptr that does not decrease")
-    _check_range(name, indices, num_columns)
+    _check_range(name, indices, num_columns, edge_type[0 if direction == "in" else 2])
     return Relation(edge_type, indptr.long(), indices, edge_ids)
 
 
-def _check_range(name: str, ids: Tensor, size: int) -> None:
+def _check_range(name: str, ids: Tensor, size: int, kind: str) -> None:
     check_ids(name, ids)
     if ids.numel() > 0:
         low, high = (int(v) for v in torch.aminmax(ids))
         if low < 0 or high >= size:
-            # The same words for arrays on a CPU and on a GPU.
-            check_ids(name, torch.tensor([low if low < 0 else high]), size)
+            count = name_part("num_nodes", kind)
+            raise IdError(f"{name} must lie in [0, {size}) ({count}), got {low if low < 0 else high}")

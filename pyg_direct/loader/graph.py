@@ -17,6 +17,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.relation import EdgeType
+from pyg_direct.loader.counted import tell_count
 from pyg_direct.loader.stores import read_stores
 from pyg_direct.runtime.mode import version_of
 from pyg_direct.sampling.negative import Edges, EdgeSet
@@ -34,6 +35,7 @@ class Parts:
         node_time, edge_time: Times, at most one of both.
         edge_weight: Weights.
         names: What the user calls these three, by what they are called here.
+        data: Whose parts they are, for messages.
     """
 
     num_nodes: int | dict[str, int]
@@ -42,6 +44,7 @@ class Parts:
     edge_time: Any = None
     edge_weight: Any = None
     names: dict[str, str] = field(default_factory=dict)
+    data: Any = None
 
     @property
     def is_hetero(self) -> bool:
@@ -76,7 +79,7 @@ class Parts:
             topology = HeteroTopo(self.num_nodes, edges, node_time=self.node_time, edge_time=self.edge_time,
                                   edge_weight=self.edge_weight, direction=direction, is_sorted=is_sorted)  # fmt: skip
         except (ArgumentError, ArgumentTypeError) as error:
-            raise type(error)(_rename(str(error), self.names)) from error
+            raise type(error)(tell_count(_rename(str(error), self.names), self.data)) from error
         for old in [k for k, (refs, made) in _TOPOLOGIES.items() if made() is None or any(r() is None for r in refs)]:
             del _TOPOLOGIES[old]
         _TOPOLOGIES[key] = [weakref.ref(source) for source in sources], weakref.ref(topology)
@@ -158,6 +161,7 @@ def read_parts(data: Any, time_attr: str | None = None, weight_attr: str | None 
             raise ArgumentTypeError(f"{name} must be the name of an attribute, got {attr!r}")
     parts = _read_parts(data, time_attr, weight_attr)
     times = f"time_attr={time_attr!r}"
+    parts.data = data
     parts.names = {"node_time": times, "edge_time": times, "edge_weight": f"weight_attr={weight_attr!r}",
                    "edges": "edge_index"}  # fmt: skip
     return parts

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import Listing, Ranked
 from pyg_direct.features.rowfile import as_tensor
@@ -22,6 +22,7 @@ from pyg_direct.features.shares import Demand, share_budget
 from pyg_direct.features.together import group_narrow
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.loader.counted import tell_count
 from pyg_direct.loader.graph import refuse_features
 from pyg_direct.loader.placement import Choice, Placed, Rows, choose_places
 from pyg_direct.loader.slicer import Slicer, choose_slicer
@@ -50,7 +51,10 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
     if known is not None and known[0]() is edges and known[1]() is not None:
         return known[1]()  # type: ignore[return-value]
     if isinstance(edges, Tensor) and edges.layout == torch.strided:
-        topology = _compress(edges, int(data.num_nodes), device)
+        try:
+            topology = _compress(edges, int(data.num_nodes), device)
+        except IdError as error:
+            raise IdError(tell_count(str(error), data)) from error
     else:
         if isinstance(edges, Tensor) and edges.layout == torch.sparse_csc:
             # Its compressed dimension would be the sources.

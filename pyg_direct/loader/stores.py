@@ -26,7 +26,7 @@ def read_stores(features: FeatureStore, graph: GraphStore, time_attr: str | None
     Edge ids are positions in the layout that the store keeps.
 
     Raises:
-        ArgumentError: no times of that name, or of nodes and edges at once.
+        ArgumentError: no times of that name, or of nodes and edges at once; a table of ours with too few rows.
     """
     best: dict[Any, Any] = {}
     for attr in graph.get_all_edge_attrs():
@@ -36,11 +36,13 @@ def read_stores(features: FeatureStore, graph: GraphStore, time_attr: str | None
     edges = {edge_type: _read_layout(graph, attr) for edge_type, attr in best.items()}
     if list(edges) == [None]:
         num_nodes: Any = max(best[None].size)
+        _check_tables(features, {None: num_nodes}, edges)
         node_time, edge_time = _read_times(features, time_attr, num_nodes, best, edges)
         return num_nodes, edges[None], node_time, edge_time
     names = [attr.group_name for attr in features.get_all_tensor_attrs() if isinstance(attr.group_name, str)]
     names += [edge_type[end] for edge_type in edges for end in (0, 2)]
     num_nodes = {name: int(remote_backend_utils.num_nodes(features, graph, name)) for name in dict.fromkeys(names)}
+    _check_tables(features, num_nodes, edges)
     node_time, edge_time = _read_times(features, time_attr, num_nodes, best, edges)
     return num_nodes, edges, node_time, edge_time
 
@@ -75,6 +77,25 @@ def _read_layout(graph: GraphStore, attr: Any) -> Any:
 def count_edges(edges: Any) -> int:
     """Edges of what `read_stores` gives for a relation."""
     return int(edges["indices"].numel() if isinstance(edges, dict) else edges.shape[1])
+
+
+def _check_tables(features: FeatureStore, num_nodes: dict[Any, int], edges: dict[Any, Any]) -> None:
+    """Refuse tables that have no row for some nodes or edges; other stores than ours may keep rows in a way of their
+    own."""
+    if not isinstance(features, OwnStore):
+        return
+    for attr in features.get_all_tensor_attrs():
+        kind, what, num_rows = attr.group_name, "nodes", features.find(attr).shape[0]
+        needed = num_nodes.get(kind) if kind is None or isinstance(kind, str) else None
+        if kind is None and is_edge_attr(attr, num_rows, num_nodes[None], count_edges(edges[None])):
+            what, needed = "edges", count_edges(edges[None])
+        elif needed is None and kind in edges:
+            what, needed = "edges", count_edges(edges[kind])
+        if needed is not None and num_rows < needed:
+            table = f"{attr.attr_name!r}" if kind is None else f"{attr.attr_name!r} of {kind!r}"
+            raise ArgumentError(f"the table {table} in the feature store must have a row for each of the {needed} {what} "
+                                f"of the graph store, got {num_rows}: put one with more rows, or edges of a smaller size"
+                                )  # fmt: skip
 
 
 def _read_times(features: FeatureStore, time_attr: str | None, num_nodes: Any, best: dict[Any, Any],

@@ -91,7 +91,7 @@ def test_sorted_rows_are_kept():
     ({"direction": "up"}, ArgumentError, "direction must be 'in' or 'out'"),
     ({"num_nodes": {"paper": 3, "author": -1}}, ArgumentError, "num_nodes must hold integers of at least 0, got -1"),
     ({"num_nodes": {"paper": 3}}, ArgumentError, "edges must join known node types"),
-    ({"num_nodes": {"paper": 3, "author": 1}}, IdError, r"must lie in \[0, 1\), got 1"),
+    ({"num_nodes": {"paper": 3, "author": 1}}, IdError, r"must lie in \[0, 1\) \(num_nodes\['author'\]\), got 1"),
     ({"edges": {WRITES: torch.zeros(3, 2)}}, ArgumentError, r"must have shape \[2, E\]"),
     ({"edges": {WRITES: [[0], [0]]}}, ArgumentTypeError, "must be an edge list, a CSRTopo or"),
     ({"edges": {WRITES: (torch.tensor([0, 1]), torch.tensor([0]), None)}}, ArgumentError, "must have 3 rows"),

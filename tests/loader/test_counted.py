@@ -1,0 +1,66 @@
+"""Ids outside a graph are refused with where the number of nodes came from, and short tables with their name."""
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.testing import MyGraphStore
+
+from pyg_direct import FeatureStore, NeighborLoader
+from pyg_direct.errors import ArgumentError, IdError
+
+EDGES = torch.tensor([[1, 9], [0, 1]])
+
+
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}])
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"x": torch.zeros(5, 2)}, "data.num_nodes is not set, so the rows of data.x tell it; give data.x a row for"),
+        ({"num_nodes": 5}, "data.num_nodes was set to 5; edges may only name nodes below it"),
+        ({"y": torch.zeros(10), "node_role": torch.zeros(5)}, "so the rows of data.node_role tell it"),
+    ],
+)
+def test_the_attribute_that_tells_the_number_of_nodes_is_named(attributes, words, options):
+    data = Data(edge_index=EDGES, **attributes)
+
+    with pytest.raises(IdError, match=rf"edge_index must lie in \[0, 5\) \(num_nodes\), got 9: .*{words}"):
+        list(NeighborLoader(data, [2], device="cpu", **options))
+
+
+def test_the_type_whose_nodes_are_too_few_is_named():
+    data = HeteroData({"a": {"x": torch.zeros(5, 2)}, "b": {"num_nodes": 2}, ("a", "to", "b"): {"edge_index": EDGES}})
+
+    with pytest.raises(IdError, match=r"\(num_nodes\['a'\]\), got 9: .*the rows of data\['a'\].x tell it"):
+        list(NeighborLoader(data, [2], "b", device="cpu"))
+
+
+def test_negative_ids_are_no_matter_of_the_number_of_nodes():
+    data = Data(x=torch.zeros(5, 2), edge_index=torch.tensor([[-1], [0]]))
+
+    with pytest.raises(IdError, match=r"got -1$"):
+        list(NeighborLoader(data, [2], device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "rows", "words"),
+    [
+        ("a", "x", 9, "the table 'x' of 'a' in the feature store must have a row for each of the 10 nodes .* got 9"),
+        (("a", "to", "a"), "w", 1, r"'w' of \('a', 'to', 'a'\) .* must have a row for each of the 2 edges .* got 1"),
+    ],
+)
+def test_tables_with_too_few_rows_are_named_before_the_first_batch(kind, name, rows, words):
+    features, graph = FeatureStore("cpu"), MyGraphStore()
+    graph.put_edge_index(tuple(EDGES), edge_type=("a", "to", "a"), layout="coo", size=(10, 10))
+    features.put_tensor(torch.zeros(rows, 2), group_name=kind, attr_name=name, index=None)
+
+    with pytest.raises(ArgumentError, match=words):
+        NeighborLoader((features, graph), [2], ("a", torch.tensor([0])), device="cpu")
+
+
+def test_a_short_table_of_a_graph_without_types_is_named():
+    features, graph = FeatureStore("cpu"), MyGraphStore()
+    graph.put_edge_index(tuple(EDGES), edge_type=None, layout="coo", size=(10, 10))
+    features.put_tensor(torch.zeros(9, 2), group_name=None, attr_name="x", index=None)
+
+    with pytest.raises(ArgumentError, match=r"the table 'x' in the feature store must have .* 10 nodes .* got 9"):
+        NeighborLoader((features, graph), [2], torch.tensor([0]), device="cpu")
