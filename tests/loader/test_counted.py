@@ -64,3 +64,15 @@ def test_a_short_table_of_a_graph_without_types_is_named():
 
     with pytest.raises(ArgumentError, match=r"the table 'x' in the feature store must have .* 10 nodes .* got 9"):
         NeighborLoader((features, graph), [2], torch.tensor([0]), device="cpu")
+
+
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}])
+@pytest.mark.parametrize("length", [9, 11])
+def test_a_mask_of_another_length_is_refused_and_labels_of_another_length_are_not_cut(length, options):
+    data = Data(x=torch.zeros(10, 2), y=torch.zeros(length), edge_index=EDGES)
+    mask = torch.ones(length, dtype=torch.bool)
+
+    with pytest.raises(ArgumentError, match=rf"input_nodes must have shape \[10\] as a mask, got \[{length}\]"):
+        NeighborLoader(data, [2], mask, device="cpu", **options)
+
+    assert next(iter(NeighborLoader(data, [2], device="cpu", **options))).y.shape == (length,)
