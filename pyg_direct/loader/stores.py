@@ -93,9 +93,10 @@ def _check_tables(features: FeatureStore, num_nodes: dict[Any, int], edges: dict
             what, needed = "edges", count_edges(edges[kind])
         if needed is not None and num_rows < needed:
             table = f"{attr.attr_name!r}" if kind is None else f"{attr.attr_name!r} of {kind!r}"
-            raise ArgumentError(f"the table {table} in the feature store must have a row for each of the {needed} {what} "
-                                f"of the graph store, got {num_rows}: put one with more rows, or edges of a smaller size"
-                                )  # fmt: skip
+            raise ArgumentError(
+                f"the table {table} in the feature store must have a row for each of the {needed} {what} of the graph "
+                f"store, got {num_rows}: put one with more rows, or edges of a smaller size"
+            )
 
 
 def _read_times(features: FeatureStore, time_attr: str | None, num_nodes: Any, best: dict[Any, Any],
