@@ -119,7 +119,9 @@ def choose_placement(num_bytes: int, device: torch.device) -> str:
 def check_placement(placement: str, device: torch.device, known: tuple[str, ...] = PLACEMENTS) -> None:
     """Raise unless `device` can read what is in `placement`."""
     if placement not in known or (placement == "cpu") != (device.type == "cpu"):
-        raise ArgumentError(f"placement must be one that {device} can read, got {placement!r}")
+        allowed = [other for other in known if (other == "cpu") == (device.type == "cpu")]
+        raise ArgumentError(f"placement must be one that {device} can read, got {placement!r}: take 'auto' or "
+                            f"{' or '.join(map(repr, allowed))}")  # fmt: skip
 
 
 def prefer_gpu(array: Tensor, placement: str, device: torch.device) -> str:

@@ -28,7 +28,9 @@ def check_place(name: str, place: str, device: torch.device, known: Sequence[str
     if place not in known:
         raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {place!r}")
     if (place == "cpu") != (device.type == "cpu") and place != "auto":
-        raise ArgumentError(f"{name} must be one that device={device} can read, got {place!r}")
+        allowed = [other for other in known if other == "auto" or (other == "cpu") == (device.type == "cpu")]
+        raise ArgumentError(f"{name} must be one that device={device} can read, got {place!r}: take "
+                            f"{' or '.join(map(repr, allowed))}")  # fmt: skip
 
 
 class Rows(NamedTuple):

@@ -34,12 +34,14 @@ def resolve_device(device: Device = None) -> torch.device:
         return torch.device("cpu")
     if resolved.type != "cuda":
         raise ArgumentError(f"device must be a CPU or a CUDA device, got {device!r}")
+    shown = device if isinstance(device, int) else repr(str(device))
     if not torch.cuda.is_available():
-        raise DeviceError(f"device={str(device)!r} asks for a GPU, but torch.cuda.is_available() is False here")
+        raise DeviceError(f"device={shown} asks for a GPU, but torch.cuda.is_available() is False here: leave device "
+                          "out to use the CPU, or run `pyg-direct doctor`")  # fmt: skip
     index = device if isinstance(device, int) else resolved.index
     index = torch.cuda.current_device() if index is None else index
     if index >= torch.cuda.device_count():
-        raise DeviceError(f"device={str(device)!r} asks for GPU {index}, but there are {torch.cuda.device_count()}")
+        raise DeviceError(f"device={shown} asks for GPU {index}, but there are {torch.cuda.device_count()}")
     return torch.device("cuda", index)
 
 
