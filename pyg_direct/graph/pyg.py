@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.ops.check import check_edge_list
 
 
 class EdgeList(NamedTuple):
@@ -57,10 +58,7 @@ def read_edges(graph: Any, name: str = "edge_index") -> EdgeList | Rows:
         sizes = [s for s in graph.sparse_size() if s is not None]
         num_nodes = max(sizes) if sizes else None
         graph = graph.as_tensor()
-    if graph.layout != torch.strided or graph.dim() != 2 or graph.shape[0] != 2:
-        raise ArgumentError(f"{name} must have shape [2, E], got {tuple(graph.shape)} with layout {graph.layout}")
-    if graph.dtype not in (torch.int32, torch.int64):
-        raise ArgumentTypeError(f"{name} must have dtype int64 or int32, got {graph.dtype}")
+    check_edge_list(name, graph)
     return EdgeList(graph, num_nodes)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.check import check_edge_list, check_ids
 from pyg_direct.ops.compress import compress
 
 EdgeType = tuple[str, str, str]
@@ -118,8 +118,7 @@ def read_relation(edge_type: EdgeType, edges: Any, num_rows: int, num_columns: i
     """The rows of what was given for a relation: an edge list, a `CSRTopo`, or (indptr, indices, edge ids)."""
     name = name_part("edges", edge_type)
     if isinstance(edges, Tensor):
-        if edges.dim() != 2 or edges.shape[0] != 2:
-            raise ArgumentError(f"{name} must have shape [2, E], got {tuple(edges.shape)}")
+        check_edge_list(name, edges)
         rows, columns = (edges[1], edges[0]) if direction == "in" else (edges[0], edges[1])
         target, source = (2, 0) if direction == "in" else (0, 2)
         _check_range(name, rows, num_rows, edge_type[target])

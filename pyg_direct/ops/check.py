@@ -56,6 +56,22 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
     return ids.contiguous()
 
 
+def check_edge_list(name: str, edges: Tensor) -> None:
+    """A list of edges: int64 or int32 `[2, E]`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: `name`, rule and value, and what to call where that helps.
+    """
+    if edges.layout != torch.strided or edges.dim() != 2 or edges.shape[0] != 2:
+        is_turned = edges.layout == torch.strided and edges.dim() == 2 and edges.shape[1] == 2
+        raise ArgumentError(f"{name} must have shape [2, E], got {tuple(edges.shape)} with layout {edges.layout}"
+                            f"{': give its .t()' if is_turned else ''}")  # fmt: skip
+    if edges.dtype not in INDEX_DTYPES:
+        is_number = edges.dtype != torch.bool and not edges.is_complex()
+        raise ArgumentTypeError(f"{name} must have dtype int64 or int32, got {edges.dtype}"
+                                f"{': give its .long()' if is_number else ''}")  # fmt: skip
+
+
 def as_ids(name: str, ids: Any) -> Tensor:
     """Ids as a tensor, from a list or an array too."""
     if isinstance(ids, Tensor):

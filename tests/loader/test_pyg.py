@@ -318,7 +318,9 @@ class TestSharing:
         ({"extra": np.array(["a"] * 70)}, "data.extra must have a dtype that torch knows, got <U1"),
         ({"num_nodes": 50, "x": None, "y": None}, r"edge_index must lie in \[0, 50\)"),
         ({"edge_index": torch.tensor([[0, -1], [1, 1]])}, r"must lie in \[0, 70\).*got -1"),
-        ({"edge_index": torch.zeros(3, 4, dtype=torch.int64)}, r"edge_index must have shape \[2, E\]"),
+        ({"edge_index": torch.zeros(3, 4, dtype=torch.int64)}, r"edge_index must have shape \[2, E\].*strided$"),
+        ({"edge_index": torch.zeros(4, 2, dtype=torch.int64)}, r"must have shape \[2, E\], .*: give its \.t\(\)"),
+        ({"edge_index": torch.zeros(2, 4)}, r"edge_index must have dtype int64 .*float32: give its \.long\(\)"),
     ],
 )  # fmt: skip
 def test_data_that_does_not_fit_together_is_refused(real_device, change, words):
