@@ -26,7 +26,8 @@ def keep_fanouts(num_neighbors: Any) -> NumNeighbors:
     try:
         return NumNeighbors(dict(num_neighbors))
     except ValueError as error:
-        raise ArgumentError(f"num_neighbors must be by relation: {error}, got {num_neighbors}") from error
+        raise ArgumentError(f"num_neighbors must be by relation: {error}, got {num_neighbors}: name each as (source "
+                            "type, name, target type)") from error  # fmt: skip
 
 
 def read_fanouts(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType] | None) -> Any:
@@ -44,5 +45,26 @@ def read_fanouts(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType] | N
     except (ArgumentError, ArgumentTypeError):
         raise
     except (ValueError, TypeError) as error:
-        raise ArgumentError(f"num_neighbors: {error}") from error
+        raise ArgumentError(_name_fault(num_neighbors, edge_types) or f"num_neighbors: {error}") from error
     return {edge_type: check_fanouts(f"num_neighbors[{edge_type}]", own) for edge_type, own in by_relation.items()}
+
+
+def _name_fault(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType]) -> str | None:
+    """What is wrong with fanouts by relation, and where; None where it is something else."""
+    given = {key.to_tuple(): own for key, own in num_neighbors.values.items()}
+    unknown = [edge_type for edge_type in given if edge_type not in edge_types]
+    if unknown:
+        return f"num_neighbors must name relations of the graph, got {_list(unknown)}: it has {_list(edge_types)}"
+    missing = [edge_type for edge_type in edge_types if edge_type not in given]
+    if missing and num_neighbors.default is None:
+        return (f"num_neighbors must have fanouts for every relation of the graph, got none for {_list(missing)}; [0] "
+                "for each hop takes no neighbors")  # fmt: skip
+    hops = {edge_type: len(given.get(edge_type, num_neighbors.default)) for edge_type in edge_types}
+    if len(set(hops.values())) > 1:
+        told = ", ".join(f"{count} for {edge_type}" for edge_type, count in hops.items())
+        return f"num_neighbors must have as many hops for every relation, got {told}"
+    return None
+
+
+def _list(edge_types: Sequence[EdgeType]) -> str:
+    return ", ".join(map(str, edge_types))
