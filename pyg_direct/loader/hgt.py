@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput
 
 from pyg_direct.graph.hetero import HeteroTopo
@@ -43,7 +43,10 @@ class HGTSampler(OwnSampler):
                  device: Device = None, placement: str = "auto", seed: int | None = None,
                  most_neighbors: int = MOST_NEIGHBORS) -> None:  # fmt: skip
         if not isinstance(data, HeteroData):
-            raise NotImplementedError(f"data of type {type(data).__name__} with HGT sampling, as in PyG")
+            hint = ": NeighborLoader takes graphs without types" if isinstance(data, Data) else ""
+            raise NotImplementedError(
+                f"data must be a HeteroData for HGT sampling, as in PyG, got {type(data).__name__}{hint}"
+            )
         self.data, self.device, self.placement = data, resolve_device(device), placement
         self.seed, self._num_calls = resolve_seed(seed), 0
         by_type = num_samples if isinstance(num_samples, Mapping) else dict.fromkeys(data.node_types, num_samples)

@@ -93,7 +93,9 @@ def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, b
         ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
     if not hasattr(model, "inference_per_layer"):
-        raise ArgumentTypeError(f"model must be a BasicGNN of PyG, got {type(model).__name__}")
+        raise ArgumentTypeError(f"model must be a BasicGNN of PyG, got {type(model).__name__}: for one with an "
+                                "inference(loader) of its own, call model.inference(inference_loader(data))"
+                                )  # fmt: skip
     if model.training:
         raise ArgumentError("model must be in evaluation mode; call model.eval() first")
     if model.jk_mode not in (None, "last"):
