@@ -32,4 +32,9 @@ def parse_size(size: int | str, whole: int | None = None, name: str = "device_ca
     if match is None:
         like = "1000, '200M', '0.9G' or '3GB'" if whole is None else "1000, '200M', '0.9G', '3GB' or '20%'"
         raise ArgumentError(f"{name} must look like {like}, got {size!r}")
+    if whole is not None and size.strip()[-1] in "0123456789." and float(match[1]) > 0:
+        # Whoever writes "20" where "20%" may stand hardly means 20 bytes.
+        number = size.strip()
+        raise ArgumentError(f"{name} must have a unit where it is a string, got {size!r}: write '{number}%', "
+                            f"'{number}MB' or '{number}B'")  # fmt: skip
     return int(float(match[1]) * _UNITS[match[2].upper()])

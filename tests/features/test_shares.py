@@ -30,7 +30,7 @@ def test_shares_are_those_of_one_row_after_the_other(device, tables, budget):
     assert list(share_budget(demands, budget).values()) == share_slowly(tables, budget)
 
 
-@pytest.mark.parametrize("budget", [640, "640", "52.7%"])
+@pytest.mark.parametrize("budget", [640, "640B", "52.7%"])
 def test_wide_rows_are_weighed_by_their_bytes(budget):
     nodes, edges = Demand(torch.tensor([0.9, 0.5]), 512), Demand(torch.tensor([0.2, 0.1, 0.001]), 64)
 

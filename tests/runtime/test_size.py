@@ -45,6 +45,15 @@ def test_a_share_is_offered_where_there_is_a_whole():
         parse_size("much", 1000)
 
 
+@pytest.mark.parametrize("size", ["20", " 1000 ", "0.5", ".5"])
+def test_a_bare_number_is_refused_where_a_share_may_be_meant(size):
+    with pytest.raises(ArgumentError, match=rf"must have a unit .* write '{size.strip()}%', '{size.strip()}MB' or"):
+        parse_size(size, 1000)
+
+    assert parse_size("0", 1000) == 0
+    assert parse_size(20, 1000) == 20
+
+
 def test_more_than_all_rows_is_refused():
     with pytest.raises(ArgumentError, match=r"must be at most 100%, got '101%'"):
         parse_size("101%", 1000)
