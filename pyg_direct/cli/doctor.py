@@ -24,10 +24,17 @@ from pyg_direct.runtime.size import parse_size
 _STYLES = {"fix": "bold red", "hint": "yellow", "note": "dim"}
 
 
+def _read_count(text: str | int) -> int:
+    """A number of the command line that is none is shown in the message."""
+    if not str(text).isdecimal():
+        raise typer.BadParameter(f"it must be an integer of at least 0, written in digits, got {text!r}")
+    return int(text)
+
+
 def doctor(
-    nodes: Annotated[Optional[int], typer.Option(min=0, help="Nodes of a graph, to tell what auto chooses.")] = None,  # noqa: UP045
-    edges: Annotated[Optional[int], typer.Option(min=0, help="Its edges.")] = None,  # noqa: UP045
-    features: Annotated[int, typer.Option(min=0, help="Its float32 features of a node.")] = 0,
+    nodes: Annotated[Optional[int], typer.Option(parser=_read_count, metavar="INTEGER", help="Nodes of a graph, to tell what auto chooses.")] = None,  # noqa: E501, UP045
+    edges: Annotated[Optional[int], typer.Option(parser=_read_count, metavar="INTEGER", help="Its edges.")] = None,  # noqa: UP045
+    features: Annotated[int, typer.Option(parser=_read_count, metavar="INTEGER", help="Its float32 features of a node.")] = 0,  # noqa: E501
     gpu_memory: Annotated[Optional[str], typer.Option(help="Choose for a GPU with so much free: 80G.")] = None,  # noqa: UP045
     measure: Annotated[bool, typer.Option(help="Measure the link to host memory (GPU only, at most 10 s).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -304,7 +304,7 @@ def test_a_graph_that_does_not_fit_is_something_to_fix(monkeypatch, tmp_path):
     ("arguments", "words"),
     [(["--nodes", "5"], "--nodes and --edges"), (["--features", "5"], "must come with"),
      (["--gpu-memory", "8G"], "must come with"), (["--nodes", "1", "--edges", "1", "--gpu-memory", "much"], "80G"),
-     (["--nodes", "-1", "--edges", "1"], "nodes")],
+     (["--nodes", "-1", "--edges", "1"], "got '-1'"), (["--nodes", "1e6", "--edges", "1"], "got '1e6'")],
 )  # fmt: skip
 def test_bad_usage_is_told(arguments, words):
     done = invoke(*arguments)
