@@ -123,7 +123,7 @@ class TestWorkers:
         ({"prefetch": True}, ArgumentError, "prefetch must be an integer"),
         ({"placement": "gpu"}, ArgumentError, "placement must be one of auto, cuda, unified, pinned, cpu"),
         ({"placement": "cuda"}, ArgumentError, "placement must be one that device=cpu can read, got 'cuda'"),
-        ({"placement": "unified"}, ArgumentError, "placement must be one that device=cpu can read, .* 'auto' or 'cpu'$"),
+        ({"placement": "unified"}, ArgumentError, "placement must be one that device=cpu can.* 'auto' or 'cpu'$"),
         ({"topology_placement": "gpu"}, ArgumentError, "topology_placement must be one of auto, cuda, unified"),
         ({"topology_placement": "cuda"}, ArgumentError, "topology_placement must be one that device=cpu can read"),
         ({"seed": "1"}, ArgumentTypeError, "seed must be an integer or None, got '1'"),
