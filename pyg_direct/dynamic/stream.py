@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
@@ -183,6 +184,11 @@ def _fits(num_bytes: int, device: torch.device, limit: int | None) -> bool:
 
 def _read_parts(snapshot: Any, time: int) -> Parts:
     edge_index, x, weight = snapshot.get("edge_index"), snapshot.get("x"), snapshot.get("edge_attr")
+    for name, value in (("x", x), ("edge_index", edge_index)):
+        # Sparse ones of torch_sparse count as well.
+        if value is not None and not hasattr(value, "numel"):
+            hint = ": give torch.from_numpy of it" if isinstance(value, np.ndarray) else ""
+            raise ArgumentTypeError(f"{name} must be a tensor at snapshot {time}, got {type(value).__name__}{hint}")
     num_nodes = snapshot.num_nodes
     if num_nodes is None:
         raise ArgumentError(f"signal must tell the nodes of every snapshot, got none at {time}")

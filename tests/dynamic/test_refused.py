@@ -73,6 +73,26 @@ def test_edges_to_nodes_that_only_others_have_are_refused():
 
 
 @pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("part", ["x", "edge_index"])
+def test_parts_that_a_snapshot_lacks_are_refused_by_layers(name, part):
+    snapshots, cell = make_list(4), CELLS[name]()
+    snapshots[2].num_nodes, snapshots[2][part] = NODES, None
+    third = stream(snapshots, "cpu")[2]
+
+    with pytest.raises(ArgumentTypeError, match=f"{part} must be given to the layer at snapshot 2, got None"):
+        cell(third.x, third.edge_index)
+
+
+@pytest.mark.parametrize("part", ["x", "edge_index"])
+def test_parts_that_are_arrays_are_refused(part):
+    snapshots = make_list(4)
+    snapshots[2][part] = snapshots[2][part].numpy()
+
+    with pytest.raises(ArgumentTypeError, match=f"{part} must be a tensor at snapshot 2, got ndarray: give torch.from"):
+        stream(snapshots, "cpu")
+
+
+@pytest.mark.parametrize("name", CELLS)
 def test_features_of_one_dimension_are_refused_by_layers(name):
     snapshots, cell = make_list(4), CELLS[name]()
     for snapshot in snapshots[1:]:

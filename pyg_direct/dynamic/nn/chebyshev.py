@@ -139,6 +139,7 @@ class GConvGRU(_Cell):
         Raises:
             ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
         """
+        check_rows(X, edge_index)
         H = self._begin(X, H)  # noqa: N806
         operator = make_chebyshev(self.normalization, lambda_max)
 

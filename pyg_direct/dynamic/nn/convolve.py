@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from pyg_direct.dynamic.lazy import find_tag
 from pyg_direct.dynamic.nn.recurrence import is_transformed
 from pyg_direct.dynamic.operator import GCN, Chebyshev, Operator
 from pyg_direct.dynamic.plan import SnapshotPlan
-from pyg_direct.errors import ArgumentError, warn
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -36,11 +36,20 @@ _told: set[str] = set()
 
 
 def check_rows(x: Tensor, edge_index: Any) -> None:
-    """Raise unless there are features of each node of the snapshot that edges belong to; nothing for other edges."""
+    """Raise unless there are features and edges, and features of each node of the snapshot that edges belong to."""
     edges = find_tag(edge_index, "edge_index")
+    if x is None or edge_index is None:
+        _refuse_missing("x" if x is None else "edge_index", edges if x is None else find_tag(x, "x"))
     if edges is not None and x.dim() < 2:
         time = edges.plan.tell_time(edges.time)
         raise ArgumentError(f"x must have shape [N, F, ...] at snapshot {time}, got {tuple(x.shape)}")
+
+
+def _refuse_missing(name: str, other: Any) -> NoReturn:
+    """Refuse what a snapshot lacks, with its number where the other of features and edges tells it."""
+    where = "" if other is None else f" at snapshot {other.plan.tell_time(other.time)}"
+    hint = "" if name == "x" else ", if only torch.empty(2, 0, dtype=torch.int64)"
+    raise ArgumentTypeError(f"{name} must be given to the layer{where}, got None: give every snapshot {name}{hint}")
 
 
 def locate(x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Located | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 
-from pyg_direct.dynamic.nn.convolve import convolve, locate
+from pyg_direct.dynamic.nn.convolve import check_rows, convolve, locate
 from pyg_direct.dynamic.operator import GCN
 
 # Nodes, on a CPU and on a GPU, for which products take less time than the calls that would save some.
@@ -57,6 +57,8 @@ class TGCN(torch.nn.Module):
         Raises:
             ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
         """
+        if not self.cached:
+            check_rows(X, edge_index)
         if H is None:
             H = torch.zeros(X.shape[0], self.out_channels, dtype=X.dtype, device=X.device)  # noqa: N806
         if self.cached:
