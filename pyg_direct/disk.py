@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,26 @@ def cache_root() -> Path:
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pyg_direct"))  # fmt: skip
 
 
+def open_beside(path: Path) -> tuple[int, str]:
+    """(handle, name) of a new file in the folder of another, which it is to replace; as `tempfile.mkstemp`, but with
+    the rights that `open` gives, which the umask and the folder have a say in.
+
+    Raises:
+        OSError: there is no right to write there.
+    """
+    while True:
+        name = os.path.join(path.parent, f".{path.name}.{secrets.token_hex(4)}")
+        with contextlib.suppress(FileExistsError):
+            return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666), name
+
+
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that other processes see all of it or none of it.
+    """Write a file so that other processes see all of it or none of it, with the rights that `open` gives a new one.
 
     Raises:
         OSError: there is no room, or no right to write there.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent)
+    handle, name = open_beside(path)
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)

@@ -30,6 +30,21 @@ def test_the_folder_follows_the_environment(tmp_path, monkeypatch):
     assert cache_root() == tmp_path / "xdg" / "pyg_direct"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="rights of POSIX")
+@pytest.mark.parametrize(("mask", "rights"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_what_is_written_whole_has_the_rights_of_a_new_file(tmp_path, mask, rights):
+    before = os.umask(mask)
+    try:
+        write_whole(tmp_path / "rows.json", "first")
+        write_whole(tmp_path / "rows.json", "second")
+    finally:
+        os.umask(before)
+
+    assert (tmp_path / "rows.json").stat().st_mode & 0o777 == rights
+    assert (tmp_path / "rows.json").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
+
+
 def test_a_fact_is_measured_once_for_each_key(root):
     values = iter(range(10))
 

@@ -92,12 +92,15 @@ def bench(
     Exit codes: 0 measured, 1 a part could not be measured, 2 bad usage.
     """
     try:
+        is_new = not out.exists()
         out.mkdir(parents=True, exist_ok=True)
         # What is measured is to be kept.
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
         raise typer.BadParameter(f"--out must be a folder that can be written: {error}") from error
+    if is_new:
+        typer.echo(f"pyg_direct: made the folder {out.absolute()}", err=True)
     on_gpu = torch.cuda.is_available()
     size = choose_size(count_cores(), available_bytes(), free_bytes(torch.cuda.current_device()) if on_gpu else None,
                        quick=quick)  # fmt: skip
@@ -203,5 +206,5 @@ def _print(rows: list[Row], failed: list[str], path: Path, picture: Path | None)
     for sentence in failed:
         console.print(f"not measured: {sentence}", markup=False)
     if rows:
-        console.print(f"rows: {path}", markup=False)
-        console.print(f"picture: {picture or 'none; pip install matplotlib'}", markup=False)
+        console.print(f"rows: {path.absolute()}", markup=False)
+        console.print(f"picture: {picture.absolute() if picture else 'none; pip install matplotlib'}", markup=False)

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import struct
-import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.disk import sync_folder
+from pyg_direct.disk import open_beside, sync_folder
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError
 from pyg_direct.features.rowfile import SAFETENSORS, as_tensor
 from pyg_direct.progress import Bar
@@ -89,7 +88,7 @@ def _make_header(path: Path, rows: Tensor) -> bytes:
 
 
 def _write(path: Path, header: bytes, rows: Tensor, num_bytes: int) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = open_beside(path)
     try:
         with os.fdopen(handle, "wb", buffering=0) as file:
             # Room for all of it is taken before anything is written, where the file system can.
@@ -103,19 +102,12 @@ def _write(path: Path, header: bytes, rows: Tensor, num_bytes: int) -> None:
                     _write_all(file, flat.numpy().data)
                     bar.update(flat.numel())
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
         os.replace(name, path)
         sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _write_all(file: BinaryIO, data: memoryview) -> None:

@@ -41,7 +41,7 @@ def parts(monkeypatch):
 
 
 def invoke(folder, *arguments):
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "--scale", "0.001", "--out", folder, *arguments])
+    return CliRunner(env={"COLUMNS": "300"}).invoke(app, ["bench", "--scale", "0.001", "--out", folder, *arguments])
 
 
 def test_rows_are_kept_and_drawn_and_what_failed_is_told(parts, tmp_path):
@@ -49,6 +49,7 @@ def test_rows_are_kept_and_drawn_and_what_failed_is_told(parts, tmp_path):
 
     told = json.loads(done.stdout)
     assert done.exit_code == 1
+    assert f"made the folder {tmp_path / 'out'}" in done.stderr
     assert told["failed"] == ["more: no such thing"]
     assert [row["metric"] for row in told["rows"]] == ["rows, one way", "torch.index_select"]
     assert all(0 < row["p20"] <= row["p50"] <= row["p80"] and row["limit"] > 0 for row in told["rows"])
@@ -104,6 +105,8 @@ def test_without_matplotlib_there_is_no_picture(parts, tmp_path, monkeypatch):
     done = invoke(str(tmp_path))
 
     assert done.exit_code == 0
+    assert f"rows: {tmp_path}/pyg_direct_bench_" in done.stdout
+    assert "made the folder" not in done.stderr
     assert "picture: none; pip install matplotlib" in done.stdout
     assert "torch.index_select" in done.stdout
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
