@@ -1,7 +1,8 @@
 """Steps that take long say so on stderr: with a bar where their length is known, with the seconds so far where not.
 
-Where stderr is no terminal, but a file that keeps what it is given, they write whole lines, one a minute at most. What
-is over within two seconds says nothing, starts nothing and imports nothing.
+Where stderr is no terminal, but a file that keeps what it is given, they write whole lines, one a minute at most, and
+one when a step ends that they told of. What is over within two seconds says nothing, starts nothing and imports
+nothing.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ def show_wait(what: str, detail: str = "", *, items: int = FEW_ITEMS) -> Iterato
     begin, end = _BEGUN.get(what, (now, now))
     begin = begin if now - end <= PATIENCE else now
     done = threading.Event()
-    thread = threading.Thread(target=_tell, args=(what, detail, begin, done), name="pyg_direct_wait", daemon=True)
+    told: list[str] = []
+    thread = threading.Thread(target=_tell, args=(what, detail, begin, done, told), name="pyg_direct_wait", daemon=True)
     try:
         thread.start()
     except RuntimeError:
@@ -130,13 +132,17 @@ def show_wait(what: str, detail: str = "", *, items: int = FEW_ITEMS) -> Iterato
         yield
         return
     _WAITING.is_on = True
+    ended = "failed"
     try:
         yield
+        ended = "done"
     finally:
         _WAITING.is_on = False
         done.set()
         thread.join()
         _BEGUN[what] = begin, time.monotonic()
+        if told:
+            _write_line(f"{told[-1]}: {ended} after {_BEGUN[what][1] - begin:.0f} s")
 
 
 def tell_ahead(what: str, *, items: int) -> None:
@@ -150,7 +156,8 @@ def tell_ahead(what: str, *, items: int) -> None:
         _write_line(f"{what}: nothing is told until it is done")
 
 
-def _tell(what: str, detail: str, begin: float, done: threading.Event) -> None:
+def _tell(what: str, detail: str, begin: float, done: threading.Event, told: list[str]) -> None:
+    """Say that a step goes on until it is `done`; what lines call it is added to `told`."""
     if done.wait(max(0.0, begin + PATIENCE - time.monotonic())):
         return
     if _is_terminal():
@@ -158,7 +165,8 @@ def _tell(what: str, detail: str, begin: float, done: threading.Event) -> None:
         return
     while not done.wait(max(0.0, _TOLD.get(what, -_MINUTE) + _MINUTE - time.monotonic())):
         _TOLD[what] = time.monotonic()
-        _write_line(f"{what}{detail}: {_TOLD[what] - begin:.0f} s so far")
+        told.append(f"{what}{detail}")
+        _write_line(f"{told[-1]}: {_TOLD[what] - begin:.0f} s so far")
 
 
 def _tell_terminal(text: str, begin: float, done: threading.Event) -> None:

@@ -114,7 +114,21 @@ def test_a_file_gets_one_line_of_many_short_steps(impatient, capfd):
         with show_wait("compiling", f": kernel {number}"):
             time.sleep(0.1)
 
-    assert re.fullmatch(r"pyg_direct: compiling: kernel 0: \d+ s so far\n", said + capfd.readouterr().err)
+    line = "pyg_direct: compiling: kernel 0: "
+    assert re.fullmatch(rf"{line}\d+ s so far\n{line}done after \d+ s\n", said + capfd.readouterr().err)
+
+
+def test_a_file_is_told_that_a_step_failed(impatient, capfd):
+    def fail():
+        with show_wait("sorting"):
+            said.append(wait_for_words(capfd, "sorting"))
+            raise RuntimeError("sorted wrongly")
+
+    said = []
+    with pytest.raises(RuntimeError, match="sorted wrongly"):
+        fail()
+
+    assert re.search(r"^pyg_direct: sorting: failed after \d+ s$", capfd.readouterr().err, re.MULTILINE)
 
 
 def test_a_file_gets_a_line_a_minute_of_a_long_step(impatient, monkeypatch, capfd):
@@ -125,7 +139,7 @@ def test_a_file_gets_a_line_a_minute_of_a_long_step(impatient, monkeypatch, capf
         said = wait_for_words(capfd, "pyg_direct: sorting: ", count=3)
     said += capfd.readouterr().err
 
-    assert 3 <= said.count("pyg_direct: sorting: ") <= 1 + (time.monotonic() - begin) / 0.1
+    assert 3 <= said.count("pyg_direct: sorting: ") <= 2 + (time.monotonic() - begin) / 0.1
 
 
 @pytest.mark.parametrize("stderr", [None, "closed"])
