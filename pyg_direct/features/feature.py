@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PlacementWarning, warn
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.filed import FiledRows
 from pyg_direct.features.following import FollowingRows
+from pyg_direct.features.hot import copy_to_gpu, fit_budget, shrink_budget
 from pyg_direct.features.hotness import Listing, check_hotness, choose_hottest, score_rows
 from pyg_direct.features.link import blocks_beside_hot, blocks_for_rows, find_link_blocks
 from pyg_direct.features.named import NamedRows
@@ -24,19 +25,13 @@ from pyg_direct.ops.gather import Directory, gather_rows
 from pyg_direct.ops.keywords import checks_keywords
 from pyg_direct.ops.reader import RowReader, select_rows
 from pyg_direct.ops.upload import upload
-from pyg_direct.progress import show_wait
-from pyg_direct.runtime.device import free_bytes, resolve_device
+from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.memory import Block, move
 from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.runtime.probe import check_filled
 from pyg_direct.runtime.share import forget_reader, note_reader
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
-
-_FREE_SHARE = 0.9
-# Rows that are copied to GPU memory at once.
-_PIECE = 1 << 18
-
 
 # Page-locked words that kernels report bad ids in. They are kept for the next feature: a kernel of the last one may
 # still run, and must not write into memory that has become something else.
@@ -216,20 +211,21 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         if rows.is_cuda and rows.device == self.device:
             self._hot = rows.contiguous()
             return self
-        budget = self._fit_budget(min(num_bytes, parse_size(self.device_cache_size, num_bytes)))
+        asked = self.device_cache_size
+        budget = fit_budget(min(num_bytes, parse_size(asked, num_bytes)), asked, self.device)
         if budget >= num_bytes:
-            hot = self._copy_to_gpu(rows, None)
+            hot = copy_to_gpu(rows, None, self.device)
             if hot is not None:
                 self._hot = hot
                 return self
-            budget = self._shrink(num_bytes)
+            budget = shrink_budget(num_bytes, asked)
         scores = score_rows(self.hotness, self.csr_topo, len(rows)) if budget > 0 else None
         while True:
             hot_ids, misses = choose_hottest(scores, len(rows), budget * len(rows) // num_bytes)
-            hot = self._copy_to_gpu(rows, hot_ids)
+            hot = copy_to_gpu(rows, hot_ids, self.device)
             if hot is not None:
                 break
-            budget = self._shrink(budget)
+            budget = shrink_budget(budget, asked)
         # Memory that a second tensor sees is not given back while it is moved.
         del rows
         self._place_on_host(cpu_tensor, hot, hot_ids, misses)
@@ -240,37 +236,6 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         if self._errors is None:
             self._errors = _FLAGS.pop() if _FLAGS else torch.empty(1, dtype=torch.int64, pin_memory=True)
         self._errors.fill_(NO_POSITION)
-
-    def _fit_budget(self, budget: int) -> int:
-        most = int(_FREE_SHARE * free_bytes(self.device.index or 0))
-        if budget > most:
-            warn(f"device_cache_size={self.device_cache_size!r} is more than the free memory of {self.device}; "
-                 f"{most} bytes are used instead", PlacementWarning)  # fmt: skip
-        return min(budget, most)
-
-    def _copy_to_gpu(self, rows: Tensor, ids: Tensor | None) -> Tensor | None:
-        """All rows or those of `ids` in GPU memory; None when it ran out."""
-        try:
-            hot = torch.empty((len(rows) if ids is None else len(ids), *rows.shape[1:]), dtype=rows.dtype,
-                              device=self.device)  # fmt: skip
-        except torch.OutOfMemoryError:
-            return None
-        with show_wait("copying rows to GPU memory", items=hot.numel()):
-            if ids is None:
-                return hot.copy_(rows)
-            # In pieces, so that the host holds no second copy of the hot rows.
-            for part, ids_of_part in zip(hot.split(_PIECE), ids.split(_PIECE), strict=True):
-                part.copy_(rows[ids_of_part])
-        return hot
-
-    def _shrink(self, budget: int) -> int:
-        torch.cuda.empty_cache()
-        warn(
-            f"device_cache_size={self.device_cache_size!r}: GPU memory ran out for {budget} bytes of "
-            f"hot rows; {budget // 2} are tried instead",
-            PlacementWarning,
-        )
-        return budget // 2
 
     def _place_on_host(self, cpu_tensor: Tensor, hot: Tensor, hot_ids: Tensor, misses: float) -> None:
         plain = not (cpu_tensor.requires_grad or cpu_tensor.is_conj() or cpu_tensor.is_neg())
