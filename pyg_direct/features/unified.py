@@ -12,13 +12,13 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.link import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.features.placement import run_op
 from pyg_direct.features.tier import TableTier
+from pyg_direct.features.unified_bytes import UnifiedBytes
 from pyg_direct.features.unified_move import run_to
 from pyg_direct.ops.check import INDEX_DTYPES, check_flag
 from pyg_direct.runtime.advice import advise as advise_driver
 from pyg_direct.runtime.device import bind_thread, resolve_device
-from pyg_direct.runtime.memory import Block, move
+from pyg_direct.runtime.memory import move
 from pyg_direct.runtime.recycle import POOL
-from pyg_direct.runtime.stream import current_stream
 from pyg_direct.typing import Device
 
 
@@ -37,52 +37,6 @@ class MemAdvise(enum.IntEnum):
 _BLOCKS = 2 * DEFAULT_BLOCKS
 
 _CPU = torch.device("cpu")
-
-
-class _Bytes:
-    """The bytes that a unified tensor and its views share."""
-
-    def __init__(self, block: Block, device: torch.device | None) -> None:
-        self.block = block
-        # The GPU that reads them; None without one.
-        self.device = device if block.placement in ("unified", "pinned") else None
-        self.gpu = None if self.device is None else self.device.index
-        self._flat: Tensor | None = None
-        self._is_dirty = False
-
-    def on_gpu(self) -> Tensor:
-        """All bytes as the GPU sees them, to be used on its current stream."""
-        if self._flat is None:
-            self._flat = self.block.view_on_gpu(torch.uint8, (self.block.num_bytes,), self.device)
-        self.join()
-        return self._flat
-
-    def join(self) -> None:
-        """Let the GPU's current stream use the bytes, after what others write."""
-        block = self.block
-        block.check_process()
-        number = torch._C._cuda_getCurrentRawStream(self.gpu)  # type: ignore[arg-type]
-        if number in block.streams and not self._is_dirty:
-            return
-        stream, streams = current_stream(self.gpu), block.streams  # type: ignore[arg-type]
-        if self._is_dirty and streams.keys() != {stream.cuda_stream} and not torch.cuda.is_current_stream_capturing():
-            # Autograd takes them for the CPU's, and orders no streams for them.
-            for other in streams.values():
-                stream.wait_stream(other)
-        streams[stream.cuda_stream] = stream
-
-    def mark_written(self) -> None:
-        """The GPU will have written here."""
-        self._is_dirty = True
-
-    def wait(self, for_write: bool) -> None:
-        """Wait until the CPU may read, or write, what the GPU writes, or reads."""
-        self.block.check_process()
-        if self.device is not None and self.block.streams and (for_write or self._is_dirty):
-            for stream in self.block.streams.values():
-                stream.synchronize()
-            self.block.streams.clear()
-            self._is_dirty = False
 
 
 class UnifiedTensor(Tensor):
@@ -121,13 +75,13 @@ class UnifiedTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     host_view: Tensor
-    memory: _Bytes
+    memory: UnifiedBytes
     propagated: bool
     _on_gpu: Tensor | None
     _rows: TableTier | None
 
     @staticmethod
-    def __new__(cls, host: Tensor, memory: _Bytes, propagated: bool = True) -> UnifiedTensor:
+    def __new__(cls, host: Tensor, memory: UnifiedBytes, propagated: bool = True) -> UnifiedTensor:
         """A tensor over the bytes that `host` is a CPU view of."""
         made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype,
@@ -361,7 +315,7 @@ def empty_unified(shape: Any, dtype: torch.dtype, device: torch.device | None, p
     length = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
     block = POOL.take(max(1, length) * dtype.itemsize, device)
     host = block.view_on_cpu(dtype, (max(1, length),)).as_strided(size, strides)
-    return UnifiedTensor(host, _Bytes(block, device), propagated)
+    return UnifiedTensor(host, UnifiedBytes(block, device), propagated)
 
 
 def to_unified(tensor: Tensor, *, propagatedToCUDA: bool = True, advise: MemAdvise | int | str | None = None,  # noqa: N803
@@ -408,7 +362,7 @@ def _move_or_copy(plain: Tensor, source: Tensor, propagated: bool, gpu: torch.de
     if is_whole and gpu is not None and plain.data_ptr() == source.data_ptr():
         del plain
         block = move(source, "unified", gpu, what="unified tensor")
-        return UnifiedTensor(block.view_on_cpu(source.dtype, source.shape), _Bytes(block, gpu), propagated)
+        return UnifiedTensor(block.view_on_cpu(source.dtype, source.shape), UnifiedBytes(block, gpu), propagated)
     made = empty_unified(source.shape, source.dtype, gpu, propagated)
     made.host_view.copy_(plain)
     return made
