@@ -13,13 +13,14 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.batches import Seeds
+from pyg_direct.loader.copied import without_edge_attributes
 from pyg_direct.loader.drawn import Drawn, Output
 from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.hetero import HeteroAttributes, TypeRanking
 from pyg_direct.loader.order import note_order
 from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.pipeline import note_memory
-from pyg_direct.loader.pyg import Attributes, without_edge_attributes
+from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.stores import StoreAttributes
 from pyg_direct.loader.superbatch import SharedRows, Work
 from pyg_direct.loader.together import GPU_ROOM, HOST_ROOM, GrowingTogether, Together

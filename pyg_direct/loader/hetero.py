@@ -19,9 +19,10 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.typed import TypedRows
 from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.loader.copied import copy_store
 from pyg_direct.loader.graph import refuse_features
 from pyg_direct.loader.output import PackedOutput
-from pyg_direct.loader.pyg import PlacedRows, copy_store
+from pyg_direct.loader.pyg import PlacedRows
 from pyg_direct.loader.slicer import Slicer, choose_slicer
 
 # Rows by (type, key), and the tensors whose memory they share.

@@ -18,6 +18,7 @@ from pyg_direct.graph.placed import ListReads, PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
+from pyg_direct.loader.copied import without_edge_attributes
 from pyg_direct.loader.epochs import ALONE, EpochLoader, settle_sharing, settle_workers
 from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.hosts import keep_once
@@ -28,7 +29,7 @@ from pyg_direct.loader.own import device_for
 from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.plain import NodeSampler, check_choices, is_plain, read_input_nodes
-from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise, without_edge_attributes
+from pyg_direct.loader.pyg import Attributes, Ranking, read_topology, summarise
 from pyg_direct.loader.ranking import check_ranking, rank_edges, rank_rows
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.superbatch import SharedRows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,6 +21,7 @@ from pyg_direct.features.shares import Demand, share_budget
 from pyg_direct.features.together import group_narrow
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.loader.copied import copy_data
 from pyg_direct.loader.counted import tell_count
 from pyg_direct.loader.graph import refuse_features
 from pyg_direct.loader.placement import Choice, Placed, Rows, choose_places
@@ -319,7 +319,7 @@ class Attributes(PlacedRows):
             memory: Gets what the memory of the batch belongs to, where all of that is known.
         """
         held: list[Any] = [*sample.memory]
-        out = _copy_data(data)
+        out = copy_data(data)
         # PyG's own way to set one attribute takes as long as a kernel's launch.
         store = out._store._mapping
         if checked:
@@ -350,36 +350,6 @@ class Attributes(PlacedRows):
         if memory is not None and checked and sample.memory and self._is_all_known:
             memory += held
         return out
-
-
-def without_edge_attributes(data: Data) -> Data:
-    """A copy of a graph whose edges have no attributes: those of a sample may be others."""
-    data = copy.copy(data)
-    store = data._store
-    for key in [key for key in store if store.is_edge_attr(key) and key not in ("edge_index", "adj_t")]:
-        del store[key]
-    return data
-
-
-def copy_store(store: Any, parent: weakref.ref[Any]) -> Any:
-    """A copy of a store of a graph, for another."""
-    made = store.__class__.__new__(store.__class__)
-    values = made.__dict__
-    values.update(store.__dict__)
-    values["_mapping"], values["_parent"] = values["_mapping"].copy(), parent
-    if "_cached_attr" in values:
-        del values["_cached_attr"]
-    return made
-
-
-def _copy_data(data: Data) -> Data:
-    """`copy.copy(data)`, in a third of the time."""
-    if type(data).__copy__ is not Data.__copy__:
-        return copy.copy(data)
-    batch = data.__class__.__new__(data.__class__)
-    batch.__dict__.update(data.__dict__)
-    batch.__dict__["_store"] = copy_store(data._store, weakref.ref(batch))
-    return batch
 
 
 def _count_bytes(value: Any) -> int:
