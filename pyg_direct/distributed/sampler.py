@@ -17,7 +17,8 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType
 from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.links import NegativeSource
-from pyg_direct.loader.sampler import NeighborSampler, Opened
+from pyg_direct.loader.opened import Opened
+from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.sampling.negative import Edges
 from pyg_direct.sampling.open import open_plan

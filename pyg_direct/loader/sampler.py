@@ -3,60 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import (
-    EdgeSamplerInput,
     HeteroSamplerOutput,
-    NegativeSampling,
     NodeSamplerInput,
     SamplerOutput,
 )
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 from pyg_direct.errors import ArgumentError, warn
-from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.fanouts import keep_fanouts, read_fanouts
-from pyg_direct.loader.graph import Parts, read_parts
-from pyg_direct.loader.links import Links, NegativeSource, PendingLinks
+from pyg_direct.loader.graph import read_parts
+from pyg_direct.loader.linked import LinkedSampler
+from pyg_direct.loader.opened import Opened
 from pyg_direct.loader.order import largest_fanout
 from pyg_direct.loader.output import to_general_output, to_output
-from pyg_direct.loader.own import OwnSampler
 from pyg_direct.loader.placement import PLACES, check_place
 from pyg_direct.loader.plain import check_choices
 from pyg_direct.loader.pyg import read_topology
 from pyg_direct.ops.check import check_flag, check_ids
 from pyg_direct.ops.upload import upload_parts
 from pyg_direct.runtime.device import resolve_device
-from pyg_direct.runtime.mode import version_of
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.options import GeneralRecipe
-from pyg_direct.sampling.plan import GpuPlan
 from pyg_direct.sampling.sample import Recipe, check_hops
 from pyg_direct.typing import Device
 
 DIRECTIONS = ("forward", "backward")
 
 
-@dataclass
-class Opened:
-    """What copies of a sampler share: the parts of its graph, placed topologies and plans."""
-
-    parts: Parts
-    plans: dict[Any, Any] = field(default_factory=dict)
-    # Plans by what the attributes hold, which is quicker to tell; fanouts are kept so that their ids stay their own.
-    quick: dict[Any, Any] = field(default_factory=dict)
-    kept: list[Any] = field(default_factory=list)
-
-
-class NeighborSampler(OwnSampler):
+class NeighborSampler(LinkedSampler):
     """Samples around nodes and links, after PyG's class of that name; results are on `device`.
 
     All its arguments but `data` and those of placement are attributes that can be set, with effect on the next call.
@@ -244,88 +227,6 @@ class NeighborSampler(OwnSampler):
         for out, index, time in zip(outs, inputs, times, strict=True):
             out.metadata = (index.input_id, time)
         return outs
-
-    def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
-                          key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
-        """Sample around links, and around negative ones drawn for them.
-
-        Args:
-            index: PyG's input: sources, targets, labels, times, the relation.
-            neg_sampling: PyG's `NegativeSampling`; None draws none.
-            key: Draw under this key instead of the sampler's own count of calls.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        """
-        return self.submit_from_edges(index, neg_sampling, key=key).finish()
-
-    def submit_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
-                          key: int | None = None) -> PendingLinks:  # fmt: skip
-        """Start to sample around links; as `sample_from_edges`, but uniform sampling of a `Data` is not waited for.
-
-        Args:
-            index, neg_sampling, key: As of `sample_from_edges`.
-
-        Returns:
-            What `finish()` makes a sample of, once it is waited for.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        """
-        key = self._next_key() if key is None else key
-        links = self._open_links(index, neg_sampling, key)
-        if self._is_plain():
-            plan = self._open_plan(unique_seeds=True)
-            pending = (plan.submit if isinstance(plan, GpuPlan) else plan.sample)(links.ends(), key)
-            return PendingLinks(links, pending, self.disjoint, self._excludes())
-        return PendingLinks(links, self._sample(*links.seeds(self.disjoint), key=key), self.disjoint, self._excludes())
-
-    def sample_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
-                              keys: Sequence[int]) -> list[SamplerOutput | HeteroSamplerOutput]:  # fmt: skip
-        """Sample around the links of several batches, at least one, in as many steps as for one; as `sample_from_edges`
-        for each under its key.
-
-        Args:
-            inputs: At least one, each as of `sample_from_edges`.
-            neg_sampling: PyG's `NegativeSampling`; None draws none.
-            keys: A key for each.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        """
-        plan, each = self._open_plan(), list(zip(inputs, keys, strict=True))
-        if not isinstance(plan, GeneralPlan):
-            return [self.sample_from_edges(index, neg_sampling, key=key) for index, key in each]
-        links = [self._open_links(index, neg_sampling, key) for index, key in each]
-        seeds = [own.seeds(self.disjoint) for own in links]
-        requests = [(own, times if self.is_temporal else None) for own, times in seeds]
-        return [PendingLinks(own, to_general_output(sample, self.is_hetero), self.disjoint, self._excludes()).finish()
-                for own, sample in zip(links, plan.sample_together(requests, keys), strict=True)]  # fmt: skip
-
-    def _open_links(self, index: EdgeSamplerInput, neg_sampling: Any, key: int) -> Links:
-        """The links of a batch with their negatives."""
-        links = Links(index, self._opened.parts, self.device)
-        if neg_sampling is not None:
-            neg_sampling = NegativeSampling.cast(neg_sampling)
-            links.add_negatives(neg_sampling, self._negatives(neg_sampling, index.input_type), key)
-        return links
-
-    def _excludes(self) -> bool | None:
-        """Whether links are taken out of the edges, with their reverse ones; None where they stay."""
-        if not self.exclude_target_edges:
-            return None
-        return self.exclude_target_edges == "reverse" or self.subgraph_type == SubgraphType.bidirectional
-
-    def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
-        """What negative links of a relation are drawn from; made once."""
-        weights = neg_sampling.src_weight, neg_sampling.dst_weight
-        versions = [None if weight is None else (id(weight), version_of(weight)) for weight in weights]
-        key = "negatives", edge_type, self.strict_negatives, *versions
-        made = self._opened.plans.get(key)
-        if made is None:
-            made = NegativeSource(self._opened.parts, edge_type, weights, self.strict_negatives, self.device)
-            self._opened.plans[key] = made
-        return made  # type: ignore[no-any-return]
 
     def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None
                 ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
