@@ -86,7 +86,8 @@ def _can_record(device: torch.device) -> bool:
 def _read_state(model: Any, device: torch.device) -> tuple[Any, ...] | None:
     """Of a model and of torch, what recorded passes depend on; None where something looks on, or is elsewhere."""
     # The second are what torch calls for each operation.
-    if modules._has_any_global_hook() or torch._C._len_torch_dispatch_stack() > 0:
+    if (modules._global_forward_pre_hooks or modules._global_forward_hooks or modules._global_backward_pre_hooks
+            or modules._global_backward_hooks or torch._C._len_torch_dispatch_stack() > 0):  # fmt: skip
         return None
     state: list[Any] = [torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
                         torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),

@@ -137,8 +137,14 @@ class Replay:
 
 def _is_repeated() -> bool:
     """Whether a pass is repeated on the way back, or what it keeps is handed to others, as by checkpoints."""
-    return (torch._C._current_graph_task_id() != -1
-            or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None)  # fmt: skip
+    if torch._C._current_graph_task_id() != -1:
+        return True
+    try:
+        # Refused where there are some; torch 2.6 has no other way to ask.
+        with torch.autograd.graph.disable_saved_tensors_hooks("hooks are in force"):
+            return False
+    except RuntimeError:
+        return True
 
 
 def check(model: torch.nn.Module) -> None:
