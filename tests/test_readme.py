@@ -44,7 +44,7 @@ def test_no_figure_is_typed_by_hand(measured):
 
 
 def test_no_figure_is_typed_beside_those_of_the_rows(measured):
-    versions = {"3.10", "2.60", "7.5", "8.0", "10.0"}
+    versions = {"3.10", "3.13", "3.14", "2.60", "7.5", "8.0", "10.0"}
     # Of a paper; shares that are what a row was measured for, and its sizes.
     cases = {"4.5", "5 to 20 %", "1,024", "2,048", "2,076"}
     rules_of_the_code = {"8 GiB", "96 KiB", "64 MB", "1 GB", "30 s"}
