@@ -1,13 +1,40 @@
-"""What the README says is there, and its figures are those of the rows."""
+"""What the README says is there, its programs run, and its figures are those of the rows."""
 
 import importlib.util
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GraphSAGE
+
+import pyg_direct
+from pyg_direct.datasets.dynamic import synthetic_dtdg
+from pyg_direct.dynamic.nn import TGCN
+from tests.graphs import make_random_graph
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+
+
+def find_programs():
+    """Every program, in Python or as what a diff makes of one, by its heading and its number below it."""
+    programs = {}
+    for section in README.split("\n## ")[1:]:
+        heading = section.partition("\n")[0]
+        for number, (kind, text) in enumerate(re.findall(r"^```(python|diff)\n(.*?)^```", section, re.M | re.S), 1):
+            lines = text.splitlines()
+            if kind == "diff":
+                lines = [line[1:] for line in lines if not line.startswith("-")]
+            programs[f"{heading} {number}"] = "\n".join(lines)
+    return programs
+
+
+PROGRAMS = find_programs()
+# Compiled only: the first is for processes of a group, the second for programs of a cluster of Ray.
+NOT_RUN = {"Several machines 1", "Several machines 2"}
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +112,55 @@ def test_links_lead_somewhere(name):
     assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
 
 
-def test_programs_are_python():
-    blocks = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
+class Recurrent(torch.nn.Module):
+    """A T-GCN and what reads it."""
 
-    assert len(blocks) > 5
-    for block in blocks:
-        compile(block, "README.md", "exec")
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = TGCN(4, 8), torch.nn.Linear(8, 1)
+
+    def forward(self, x, edge_index, edge_attr, h):
+        h = self.layer(x, edge_index, edge_attr, h)
+        return self.out(h.relu()), h
+
+
+@pytest.fixture
+def given(request, tmp_path, monkeypatch):
+    """What the README's programs take for given."""
+    monkeypatch.chdir(tmp_path)
+    edge_index, num_nodes = make_random_graph(300, 3000)
+    x, y = torch.randn(num_nodes, 4), torch.randint(3, (num_nodes,))
+    data = Data(x=x, y=y, edge_index=edge_index)
+    np.save("x.npy", x.numpy())
+    model, train_idx = GraphSAGE(4, 8, 3, 3), torch.arange(0, num_nodes, 3)
+    ratings = HeteroData(user={"x": x}, movie={"x": x}, user__rates__movie={"edge_index": edge_index},
+                         movie__rev_rates__user={"edge_index": edge_index.flip(0)})  # fmt: skip
+    snapshots = synthetic_dtdg(30, 120, 5, weighted=True)
+
+    def compute(batch):
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        return torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
+
+    names = {"pyg_direct": pyg_direct, "NeighborLoader": pyg_direct.NeighborLoader, "Feature": pyg_direct.Feature,
+             "Data": Data, "data": data, "x": x, "edge_index": edge_index, "num_nodes": num_nodes,
+             "feature": pyg_direct.Feature().from_file("x.npy"), "epochs": 2, "train_idx": train_idx,
+             "seeds": train_idx, "n_id": train_idx, "topo": pyg_direct.CSRTopo(edge_index, num_nodes=num_nodes),
+             "model": model, "compute": compute, "optimizer": torch.optim.Adam(model.parameters()),
+             "loader": pyg_direct.NeighborLoader(data, [3, 3, 3], train_idx, batch_size=20)}  # fmt: skip
+    others = {"One import 2": {"data": ratings},
+              "Dynamic graphs 1": {"train_dataset": snapshots, "model": Recurrent(), "h": None}}  # fmt: skip
+    return names | others.get(request.node.callspec.params["name"], {})
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - NOT_RUN))
+def test_programs_run(name, given):
+    exec(compile(PROGRAMS[name], f"README.md: {name}", "exec"), given)
+
+
+def test_other_programs_are_python():
+    assert len(PROGRAMS) > 13
+    for name in NOT_RUN:
+        compile(PROGRAMS[name], f"README.md: {name}", "exec")
 
 
 def test_every_room_is_on_the_map():
