@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from pyg_direct.features.report import open_pyplot
+
 # From top to bottom: on a thread, on the copy stream, on the stream that computes.
 LANES = {"slice": "#9aa5b1", "copy": "#ed8936", "wait": "#c53030", "aggregate": "#2b6cb0", "move": "#63b3ed",
          "passes": "#38a169", "step": "#805ad5"}  # fmt: skip
@@ -99,10 +101,7 @@ class Timeline:
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw a bar for each span into a picture (needs the extra `bench`); returns its path."""
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot as plt
+        plt = open_pyplot()
 
         figure, axes = plt.subplots(figsize=(9, 2.6), constrained_layout=True)
         spans = self.spans()
