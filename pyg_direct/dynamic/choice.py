@@ -34,8 +34,8 @@ class GroupChoice:
     """The groups of a sequence of snapshots.
 
     Features that are aggregated once, by structures that the device makes of edges that it has, are so apart: to find
-    what snapshots share takes longer than to read all their edges. On an H100 twelve snapshots of 5.5 million edges
-    came from host memory, were put in order and aggregated in 73 ms with two groups of eight and four chosen.
+    what snapshots share takes longer than to read all their edges. Of a first epoch of 69 ms, with twelve snapshots of
+    5.5 million edges on an H100, to find it and to choose two groups by it took 15.
 
     Args:
         parts: The snapshots, in order.

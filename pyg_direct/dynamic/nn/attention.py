@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.dynamic.nn.convolve import check_rows, convolve
+from pyg_direct.dynamic.nn.convolve import convolve
 from pyg_direct.dynamic.nn.tgcn import TGCN
 
 
@@ -49,8 +49,6 @@ class A3TGCN(torch.nn.Module):
         Raises:
             ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
         """
-        if not self.cached:
-            check_rows(X, edge_index)
         shares = self._attention.softmax(0)
         cell = self._base_tgcn
         if self.cached:

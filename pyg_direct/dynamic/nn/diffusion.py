@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.dynamic.nn.convolve import Located, add_messages, check_rows, convolve_located, locate
+from pyg_direct.dynamic.nn.convolve import Located, add_messages, convolve_located, locate
 from pyg_direct.dynamic.walk import Walk, walk_against, walk_along
 
 _Step = Callable[[Tensor], Tensor]
@@ -68,10 +68,9 @@ class DCRNN(torch.nn.Module):
         Raises:
             ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
         """
-        check_rows(X, edge_index)
+        found = locate(X, edge_index, edge_weight)
         if H is None:
             H = torch.zeros(X.shape[0], self.out_channels, dtype=X.dtype, device=X.device)  # noqa: N806
-        found = locate(X, edge_index, edge_weight)
         steps: list[_Step] = []
         if found is not None:
             steps = [partial(_step_located, found, walk) for walk in _WALKS]

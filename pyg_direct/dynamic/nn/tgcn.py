@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 
-from pyg_direct.dynamic.nn.convolve import check_rows, convolve, locate
+from pyg_direct.dynamic.nn.convolve import convolve, locate
 from pyg_direct.dynamic.operator import GCN
 
 # Nodes, on a CPU and on a GPU, for which products take less time than the calls that would save some.
@@ -57,15 +57,13 @@ class TGCN(torch.nn.Module):
         Raises:
             ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
         """
-        if not self.cached:
-            check_rows(X, edge_index)
+        found = None if self.cached else locate(X, edge_index, edge_weight)
         if H is None:
             H = torch.zeros(X.shape[0], self.out_channels, dtype=X.dtype, device=X.device)  # noqa: N806
         if self.cached:
             # Then PyG keeps the matrix of the first graph for all that follow.
             inputs = torch.cat([conv(X, edge_index, edge_weight) for conv in self._convs()], 1)
             return self.step(self._fold_states(inputs), H)
-        found = locate(X, edge_index, edge_weight)
         window = None
         if found is not None and found.holds(X):
             window = found.plan.get_window(self.operator, found.weighted)
