@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cpu_reduction, cuda, device_function, gpu_kernel, prange
-from pyg_direct.kernels.span import LONG_ROW, NOWHERE, TO_ROW, find_item, slice_length, span_of
+from pyg_direct.kernels.span import LONG_ROW, NOWHERE, TO_ROW, find_hub, find_item, span_of, sum_slices
 
 sum_run_16 = device_function("sum_run_16", "u8 u8 u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 i4 i4 f4 i4 i4")
 quotient = device_function("quotient", "u8 i4")
@@ -157,16 +157,10 @@ def add_slices_gpu(indptr, num_edges, width, hubs, counts, partials, out):
     lanes = min(THREADS, 32)
     hub = thread // lanes
     while hub < counts[1]:
-        target, place = np.int64(hubs[2 * hub]), np.int64(hubs[2 * hub + 1])
-        first, last = span_of(indptr, target, num_edges)
-        length = slice_length(last - first)
-        end = place + (last - first + length - 1) // length
+        target, place, end = find_hub(indptr, num_edges, hubs, hub)
         f = np.int64(thread % lanes)
         while f < width:
-            total = out.dtype.type(0)
-            for s in range(place, end):
-                total += partials[s * width + f]
-            out[target * width + f] = total
+            out[target * width + f] = sum_slices(partials, out.dtype.type(0), place, end, width, f)
             f += lanes
         hub += np.int64(cuda.gridDim.x) * THREADS // lanes
 
@@ -178,15 +172,10 @@ def add_narrowed_slices_gpu(indptr, num_edges, width, kind, hubs, counts, partia
     lanes = min(THREADS, 32)
     hub = thread // lanes
     while hub < counts[1]:
-        target, place = np.int64(hubs[2 * hub]), np.int64(hubs[2 * hub + 1])
-        first, last = span_of(indptr, target, num_edges)
-        length = slice_length(last - first)
-        end = place + (last - first + length - 1) // length
+        target, place, end = find_hub(indptr, num_edges, hubs, hub)
         f = np.int64(thread % lanes)
         while f < width:
-            total = np.float32(0)
-            for s in range(place, end):
-                total += partials[s * width + f]
+            total = sum_slices(partials, np.float32(0), place, end, width, f)
             store_narrowed(out, target * width + f, total, kind)
             f += lanes
         hub += np.int64(cuda.gridDim.x) * THREADS // lanes

@@ -13,7 +13,7 @@ import numpy as np
 
 from pyg_direct.kernels.aggregate import quotient, source_of
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, device_function, gpu_kernel, prange
-from pyg_direct.kernels.span import LONG_ROW, NOWHERE, TO_ROW, find_item, slice_length, span_of
+from pyg_direct.kernels.span import LONG_ROW, NOWHERE, TO_ROW, find_hub, find_item, span_of, sum_slices
 
 extreme_run_16 = device_function("extreme_run_16", "u8 u8 u8 u8 i4 i8 i8 i8 i4 i4 i4 i4 i4 i4 i4")
 spread_equals_16 = device_function("spread_equals_16", "u8 u8 u8 u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 i4 i4")
@@ -134,10 +134,7 @@ def merge_slices_gpu(indptr, num_edges, width, sign, hubs, counts, partials, out
     lanes = min(THREADS, 32)
     hub = thread // lanes
     while hub < counts[1]:
-        target, place = np.int64(hubs[2 * hub]), np.int64(hubs[2 * hub + 1])
-        first, last = span_of(indptr, target, num_edges)
-        length = slice_length(last - first)
-        end = place + (last - first + length - 1) // length
+        target, place, end = find_hub(indptr, num_edges, hubs, hub)
         f = np.int64(thread % lanes)
         while f < width:
             best = partials[place * width + f]
@@ -242,15 +239,9 @@ def add_equals_gpu(indptr, num_edges, width, hubs, counts, equals):
     lanes = min(THREADS, 32)
     hub = thread // lanes
     while hub < counts[1]:
-        target, place = np.int64(hubs[2 * hub]), np.int64(hubs[2 * hub + 1])
-        first, last = span_of(indptr, target, num_edges)
-        length = slice_length(last - first)
-        end = place + (last - first + length - 1) // length
+        _, place, end = find_hub(indptr, num_edges, hubs, hub)
         f = np.int64(thread % lanes)
         while f < width:
-            same = np.int32(0)
-            for s in range(place, end):
-                same += equals[s * width + f]
-            equals[place * width + f] = same
+            equals[place * width + f] = sum_slices(equals, np.int32(0), place, end, width, f)
             f += lanes
         hub += np.int64(cuda.gridDim.x) * THREADS // lanes

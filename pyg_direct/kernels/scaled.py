@@ -13,7 +13,7 @@ import numpy as np
 
 from pyg_direct.kernels.aggregate import quotient
 from pyg_direct.kernels.jit import THREADS, cuda, device_function, gpu_kernel
-from pyg_direct.kernels.span import find_item, slice_length, span_of
+from pyg_direct.kernels.span import find_hub, find_item, span_of, sum_slices
 
 sum_scaled_16 = device_function(
     "sum_scaled_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4"
@@ -53,8 +53,9 @@ def sum_scaled_rows_gpu(x, indptr, ends, row, weight, num_weights, column, scale
             place += np.int32(helpers)
 
 
-@gpu_kernel("f4[] i4[] f4[] f4[] i4 i4 i4 i4[] i4[] f4[] f4[]")
-def add_scaled_slices_gpu(own, indptr, scale, diagonal, size, channels, adds, hubs, counts, partials, out):
+@gpu_kernel("f4[] i4[] f4[] f4[] i8 i4 i4 i4 i4[] i4[] f4[] f4[]")
+def add_scaled_slices_gpu(own, indptr, scale, diagonal, num_edges, size, channels, adds, hubs, counts, partials,
+                          out):  # fmt: skip
     """The same for every long row from the sums of its slices, in their order; a warp shares a row. Empty arrays stand
     for ones, an empty `diagonal` for zeros.
     """
@@ -63,15 +64,10 @@ def add_scaled_slices_gpu(own, indptr, scale, diagonal, size, channels, adds, hu
     width = size * channels
     hub = thread // lanes
     while hub < counts[1]:
-        target, place = np.int64(hubs[2 * hub]), np.int64(hubs[2 * hub + 1])
-        degree = np.int64(indptr[target + 1]) - np.int64(indptr[target])
-        length = slice_length(degree)
-        end = place + (degree + length - 1) // length
+        target, place, end = find_hub(indptr, num_edges, hubs, hub)
         f = np.int64(thread % lanes)
         while f < width:
-            total = np.float32(0)
-            for s in range(place, end):
-                total += partials[s * width + f]
+            total = sum_slices(partials, np.float32(0), place, end, width, f)
             factor = target * size + f // channels
             at = target * width + f
             if scale.shape[0] > 0:

@@ -55,6 +55,24 @@ def find_item(indptr, num_edges, num_targets, slices, counts, item):
     return target, first, min(first + length, last), place, degree
 
 
+@body
+def find_hub(indptr, num_edges, hubs, hub):
+    """(target, first slice, behind the last slice) of a long row."""
+    target, place = np.int64(hubs[2 * hub]), np.int64(hubs[2 * hub + 1])
+    first, last = span_of(indptr, target, num_edges)
+    length = slice_length(last - first)
+    return target, place, place + (last - first + length - 1) // length
+
+
+@body
+def sum_slices(partials, zero, place, end, width, f):
+    """Item `f` of the slices [place, end), added in their order."""
+    total = zero
+    for s in range(place, end):
+        total += partials[s * width + f]
+    return total
+
+
 @gpu_kernel("I[] i8 i8 i4[] i4[] i4[]", I=("i4", "i8"))
 def find_slices_gpu(indptr, num_edges, num_targets, slices, hubs, counts):
     """Lists the slices of long rows; `counts` starts at zero."""

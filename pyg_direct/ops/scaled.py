@@ -86,8 +86,8 @@ def sum_scaled(x: Tensor, csr: CSR, weight: Tensor | None, low: int, column: Ten
     if helpers:
         none = x.new_empty(0)
         run_gpu(kernels.add_scaled_slices_gpu, long_rows.grid_of_hubs(), own.view(-1), csr.indptr,
-                none if scale is None else scale.view(-1), none if diagonal is None else diagonal.view(-1), size,
-                channels, adds, long_rows.hubs, long_rows.counts, partials, out.view(-1))  # fmt: skip
+                none if scale is None else scale.view(-1), none if diagonal is None else diagonal.view(-1),
+                num_edges, size, channels, adds, long_rows.hubs, long_rows.counts, partials, out.view(-1))  # fmt: skip
     return out
 
 
