@@ -43,7 +43,8 @@ class NeighborSampler(LinkedSampler):
     """Samples around nodes and links, after PyG's class of that name; results are on `device`.
 
     All its arguments but `data` and those of placement are attributes that can be set, with effect on the next call.
-    Copies share topology and plans. The n-th call under one seed gives equal results on every device.
+    Copies share topology and plans. The n-th call under one seed gives equal results on every device; in a worker of a
+    loader of PyG's it also depends on the seed that torch gives the worker, so that workers and epochs differ.
 
     Args:
         data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`).

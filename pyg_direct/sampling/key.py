@@ -14,6 +14,7 @@ _WORD = 2**64
 # Stands where an epoch stands, for calls outside any epoch.
 _DIRECT_CALLS = 2**63
 _SHUFFLES = 2**63 + 1
+_WORKERS = 2**63 + 2
 # Keys of so many batches are derived together, as one alone takes as long as the launch of a kernel.
 _TOGETHER = 256
 
@@ -47,7 +48,14 @@ def _batch_keys(seed: int, epoch: int, block: int) -> list[int]:
 
 
 def call_key(seed: int, number: int) -> int:
-    """Key of the call `number` of a sampler that is used outside an epoch."""
+    """Key of the call `number` of a sampler that is used outside an epoch.
+
+    In a worker process of a DataLoader, which has a copy of the sampler that counts its own calls, it is a function of
+    the seed that torch gives the worker for an epoch, too: else all workers, in every epoch, would draw the same.
+    """
+    worker = torch.utils.data.get_worker_info()
+    if worker is not None:
+        seed = int(derive_key(seed, _WORKERS, worker.seed))
     return int(derive_key(seed, _DIRECT_CALLS, number))
 
 

@@ -155,6 +155,22 @@ def test_calls_draw_anew_and_keys_draw_again(real_device):
     assert repeated.edge.tolist() == first.edge.tolist()
 
 
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}])
+def test_workers_of_loaders_of_pyg_draw_anew_in_each_and_in_every_epoch(options):
+    def read_epochs():
+        torch.manual_seed(3)
+        sampler = NeighborSampler(make_data(), [2, 2], device="cpu", seed=1)
+        seeds = torch.arange(20).repeat(4)
+        loader = PygNodeLoader(make_data(), sampler, seeds, batch_size=20, num_workers=2, **options)
+        return [batch.e_id.tolist() for _ in range(2) for batch in loader]
+
+    drawn, again = read_epochs(), read_epochs()
+
+    assert len(drawn) == 8
+    assert all(drawn.count(edges) == 1 for edges in drawn)
+    assert drawn == again
+
+
 def test_metadata_is_what_loaders_of_pyg_read(real_device):
     sampler = NeighborSampler(make_data(), [2], device=real_device)
     ids, ends = torch.tensor([9, 8]), torch.tensor([[1, 2], [3, 1]])
