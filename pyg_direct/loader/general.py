@@ -182,6 +182,12 @@ class GeneralLoader(EpochLoader):
         if isinstance(out, HeteroSamplerOutput):
             node, row, col = ({k: v.to(device) for k, v in part.items()} for part in (out.node, out.row, out.col))
             edge = {k: _permute(v, None if perm is None else perm.get(k), device) for k, v in (out.edge or {}).items()}
+            if isinstance(self.data, HeteroData):
+                # Types and relations that a sampler leaves out are empty, as in PyG.
+                none = torch.empty(0, dtype=torch.int64, device=device)
+                node = dict.fromkeys(self.data.node_types, none) | node
+                if out.edge is not None:
+                    edge = {kind: none for kind in self.data.edge_types if kind not in row} | edge
             batch = None if out.batch is None else {k: v.to(device) for k, v in out.batch.items()}
             return HeteroSamplerOutput(node, row, col, edge, batch, out.num_sampled_nodes, out.num_sampled_edges,
                                        out.orig_row, out.orig_col, out.metadata)  # fmt: skip

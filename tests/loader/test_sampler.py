@@ -5,7 +5,13 @@ import copy
 import pytest
 import torch
 from torch_geometric.loader import NodeLoader as PygNodeLoader
-from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput, NumNeighbors
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NodeSamplerInput,
+    NumNeighbors,
+)
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_direct import NeighborLoader, NodeLoader
@@ -76,6 +82,25 @@ def test_a_foreign_sampler_is_served_with_rows_on_the_device(real_device):
         assert torch.equal(batch.edge_attr.cpu(), data.edge_attr[batch.e_id.cpu()])
         assert batch.x.device.type == real_device.type
         assert "num_sampled_nodes" not in batch
+
+
+@pytest.mark.parametrize("loader_class", [PygNodeLoader, NodeLoader])
+def test_types_that_a_foreign_sampler_leaves_out_are_empty(loader_class):
+    class Alone(BaseSampler):
+        """Knows the seeds and nothing else."""
+
+        def sample_from_nodes(self, index):
+            return HeteroSamplerOutput({"author": index.node}, {}, {}, {}, metadata=(index.input_id, index.time))
+
+        def sample_from_edges(self, index, neg_sampling=None):
+            raise NotImplementedError
+
+    data = make_hetero()
+
+    for batch in loader_class(data, Alone(), ("author", torch.arange(4)), batch_size=2):
+        check_rows(data, batch)
+        assert batch["author"].n_id.tolist() == batch["author"].input_id.tolist()
+        assert batch["paper"].n_id.tolist() == []
 
 
 def test_copies_share_the_graph_and_have_fanouts_of_their_own(real_device):
