@@ -321,8 +321,17 @@ def _check_ratio(ratio: Any) -> None:
         raise ArgumentError(f"neg_sampling_ratio must be at least 0, got {ratio!r}")
 
 
-def _list_links(adj_t: Any) -> Tensor:
-    """The edges of a transposed adjacency, a `SparseTensor` or a sparse tensor of torch, in its order."""
+def _list_links(name: str, part: Any) -> Tensor:
+    """The edges of a graph or a relation; those of a transposed adjacency, a `SparseTensor` or a sparse tensor of
+    torch, in its order.
+    """
+    if part.get("edge_index") is not None:
+        return part.edge_index  # type: ignore[no-any-return]
+    adj_t = part.get("adj_t")
+    if adj_t is None:
+        raise ArgumentError(
+            f"edge_label_index must have the links, as {name} has no edges that could be taken, got None"
+        )
     if isinstance(adj_t, Tensor):
         # Parallel edges stay apart.
         target, source = adj_t.to_sparse_coo()._indices()
@@ -334,9 +343,7 @@ def _list_links(adj_t: Any) -> Tensor:
 def _read_links(data: Any, edge_label_index: Any) -> Any:
     """Links as PyG's loader takes them, checked: a tensor, or (relation, tensor)."""
     if isinstance(data, Data):
-        if edge_label_index is None and "edge_index" not in data and "adj_t" in data:
-            return _list_links(data.adj_t)
-        return data.edge_index if edge_label_index is None else _check_links_shape(edge_label_index)
+        return _list_links("data", data) if edge_label_index is None else _check_links_shape(edge_label_index)
     is_relation = isinstance(edge_label_index, (tuple, list)) and len(edge_label_index) > 0
     if not is_relation:
         raise ArgumentTypeError(
@@ -363,9 +370,7 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
                 raise ArgumentError(
                     f"edge_label_index must name a known relation, got {edge_type} of {data.edge_types}"
                 )
-            if "edge_index" not in data[edge_type]:
-                return edge_type, _list_links(data[edge_type].adj_t)
-            return edge_type, data[edge_type].edge_index
+            return edge_type, _list_links(f"data[{edge_type}]", data[edge_type])
     elif links is None:
         return edge_type, list_links(data[1], edge_type)
     return edge_type, _check_links_shape(links)

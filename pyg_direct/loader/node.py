@@ -20,6 +20,7 @@ from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.sampler import NeighborSampler
+from pyg_direct.loader.stores import list_relations
 from pyg_direct.ops.check import check_callables, check_ids
 from pyg_direct.typing import Device
 
@@ -156,6 +157,8 @@ def _read_seeds(data: Any, input_nodes: Any, name: str) -> tuple[Any, int | None
     has_type = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)
     kind = input_nodes[0] if has_type else input_nodes
     is_typed = isinstance(data, HeteroData)
+    if input_nodes is None and not is_typed and list_relations(data[1]) == [None]:
+        raise ArgumentTypeError("input_nodes must be ids or a mask for a graph without types in stores, got None")
     if not isinstance(kind, str) and (is_typed or input_nodes is None):
         raise ArgumentTypeError(
             "input_nodes must be a node type or (node type, nodes) for a graph with types, got "

@@ -1,5 +1,7 @@
 """Links of a graph in any form that PyG has edges in, and which relation is the reverse of another."""
 
+import re
+
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -72,6 +74,17 @@ def test_the_reverse_of_a_relation_is_found(edge_type, others, expected):
 def test_links_that_are_no_tensor_are_refused():
     with pytest.raises(ArgumentTypeError, match=r"edge_label_index must be links \[2, L\] or None, got 'some'"):
         LinkNeighborLoader(make_data(), [2], "some", device="cpu")
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_links_must_be_given_where_there_are_no_edges(is_typed):
+    data, links, name = Data(x=torch.zeros(3, 1)), None, "data"
+    if is_typed:
+        data, links, name = make_hetero(), CITES, f"data[{CITES}]"
+        del data[CITES].edge_index
+
+    with pytest.raises(ArgumentError, match=re.escape(f"edge_label_index must have the links, as {name} has no edges")):
+        LinkNeighborLoader(data, [2], links, device="cpu")
 
 
 def test_what_a_sampler_knows_is_not_told_to_its_loader():

@@ -255,6 +255,12 @@ def test_all_nodes_of_a_type_may_be_seeds(seeds):
 def test_a_graph_in_stores_needs_seeds():
     with pytest.raises(ArgumentTypeError, match=r"input_nodes must be a node type or .* got None"):
         NeighborLoader(store_graph(make_hetero()), [2], device="cpu")
+    graph = MyGraphStore()
+    graph.put_edge_index(tuple(make_data().edge_index), edge_type=None, layout="coo", size=(70, 70))
+    with pytest.raises(
+        ArgumentTypeError, match="input_nodes must be ids or a mask for a graph without types in stores"
+    ):
+        NeighborLoader((MyFeatureStore(), graph), [2], device="cpu")
 
 
 def test_a_graph_of_edges_alone_needs_no_features(real_device):
