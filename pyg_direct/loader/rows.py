@@ -63,6 +63,19 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         table: Feature | Tensor = self._features[self._key(attr)]
         return table
 
+    def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
+        """Put another table in the place of one; where it is refused, the one that is there stays.
+
+        Args:
+            tensor: The whole table, as it would be put.
+            *args, **kwargs: Its group and name, as PyG has them.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, NotImplementedError: as of a table that is put.
+        """
+        # PyG's takes the old table away first.
+        return bool(self.put_tensor(tensor, *args, **kwargs))
+
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
         if attr.index is not None and not (isinstance(attr.index, slice) and attr.index == slice(None)):
             raise NotImplementedError("a table is put whole; index must be None")

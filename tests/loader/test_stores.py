@@ -209,6 +209,16 @@ class TestFeatureStore:
         assert store.remove_tensor(group_name=None, attr_name="x", index=None)
         assert store.get_all_tensor_attrs() == []
 
+    @pytest.mark.parametrize(("rows", "index"), [(torch.ones(1, 3), torch.tensor([1])), ([1, 2], None)])
+    def test_a_table_is_put_in_the_place_of_another_or_that_one_stays(self, store, rows, index):
+        name = {"group_name": None, "attr_name": "x"}
+        assert store.update_tensor(torch.ones(70, 3), **name, index=None)
+
+        with pytest.raises((ArgumentTypeError, NotImplementedError)):
+            store.update_tensor(rows, **name, index=index)
+
+        assert store.get_tensor(**name, index=None).tolist() == [[1.0] * 3] * 70
+
     @pytest.mark.sparse
     def test_a_loader_of_pyg_reads_it(self, store):
         data, graph = make_data(), MyGraphStore()
