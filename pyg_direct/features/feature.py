@@ -182,7 +182,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
             cpu_tensor: `[N, ...]` of any dtype, on the CPU (or on the GPU of this feature).
 
         Raises:
-            ArgumentError: a scalar, or `store_dtype` cannot hold a number of the table.
+            ArgumentError: a scalar, or `store_dtype` cannot hold a number of the table; then the feature is empty.
             ArgumentTypeError: no tensor, or one that is not dense.
         """
         if not isinstance(cpu_tensor, Tensor) or cpu_tensor.layout != torch.strided:
@@ -191,11 +191,21 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         if cpu_tensor.dim() == 0:
             raise ArgumentError("cpu_tensor must have at least one dimension, got a scalar")
         self._check_count(cpu_tensor.shape[0])
-        rows = cpu_tensor.detach().resolve_conj().resolve_neg()
         self._clear()
+        try:
+            self._take(cpu_tensor)
+        except BaseException:
+            self._clear()
+            self._shape = None
+            raise
+        return self
+
+    def _take(self, cpu_tensor: Tensor) -> None:
+        """Put the rows of a tensor where they belong; a feature that fails to is left empty by its caller."""
+        rows = cpu_tensor.detach().resolve_conj().resolve_neg()
         self._shape, self._dtype = rows.shape, rows.dtype
         if self._shard_rows(rows):
-            return self
+            return
         if self.store_dtype is not None and self.store_dtype != rows.dtype:
             rows, self._exponents = narrow_rows(rows, self.store_dtype)
             self._exponents = None if self._exponents is None else self._exponents.to(self.device)
@@ -203,21 +213,21 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         num_bytes = rows.numel() * rows.element_size()
         if self._is_for_many():
             self._share_rows(cpu_tensor, rows)
-            return self
+            return
         if self.device.type == "cpu":
             self._hot = rows.cpu().contiguous()
-            return self
+            return
         self._watch()
         if rows.is_cuda and rows.device == self.device:
             self._hot = rows.contiguous()
-            return self
+            return
         asked = self.device_cache_size
         budget = fit_budget(min(num_bytes, parse_size(asked, num_bytes)), asked, self.device)
         if budget >= num_bytes:
             hot = copy_to_gpu(rows, None, self.device)
             if hot is not None:
                 self._hot = hot
-                return self
+                return
             budget = shrink_budget(num_bytes, asked)
         scores = score_rows(self.hotness, self.csr_topo, len(rows)) if budget > 0 else None
         while True:
@@ -229,7 +239,6 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
         # Memory that a second tensor sees is not given back while it is moved.
         del rows
         self._place_on_host(cpu_tensor, hot, hot_ids, misses)
-        return self
 
     def _watch(self) -> None:
         """Have a word that kernels report bad ids in."""

@@ -198,3 +198,14 @@ def test_numbers_that_would_be_lost_are_refused(device, store_dtype, number, wor
 
     with pytest.raises(ArgumentError, match=words):
         Feature(device=device, store_dtype=store_dtype).from_cpu_tensor(table)
+
+
+def test_a_feature_whose_rows_were_refused_is_empty(device):
+    feature = Feature(device=device, store_dtype=torch.float16).from_cpu_tensor(torch.ones(4, 3))
+    with pytest.raises(ArgumentError, match="holds numbers up to 65504"):
+        feature.from_cpu_tensor(torch.full((4, 3), 7e4))
+
+    for read in (feature.__getitem__, feature.read):
+        with pytest.raises(ArgumentError, match="this Feature holds no rows yet"):
+            read(torch.tensor([0], device=device))
+    assert feature.from_cpu_tensor(torch.ones(5, 3))[[4]].tolist() == [[1.0, 1.0, 1.0]]
