@@ -174,8 +174,13 @@ class GraphSageSampler:
         """
         self._topology.check_process()
         inputs, outputs = self._read_seeds("inputs", inputs), self._read_seeds("outputs", outputs)
-        numbered = relabel(inputs.to(self.device), outputs.to(self.device), self.csr_topo.node_count)
+        if counts.shape != inputs.shape:
+            raise ArgumentError(f"counts must have shape {tuple(inputs.shape)}, one for each of inputs, got "
+                                f"{tuple(counts.shape)}")  # fmt: skip
         targets = torch.arange(inputs.numel(), device=self.device).repeat_interleave(counts.to(self.device))
+        if targets.numel() != outputs.numel():
+            raise ArgumentError(f"counts must add up to the {outputs.numel()} outputs, got {targets.numel()}")
+        numbered = relabel(inputs.to(self.device), outputs.to(self.device), self.csr_topo.node_count)
         return numbered.n_id, targets, numbered.local
 
     def sample_prob(self, train_idx: Tensor, total_node_count: int) -> Tensor:

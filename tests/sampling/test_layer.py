@@ -1,7 +1,9 @@
 """One hop at a time, after Quiver: neighbors of nodes, and local ids for them."""
 
+import pytest
 import torch
 
+from pyg_direct.errors import ArgumentError
 from pyg_direct.sampling.key import call_key
 from tests.reference.sample import sample
 from tests.sage import GRAPH, SEEDS, make_sampler
@@ -37,3 +39,12 @@ def test_layer_by_layer_gives_the_batch(device):
     whole, _, (adj,) = sampler.sample(SEEDS, key=5)
     assert torch.equal(n_id, whole)
     assert torch.equal(torch.stack([sources, targets]), adj.edge_index)
+
+
+@pytest.mark.parametrize(("counts", "words"), [([5, 1], "add up to the 2 outputs, got 6"),
+                                               ([2], r"shape \(2,\), one for each of inputs, got \(1,\)")])  # fmt: skip
+def test_reindex_refuses_counts_of_other_edges(device, counts, words):
+    sampler = make_sampler(device)
+
+    with pytest.raises(ArgumentError, match=f"counts must .*{words}"):
+        sampler.reindex(torch.tensor([0, 1]), torch.tensor([2, 3]), torch.tensor(counts))
