@@ -48,6 +48,7 @@ class HGTSampler(OwnSampler):
                 f"data must be a HeteroData for HGT sampling, as in PyG, got {type(data).__name__}{hint}"
             )
         self.data, self.device, self.placement = data, resolve_device(device), placement
+        self._chooses_device = device is None
         self.seed, self._num_calls = resolve_seed(seed), 0
         by_type = num_samples if isinstance(num_samples, Mapping) else dict.fromkeys(data.node_types, num_samples)
         self.num_samples = {kind: check_fanouts(f"num_samples[{kind!r}]", own) for kind, own in by_type.items()}
@@ -74,8 +75,16 @@ class HGTSampler(OwnSampler):
             self._plan = HgtPlan(topology.place(self.placement, self.device), self.num_samples, self.most_neighbors)
 
     def _open_topology(self) -> HeteroTopo:
+        self._open_plan()
         assert self._topology is not None
         return self._topology
+
+    def _open_plan(self) -> HgtPlan:
+        if self._plan is None:
+            # It was sent to this process.
+            self.refresh()
+        assert self._plan is not None
+        return self._plan
 
     def sample_from_nodes(self, index: NodeSamplerInput, *, key: int | None = None) -> HeteroSamplerOutput:
         """Sample around nodes.
@@ -84,9 +93,8 @@ class HGTSampler(OwnSampler):
             index: PyG's input: ids and their type.
             key: Draw under this key instead of the sampler's own count of calls.
         """
-        assert self._plan is not None
         key = self._next_key() if key is None else key
-        out = to_general_output(self._plan.sample({index.input_type: index.node}, key), is_hetero=True)
+        out = to_general_output(self._open_plan().sample({index.input_type: index.node}, key), is_hetero=True)
         out.metadata = (index.input_id, index.time)
         return out
 
@@ -101,6 +109,20 @@ class HGTSampler(OwnSampler):
             NotImplementedError: always.
         """
         raise NotImplementedError("links with HGT sampling, as in PyG")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_topology": None, "_plan": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._chooses_device:
+            self.device = resolve_device(None)
+
+    def __copy__(self) -> HGTSampler:
+        # One that shares what is opened already.
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
 
 
 class HGTLoader(NodeLoader):

@@ -5,13 +5,15 @@ import pickle
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
+import torch
 import torch.multiprocessing as mp
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch_geometric.sampler import NodeSamplerInput
 
 from pyg_direct import CSRTopo, GraphSageSampler, LinkNeighborLoader, NeighborLoader
 from pyg_direct.loader import NeighborSampler as LayerLoader
 from pyg_direct.runtime.shared import find_shared
-from pyg_direct.sampler import NeighborSampler
+from pyg_direct.sampler import HGTSampler, NeighborSampler
 from tests.batches import hash_batches, make_data
 from tests.hetero_data import make_hetero
 
@@ -70,6 +72,19 @@ def test_a_sampler_of_pygs_interface_is_sent_and_copied():
     assert shallow._opened is sampler._opened
     assert sent.num_neighbors.values == [3]
     assert sent._opened is not sampler._opened
+
+
+def test_an_hgt_sampler_is_sent_without_what_other_loaders_opened_and_copied():
+    data = make_hetero()
+    beside = NeighborLoader(data, [3], "author", batch_size=16, device="cpu")
+    list(beside)
+    sampler = HGTSampler(data, [3], device="cpu", seed=1)
+    index = NodeSamplerInput(None, torch.tensor([1, 2]), None, "author")
+
+    sent, shallow = pickle.loads(pickle.dumps(sampler)), copy.copy(sampler)
+
+    assert shallow._plan is sampler._plan
+    assert str(sent.sample_from_nodes(index, key=7)) == str(sampler.sample_from_nodes(index, key=7))
 
 
 def test_a_topology_is_moved_once():
