@@ -283,7 +283,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(
                 data, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
-                is_sorted, directed=directed, device=self.device, placement=self.topology_placement, seed=self.seed,
+                is_sorted, directed=directed, device=device, placement=self.topology_placement, seed=self.seed,
                 time_comparison=time_comparison, time_window=time_window, strict_negatives=strict_negatives,
                 exclude_target_edges=exclude_target_edges, topology_cache=topology_cache)  # fmt: skip
         elif strict_negatives or exclude_target_edges:

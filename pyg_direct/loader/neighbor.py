@@ -215,7 +215,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(
                 data, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
-                is_sorted, directed=directed, device=self.device, placement=self.topology_placement, seed=self.seed,
+                is_sorted, directed=directed, device=device, placement=self.topology_placement, seed=self.seed,
                 time_comparison=time_comparison, time_window=time_window)  # fmt: skip
         self._open_general(data, neighbor_sampler, input_nodes, input_time, transform, transform_sampler_output,
                            custom_cls, input_id, store_dtype, kwargs)  # fmt: skip

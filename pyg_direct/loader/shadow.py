@@ -53,7 +53,7 @@ class ShaDowKHopSampler(NodeLoader):
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
         self.depth, self.num_neighbors, self.replace = depth, num_neighbors, check_flag("replace", replace)
         sampler = NeighborSampler(data, [num_neighbors] * depth, "induced", self.replace, disjoint=True,
-                                  device=self.device, placement=self.topology_placement, seed=self.seed)  # fmt: skip
+                                  device=device, placement=self.topology_placement, seed=self.seed)  # fmt: skip
         # PyG's `collate_fn` makes batches.
         kwargs["filter_per_worker"] = True
         self._open_general(data, sampler, node_idx, None, None, None, None, None, store_dtype, kwargs)

@@ -10,8 +10,8 @@ import torch.multiprocessing as mp
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch_geometric.sampler import NodeSamplerInput
 
-from pyg_direct import CSRTopo, GraphSageSampler, LinkNeighborLoader, NeighborLoader
-from pyg_direct.loader import NeighborSampler as LayerLoader
+from pyg_direct import CSRTopo, GraphSageSampler, HGTLoader, LinkNeighborLoader, NeighborLoader, ShaDowKHopSampler
+from pyg_direct.loader import NeighborSampler as LayerLoader, epochs, hgt, sampler
 from pyg_direct.runtime.shared import find_shared
 from pyg_direct.sampler import HGTSampler, NeighborSampler
 from tests.batches import hash_batches, make_data
@@ -48,6 +48,21 @@ def test_a_loader_that_was_sent_makes_the_same_batches(name, is_used):
 
     assert state is None or sent.state_dict() == state
     assert words(sent) == words(loader)
+
+
+@pytest.mark.parametrize("name", ["disjoint", "types", "links", "hgt", "shadow"])
+def test_a_loader_and_its_sampler_take_the_same_device_where_they_come_to(name, monkeypatch):
+    if name in ("hgt", "shadow"):
+        loader = HGTLoader(make_hetero(), [3], "author") if name == "hgt" else ShaDowKHopSampler(make_data(), 1, 3)
+    else:
+        loader = make(name, device=None)
+    letter, there = pickle.dumps(loader), torch.device("meta")
+    for module in (epochs, sampler, hgt):
+        monkeypatch.setattr(module, "resolve_device", lambda device: there)
+
+    sent = pickle.loads(letter)
+
+    assert sent.device == sent._sampler.device == there
 
 
 @pytest.mark.parametrize("is_used", [False, True])
