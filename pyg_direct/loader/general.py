@@ -166,8 +166,8 @@ class GeneralLoader(EpochLoader):
         elif isinstance(out, HeteroSamplerOutput):
             batch = self._general.build(self.data, out, checked=is_ours, memory=memory, read=read)
         else:
-            batch = self._build_homogeneous(out, is_ours)
-        _note_sample(batch, out)
+            batch = self._build_homogeneous(out, self._general, is_ours)
+        note_sample(batch, out)
         if is_ours and self._sampler.sample_direction == "forward":
             note_order(batch, out, self._sampler.max_degree)
         self._place_inputs(batch, out)
@@ -187,7 +187,7 @@ class GeneralLoader(EpochLoader):
                 none = torch.empty(0, dtype=torch.int64, device=device)
                 node = dict.fromkeys(self.data.node_types, none) | node
                 if out.edge is not None:
-                    edge = {kind: none for kind in self.data.edge_types if kind not in row} | edge
+                    edge = {**dict.fromkeys((kind for kind in self.data.edge_types if kind not in row), none), **edge}
             batch = None if out.batch is None else {k: v.to(device) for k, v in out.batch.items()}
             return HeteroSamplerOutput(node, row, col, edge, batch, out.num_sampled_nodes, out.num_sampled_edges,
                                        out.orig_row, out.orig_col, out.metadata)  # fmt: skip
@@ -196,7 +196,7 @@ class GeneralLoader(EpochLoader):
                              _permute(out.edge, perm, device), batch, out.num_sampled_nodes, out.num_sampled_edges,
                              out.orig_row, out.orig_col, out.metadata)  # fmt: skip
 
-    def _build_homogeneous(self, out: SamplerOutput, is_ours: bool) -> Data:
+    def _build_homogeneous(self, out: SamplerOutput, attributes: Attributes, is_ours: bool) -> Data:
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         # Torch's other threads would go on waiting awake beside the loops that read features.
         with one_thread(self.device.type == "cpu"):
@@ -206,12 +206,12 @@ class GeneralLoader(EpochLoader):
         if out.edge is None:
             # Edges that were merged have no attributes any more.
             data = without_edge_attributes(data)
-        batch = self._general.build(data, sample, none, checked=is_ours)
+        batch = attributes.build(data, sample, none, checked=is_ours)
         for key in ("num_sampled_nodes", "num_sampled_edges", "input_id", "batch_size"):
             del batch._store[key]
         if out.edge is None:
             del batch._store["e_id"]
-        return batch  # type: ignore[no-any-return]
+        return batch
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         attributes = self._prepare() if self._general is None else self._general
@@ -226,7 +226,7 @@ def _permute(edge: Tensor | None, perm: Tensor | None, device: torch.device) -> 
     return (edge if perm is None else perm[edge.to(perm.device)]).to(device)
 
 
-def _note_sample(batch: Any, out: Output) -> None:
+def note_sample(batch: Any, out: Output) -> None:
     """Write ids, trees and counts into a batch."""
     # PyG's own way to set one attribute takes as long as a kernel's launch.
     if isinstance(out, SamplerOutput):

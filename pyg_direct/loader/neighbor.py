@@ -18,13 +18,13 @@ from pyg_direct.graph.placed import ListReads, PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
-from pyg_direct.loader.copied import without_edge_attributes
 from pyg_direct.loader.epochs import ALONE, EpochLoader, settle_sharing, settle_workers
+from pyg_direct.loader.general import note_sample
 from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.hosts import keep_once
 from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds
 from pyg_direct.loader.order import largest_fanout, note_hops
-from pyg_direct.loader.output import from_output, to_output
+from pyg_direct.loader.output import check_output, to_output
 from pyg_direct.loader.own import device_for
 from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.placement import announce, describe
@@ -357,11 +357,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     def _build_output(self, attributes: Attributes, out: Any) -> Any:
         """The batch of a sample in PyG's form, as a user's transform may have left it."""
-        sample = from_output(out)
-        data = self.data if out.edge is not None else without_edge_attributes(self.data)
-        batch = attributes.build(data, sample, out.metadata[0], checked=False)
-        if out.edge is None:
-            del batch._store["e_id"]
+        batch = self._build_homogeneous(check_output(out), attributes, False)
+        note_sample(batch, out)
+        self._place_inputs(batch, out)
         return batch
 
     def _is_own(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
@@ -21,19 +20,15 @@ def to_output(sample: Sample, input_id: Tensor | None = None) -> SamplerOutput:
                          metadata=(input_id, None))  # fmt: skip
 
 
-def from_output(out: SamplerOutput) -> Sample:
-    """A uniform sample from PyG's form, as a user's transform may have left it.
+def check_output(out: Any) -> SamplerOutput:
+    """A uniform sample in PyG's form, as a user's transform has left it.
 
     Raises:
         ArgumentTypeError: the transform returned something else.
     """
     if not isinstance(out, SamplerOutput):
         raise ArgumentTypeError(f"transform_sampler_output must return a SamplerOutput, got {type(out).__name__}")
-    node_counts = list(torch.tensor(out.num_sampled_nodes or [0]).cumsum(0).tolist())
-    edge_counts = [0, *torch.tensor(out.num_sampled_edges or [], dtype=torch.int64).cumsum(0).tolist()]
-    edge_index = torch.stack([out.row, out.col])
-    e_id = torch.empty(0, dtype=torch.int64, device=out.node.device) if out.edge is None else out.edge
-    return Sample(out.node, edge_index, e_id, node_counts, edge_counts)
+    return out
 
 
 class PackedOutput(HeteroSamplerOutput):  # type: ignore[misc]

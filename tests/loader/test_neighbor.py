@@ -189,6 +189,22 @@ def test_an_adjacency_whose_ids_a_transform_forgets_has_no_values(real_device):
     assert bool((batch.adj_t.values() >= 1).all())
 
 
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}])
+def test_batches_hold_what_a_transform_says_of_trees_times_and_counts(real_device, options):
+    def say_more(out):
+        out.batch, out.num_sampled_nodes, out.num_sampled_edges = out.node % 2, None, None
+        out.orig_row, out.orig_col = out.row, out.col
+        out.metadata = out.metadata[0], torch.tensor([70, 80])
+        return out
+
+    batch = load_one(make_data(), [-1], [5, 9], transform_sampler_output=say_more, device=real_device, **options)
+
+    assert torch.equal(batch.batch, batch.n_id % 2)
+    assert batch.seed_time.tolist() == [70, 80]
+    assert torch.equal(batch._orig_edge_index, batch.edge_index)
+    assert {"num_sampled_nodes", "num_sampled_edges"}.isdisjoint(batch.keys())
+
+
 def test_a_transform_of_the_sampler_output_that_returns_none_is_named():
     with pytest.raises(ArgumentTypeError, match="transform_sampler_output must return a SamplerOutput, got NoneType"):
         load_one(make_data(), [3], [5, 9], transform_sampler_output=lambda out: None, device="cpu")
