@@ -80,7 +80,9 @@ def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, 
                 cut = place // _TOGETHER
                 some = slice(cut * _TOGETHER * size, min((cut + 1) * _TOGETHER * size, end))
                 parts = list(map(Seeds, *(ids[some].unsafe_split(size) for ids in (order, nodes_in_order))))
-            yield number, parts[place % _TOGETHER]
+            positions, own = parts[place % _TOGETHER]
+            # Batches hold them as `input_id`: a view would keep, and be saved with, the order of the whole epoch.
+            yield number, Seeds(positions.clone(), own)
         return
     source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     for number, positions in enumerate(source):

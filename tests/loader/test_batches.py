@@ -60,6 +60,14 @@ def test_input_id_is_the_node_under_a_mask(real_device, make):
     assert [batch.input_id.tolist() for batch in batches] == [[3, 23, 43], [63]]
 
 
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"disjoint": True}, {"ranks": (1, 2)}])
+def test_input_id_is_kept_and_saved_without_those_of_other_batches(options):
+    batches = list(make_loader(**options))
+
+    for batch in batches:
+        assert batch.input_id.untyped_storage().nbytes() == 8 * batch.batch_size
+
+
 def test_input_ids_of_the_user_are_kept():
     loader = make_loader(input_nodes=torch.tensor([5, 6, 7]), input_id=torch.tensor([50, 60, 70]))
 
