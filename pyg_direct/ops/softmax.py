@@ -217,20 +217,6 @@ def pull_softmax(grad: Tensor, alpha: Tensor, source: Tensor | None, target: Ten
             run_cpu(kernels.pull_softmax_cpu, *given[:2], indptr, num_edges, num_targets, heads, _scalar(slope, alpha),
                     torch.empty_like(to_targets).view(-1), to_edges.view(-1), to_targets.view(-1))  # fmt: skip
     return to_edges, to_targets, to_sources
-    given = [grad.detach().to(alpha.dtype).reshape(-1), alpha.view(-1),
-             *(_flat(part, alpha) for part in (source, target, edge))]  # fmt: skip
-    row = row.to(indptr.dtype).contiguous()
-    if runs_on_gpu(alpha):
-        lane_bits = _lane_bits(max_degree)
-        run_gpu(kernels.pull_softmax_gpu, _grid(num_targets * heads, lane_bits), *given, indptr.contiguous(), row,
-                num_edges, num_targets, heads, lane_bits, slope, to_edges.view(-1), to_targets.view(-1),
-                to_sources.view(-1))  # fmt: skip
-    else:
-        with threads_for(alpha.numel()):
-            run_cpu(kernels.pull_softmax_cpu, *given, indptr, row, num_edges, num_targets, heads,
-                    _scalar(slope, alpha), torch.empty_like(to_targets).view(-1), to_edges.view(-1),
-                    to_targets.view(-1))  # fmt: skip
-    return to_edges, to_targets, to_sources
 
 
 def _scalar(value: float, like: Tensor) -> Any:
