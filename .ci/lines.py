@@ -123,7 +123,8 @@ def list_gone():
         source = text_of(path) if Path(path).exists() else ""
         part = ast.parse(source)
         for inner in [] if name == "*" else name.split("."):
-            part = next((node for node in ast.walk(part) if getattr(node, "name", None) == inner), ast.Pass())
+            named = (node for node in ast.walk(part) if isinstance(node, (*FUNCTIONS, ast.ClassDef)))
+            part = next((node for node in named if node.name == inner), ast.Pass())
         segment = source if name == "*" else ast.get_source_segment(source, part) or ""
         if not any(line.strip().startswith(text) for line in segment.splitlines()):
             gone.append(where)
