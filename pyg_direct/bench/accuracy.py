@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.nn import MLP, GraphSAGE
 
 from pyg_direct.bench.row import Row
+from pyg_direct.bench.steps import train
 from pyg_direct.datasets import NodeDataset
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
@@ -104,11 +105,7 @@ def _train(model: GraphSAGE, loader: NeighborLoader, dataset: NodeDataset, topol
     for epoch in range(epochs):
         model.train()
         for batch in loader:
-            optimizer.zero_grad(set_to_none=True)
-            out = model(batch.x.float(), batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                        num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-            F.cross_entropy(out, batch.y[: batch.batch_size].long()).backward()
-            optimizer.step()
+            train(model, optimizer, batch)
         if 2 * (epoch + 1) > epochs:
             predicted = predict(model, topology, x)
             best = max(

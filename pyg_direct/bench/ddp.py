@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 from pyg_direct.bench.row import Row
+from pyg_direct.bench.steps import train
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
@@ -77,11 +77,7 @@ class _Epochs:
                 for number, batch in enumerate(loader):
                     if epoch > 0 and number == 0:
                         self.begins.append(time.perf_counter() - begin)
-                    optimizer.zero_grad(set_to_none=True)
-                    out = parallel(batch.x.float(), batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                                   num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-                    F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
-                    optimizer.step()
+                    train(parallel, optimizer, batch)
                     if epoch == 0 and number == _WARM_UP:
                         # Only to warm up.
                         break
@@ -98,7 +94,7 @@ class _Epochs:
         return seconds
 
 
-def _hash_batches(rank: int, count: int, world: int, data: Data, train_idx: Tensor, num_batches: int = 8) -> int:
+def _hash_batches(rank: int, count: int, data: Data, train_idx: Tensor, num_batches: int = 8) -> int:
     """One number for the first global batches, whoever made them."""
     total = torch.zeros((), dtype=torch.int64, device="cuda")
     if rank < count:
@@ -118,7 +114,7 @@ def measure_products(rank: int, world: int, scale: float, groups: dict[int, Any]
     graph = synthetic_graph("products", scale=scale, device="cuda")
     train_idx, num_classes = graph.train_idx.cpu(), graph.num_classes
     on_gpu = graph.to_data()
-    hashes = {count: _hash_batches(rank, count, world, on_gpu, train_idx) for count in count_up(world)}
+    hashes = {count: _hash_batches(rank, count, on_gpu, train_idx) for count in count_up(world)}
     assert len(set(hashes.values())) == 1, f"batches differ: {hashes}"
     note(Row.of(f"multi_gpu/batches/products/{world} GPUs", "numbers of GPUs with equal batches", "GPUs",
                 [float(len(hashes))],

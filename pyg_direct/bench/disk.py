@@ -12,13 +12,12 @@ from statistics import median_high
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
-from pyg_direct.bench.loader import run_steps, without_end
 from pyg_direct.bench.row import Row
+from pyg_direct.bench.steps import run_steps, train, without_end
 from pyg_direct.bench.timing import time_on_clock
 from pyg_direct.features.disk import DiskTier
 from pyg_direct.features.feature import Feature
@@ -141,11 +140,8 @@ def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name:
     optimizer = torch.optim.Adam(model.parameters())
 
     def step(batch: Any) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                    num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-        F.cross_entropy(out, y[batch.n_id[: batch.batch_size]].long()).backward()
-        optimizer.step()
+        batch.y = y[batch.n_id[: batch.batch_size]]
+        train(model, optimizer, batch)
 
     def load(feature: Feature) -> Iterator[Any]:
         rows = FeatureStore()

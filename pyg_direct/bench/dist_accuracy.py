@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 
@@ -18,6 +17,7 @@ from pyg_direct.bench.accuracy import predict
 from pyg_direct.bench.clients import open_mode
 from pyg_direct.bench.distributed import run_processes
 from pyg_direct.bench.row import Row
+from pyg_direct.bench.steps import train
 from pyg_direct.datasets import NodeDataset
 from pyg_direct.distributed import DistNeighborLoader, partition_graph
 from pyg_direct.distributed.part import GraphPart
@@ -87,11 +87,7 @@ def _train(rank: int, count: int, device: torch.device, dataset: NodeDataset, fo
         for _ in range(epochs):
             model.train()
             for batch in loader:
-                optimizer.zero_grad(set_to_none=True)
-                out = parallel(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                               num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-                F.cross_entropy(out, batch.y[: batch.batch_size].long()).backward()
-                optimizer.step()
+                train(parallel, optimizer, batch)
         if rank == 0:
             assert dataset.x is not None
             topology = CSRTopo(dataset.edge_index, num_nodes=dataset.num_nodes)

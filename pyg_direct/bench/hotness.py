@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_direct.bench.loader import make_step, run_steps, without_end
 from pyg_direct.bench.row import Row
+from pyg_direct.bench.steps import make_step, run_steps, without_end
 from pyg_direct.bench.timing import time_on_clock, wait_for_gpu
 from pyg_direct.features.expected import expected_reads
 from pyg_direct.features.following import ReadCounts

@@ -9,19 +9,16 @@ from statistics import median_high
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GraphSAGE
 
-from pyg_direct.bench.loader import run_steps, without_end
 from pyg_direct.bench.row import Row
+from pyg_direct.bench.steps import make_step, run_steps, without_end
 from pyg_direct.bench.timing import time_on_gpu
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.ops.neighbor import sample_neighbors
 from pyg_direct.ops.union import unite
-from pyg_direct.runtime.device import resolve_device
 from pyg_direct.sampling.open import Plan, open_plan
 from pyg_direct.sampling.sample import Recipe
 
@@ -111,7 +108,7 @@ def measure_steps(data: Data, train_idx: Tensor, num_classes: int, name: str, ba
         loader = NeighborLoader(data, list(_FANOUTS), train_idx, batch_size=_BATCH_SIZE, shuffle=True, seed=0,
                                 drop_last=True, placement="unified", topology_placement=topology,
                                 feature_cache=0, super_batch=group, **SAMPLINGS[sampling])  # fmt: skip
-        step = _make_step(next(iter(loader)), num_classes)
+        step = make_step(next(iter(loader)), num_classes)
         alone = run_steps(without_end(loader), lambda batch: None, batches)
         both = run_steps(without_end(loader), step, batches)
         compute = run_steps(repeat(next(iter(loader))), step, batches)
@@ -120,17 +117,3 @@ def measure_steps(data: Data, train_idx: Tensor, num_classes: int, name: str, ba
         yield Row.of(case, "loader alone", "ms", alone, limits[topology][0], "uniform, fp32, alone")
         yield Row.of(case, "loader and compute", "ms", both, limits[topology][1], "uniform, fp32",
                      f"compute on one such batch: {median_high(compute):.2f} ms")  # fmt: skip
-
-
-def _make_step(first: Data, num_classes: int) -> Any:
-    model = GraphSAGE(first.x.shape[1], 256, 3, num_classes).to(resolve_device(None))
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def step(batch: Any) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        out = model(batch.x.float(), batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                    num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-        F.cross_entropy(out, batch.y[: batch.batch_size].long()).backward()
-        optimizer.step()
-
-    return step

@@ -20,9 +20,9 @@ from torch_geometric.nn import GraphSAGE
 
 from pyg_direct.bench.aggregate import capture
 from pyg_direct.bench.limits import pinned_copy_rate
-from pyg_direct.bench.loader import run_steps, without_end
-from pyg_direct.bench.models import count_host_bytes, find_loss
+from pyg_direct.bench.models import count_host_bytes
 from pyg_direct.bench.row import Row
+from pyg_direct.bench.steps import find_loss, run_steps, without_end
 from pyg_direct.bench.timing import time_on_gpu
 from pyg_direct.features.feature import Feature
 from pyg_direct.loader.neighbor import NeighborLoader

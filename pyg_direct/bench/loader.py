@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from statistics import median_high
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader, NodeLoader
-from torch_geometric.nn import GraphSAGE
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from pyg_direct.bench.row import Row
+from pyg_direct.bench.steps import make_step, run_steps, without_end
 from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.runtime.device import resolve_device
@@ -107,38 +106,3 @@ def _time_next(batches: Iterable[Any], count: int = 60, warm_up: int = 10) -> li
         next(source)
         times.append(1e6 * (time.perf_counter() - begin))
     return times[warm_up:]
-
-
-def make_step(batch: Data, num_classes: int) -> Callable[[Data], None]:
-    """A training step of a trimmed 3-layer GraphSAGE, hidden 256, on batches like that one."""
-    model = GraphSAGE(batch.x.shape[1], 256, 3, num_classes).to(batch.x.device)
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def step(batch: Data) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                    num_sampled_edges_per_hop=batch.num_sampled_edges)[: batch.batch_size]  # fmt: skip
-        F.cross_entropy(out, batch.y[: batch.batch_size].long()).backward()
-        optimizer.step()
-
-    return step
-
-
-def without_end(loader: Iterable[Any]) -> Iterator[Any]:
-    """Epoch after epoch."""
-    while True:
-        yield from loader
-
-
-def run_steps(batches: Iterable[Any], step: Callable[[Any], None], count: int, windows: int = 6) -> list[float]:
-    """Milliseconds a step in each window of `count` steps; the first window warms up."""
-    size = max(1, count // windows)
-    times = []
-    source = iter(batches)
-    for _ in range(windows):
-        begin = time.perf_counter()
-        for _ in range(size):
-            step(next(source))
-        wait_for_gpu()
-        times.append(1e3 * (time.perf_counter() - begin) / size)
-    return times[1:]

@@ -10,7 +10,6 @@ from statistics import median_high
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
@@ -19,8 +18,8 @@ from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from pyg_direct.bench.aggregate import capture
 from pyg_direct.bench.limits import pinned_copy_rate
-from pyg_direct.bench.loader import run_steps, without_end
 from pyg_direct.bench.row import Row
+from pyg_direct.bench.steps import find_loss, run_steps, train, without_end
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.features.feature import Feature
 from pyg_direct.loader.neighbor import NeighborLoader
@@ -76,13 +75,6 @@ def _make_step(model: torch.nn.Module, batch: Data) -> Callable[[], None]:
         find_loss(model, batch).backward()
 
     return step
-
-
-def find_loss(model: torch.nn.Module, batch: Any) -> Tensor:
-    """The loss of a trimmed model on a batch; torch-sparse does not tell PyG's loader what to trim."""
-    out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=getattr(batch, "num_sampled_nodes", None),
-                num_sampled_edges_per_hop=getattr(batch, "num_sampled_edges", None))[: batch.batch_size]  # fmt: skip
-    return F.cross_entropy(out, batch.y[: batch.batch_size].long())
 
 
 def _time_graph(step: Callable[[], Any]) -> list[float]:
@@ -193,10 +185,4 @@ def _make_epoch_step(model: torch.nn.Module, is_replayed: bool = False) -> Calla
     optimizer = torch.optim.Adam(model.parameters(), fused=next(model.parameters()).is_cuda)
     if is_replayed:
         return GraphedStep(model, partial(find_loss, model), optimizer, warm_up=_WARM_UP)
-
-    def step(batch: Any) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        find_loss(model, batch).backward()
-        optimizer.step()
-
-    return step
+    return partial(train, model, optimizer)
