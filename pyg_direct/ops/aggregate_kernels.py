@@ -11,7 +11,17 @@ from torch import Tensor
 from pyg_direct.kernels import aggregate as kernels, by_source, extreme
 from pyg_direct.kernels.jit import SIMULATED, THREADS
 from pyg_direct.kernels.span import LONG_ROW, SLICE, find_slices_gpu
-from pyg_direct.ops.launch import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.ops.launch import (
+    choose_lane_bits,
+    cpu_chunks,
+    full_grid,
+    grid_for,
+    grid_of,
+    run_cpu,
+    run_gpu,
+    runs_on_gpu,
+    threads_for,
+)
 
 # As `cuda_src/aggregate.cu` numbers them.
 WIDE_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -108,19 +118,9 @@ class LongRows(NamedTuple):
         return min(full_grid(self.hubs), max(1, self.hubs.numel() // 2 * 32 // THREADS))
 
 
-def _lane_bits(items: int) -> int:
-    """Logarithm of the threads that share a row: one for each item, at most a warp."""
-    return min(min(32, THREADS).bit_length() - 1, max(0, (items - 1).bit_length()))
-
-
-def grid_of(groups: int, lane_bits: int) -> int:
-    """Blocks with a thread for each lane of each group."""
-    return min(3 if SIMULATED else 2**31 - 1, max(1, -(-(groups << lane_bits) // THREADS)))
-
-
 def _share_pieces(num_items: int, pieces: int) -> tuple[int, int]:
     """(blocks, logarithm of the threads that share a row) of a grid with a thread for each piece of each item."""
-    lane_bits = _lane_bits(pieces)
+    lane_bits = choose_lane_bits(pieces)
     return grid_of(num_items * -(-pieces // (1 << lane_bits)), lane_bits), lane_bits
 
 
@@ -186,7 +186,7 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
                 slices.counts, partials.data_ptr(), out.data_ptr())  # fmt: skip
     else:
         out = torch.empty(num_targets, width, dtype=work, device=x.device)
-        lane_bits = _lane_bits(width)
+        lane_bits = choose_lane_bits(width)
         run_gpu(kernels.sum_rows_gpu, grid_of(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr,
                 row, shares, num_edges, num_targets, width, width // heads, lane_bits, int(mean), slices.slices,
                 slices.counts, partials, out.view(-1))  # fmt: skip
@@ -237,7 +237,7 @@ def spread_rows(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weigh
                 shares.data_ptr(), num_edges, num_targets, pieces, heads, lane_bits, int(mean), WIDE_KINDS[grad.dtype],
                 slices.slices, slices.counts, out.data_ptr())  # fmt: skip
     else:
-        lane_bits = _lane_bits(width)
+        lane_bits = choose_lane_bits(width)
         run_gpu(kernels.spread_rows_gpu, grid_of(num_edges, lane_bits), _plain(grad, grad, work), indptr, row,
                 _plain(target, row, indptr.dtype), shares, num_edges, width, width // heads, lane_bits, int(mean),
                 out.view(-1))  # fmt: skip
@@ -261,13 +261,13 @@ def dot_rows(grad: Tensor, x: Tensor, indptr: Tensor, row: Tensor | None, target
     indptr, grad, x = indptr.contiguous(), grad.detach().contiguous(), x.detach().contiguous()
     if grad.dtype == x.dtype and all(is_wide(t, width // heads, max(t.shape[0], num_edges)) for t in (grad, x)):
         pieces = width * x.element_size() // PIECE
-        lane_bits = _lane_bits(pieces // heads)
+        lane_bits = choose_lane_bits(pieces // heads)
         run_gpu(kernels.dot_wide_rows_gpu, grid_of(-(-num_edges // 4) * heads, lane_bits), grad.data_ptr(),
                 x.data_ptr(), indptr.data_ptr(), row.data_ptr(), target.data_ptr(), row.element_size(), num_edges,
                 pieces, heads, lane_bits, int(mean), WIDE_KINDS[x.dtype], _none(x, torch.float32), out.data_ptr()
                 )  # fmt: skip
     else:
-        lane_bits = 0 if SIMULATED else _lane_bits(-(-width // heads // 4))
+        lane_bits = 0 if SIMULATED else choose_lane_bits(-(-width // heads // 4))
         run_gpu(kernels.dot_rows_gpu, grid_of(num_edges * heads, lane_bits), *(_plain(t, x, work) for t in (grad, x)),
                 indptr, row, target, num_edges, width, width // heads, lane_bits, int(mean), out.view(-1))  # fmt: skip
     return out
@@ -300,7 +300,7 @@ def extreme_rows(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int
                 out.data_ptr())  # fmt: skip
     else:
         out = torch.empty(num_targets, width, dtype=work, device=x.device)
-        lane_bits = _lane_bits(width)
+        lane_bits = choose_lane_bits(width)
         run_gpu(extreme.extreme_rows_gpu, grid_of(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr,
                 row, num_edges, num_targets, width, lane_bits, sign, slices.slices, slices.counts, partials,
                 out.view(-1))  # fmt: skip
@@ -338,7 +338,7 @@ def spread_extremes(grad: Tensor, x: Tensor, best: Tensor, indptr: Tensor, row: 
                     num_edges, num_targets, pieces, lane_bits, WIDE_KINDS[x.dtype], int(of_slices), int(to_edges),
                     slices.slices, slices.counts, equals.data_ptr(), out.data_ptr())  # fmt: skip
     else:
-        rows, lane_bits = [_plain(t, x, work) for t in (grad, x, best)], _lane_bits(width)
+        rows, lane_bits = [_plain(t, x, work) for t in (grad, x, best)], choose_lane_bits(width)
 
         def spread(num_items: int, of_slices: bool) -> None:
             run_gpu(extreme.spread_extremes_gpu, grid_of(num_items, lane_bits), *rows, indptr, row, num_edges,

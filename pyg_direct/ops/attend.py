@@ -19,13 +19,12 @@ from pyg_direct.kernels.span import LONG_ROW
 from pyg_direct.ops.aggregate import Transposed, aggregate, check_rows
 from pyg_direct.ops.aggregate_kernels import (
     WIDE_KINDS,
-    grid_of,
     is_wide,
     length_of_run,
     operators,
     sum_rows,
 )
-from pyg_direct.ops.launch import run_gpu, runs_on_gpu
+from pyg_direct.ops.launch import grid_of, run_gpu, runs_on_gpu
 from pyg_direct.ops.offsets import expand
 from pyg_direct.ops.softmax import check_scores, pick_scores, softmax, softmax_edges
 

@@ -45,6 +45,16 @@ def grid_for(items: int, tensor: Tensor) -> int:
     return max(1, min(full_grid(tensor), -(-items // THREADS)))
 
 
+def grid_of(groups: int, lane_bits: int) -> int:
+    """Blocks with a thread for each lane of each group."""
+    return min(3 if SIMULATED else 2**31 - 1, max(1, -(-(groups << lane_bits) // THREADS)))
+
+
+def choose_lane_bits(items: int) -> int:
+    """Logarithm of the threads that share a row: one for each item, at most a warp."""
+    return min(min(32, THREADS).bit_length() - 1, max(0, (items - 1).bit_length()))
+
+
 def cpu_chunks() -> int:
     """Pieces into which a CPU loop is cut: one a thread."""
     return get_cpu_threads()

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from pyg_direct.kernels import messages as kernels
 from pyg_direct.kernels.span import LONG_ROW
-from pyg_direct.ops.aggregate_kernels import PIECE, WIDE_KINDS, grid_of, is_wide
-from pyg_direct.ops.launch import is_heard, run_gpu, runs_on_gpu
+from pyg_direct.ops.aggregate_kernels import PIECE, WIDE_KINDS, is_wide
+from pyg_direct.ops.launch import grid_of, is_heard, run_gpu, runs_on_gpu
 
 
 def is_fused(x: Tensor, edge_rows: Tensor, num_targets: int, max_degree: int | None) -> bool:

@@ -16,9 +16,18 @@ from torch.autograd.function import once_differentiable
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels import sliced as kernels
-from pyg_direct.kernels.jit import SIMULATED, THREADS
+from pyg_direct.kernels.jit import THREADS
 from pyg_direct.ops.check import check_same_device
-from pyg_direct.ops.launch import FEW_ITEMS, full_grid, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.ops.launch import (
+    FEW_ITEMS,
+    choose_lane_bits,
+    full_grid,
+    grid_of,
+    run_cpu,
+    run_gpu,
+    runs_on_gpu,
+    threads_for,
+)
 from pyg_direct.ops.scaled import address_of, scales_here, sum_scaled
 from pyg_direct.ops.sliced import SlicedCSR
 from pyg_direct.ops.snapshot_kernels import NARROW, choose_kernel
@@ -278,8 +287,8 @@ def _spread(grad: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low:
     for piece in pieces:
         if grad.numel() > 0 and piece.num_edges > 0:
             width = grad.shape[2] if piece.snapshot is not None else grad.shape[1] * grad.shape[2]
-            lane_bits = _lane_bits(width)
-            run_gpu(kernels.spread_slices_gpu, _grid(piece.num_slices << lane_bits), scaled.view(-1),
+            lane_bits = choose_lane_bits(width)
+            run_gpu(kernels.spread_slices_gpu, grid_of(piece.num_slices, lane_bits), scaled.view(-1),
                     *_arrays(piece, column, grad), low, grad.shape[1], grad.shape[2], lane_bits,
                     out.view(-1))  # fmt: skip
     return out
@@ -317,14 +326,6 @@ def _arrays(piece: SlicedCSR, scale: Tensor | None, like: Tensor) -> tuple[Any, 
             none if scale is None else scale.reshape(-1))  # fmt: skip
 
 
-def _lane_bits(items: int) -> int:
-    return min(min(32, THREADS).bit_length() - 1, max(0, (items - 1).bit_length()))
-
-
-def _grid(threads: int) -> int:
-    return min(3 if SIMULATED else 2**31 - 1, max(1, -(-threads // THREADS)))
-
-
 def _sum(z: Tensor, piece: SlicedCSR, scale: Tensor | None, low: int, deterministic: bool, out: Tensor,
          kernel: str, fresh: bool = False) -> None:  # fmt: skip
     """Add the sums of a structure's slices to `out`, on a GPU; with `fresh` it is zero."""
@@ -333,10 +334,10 @@ def _sum(z: Tensor, piece: SlicedCSR, scale: Tensor | None, low: int, determinis
     width = channels if piece.snapshot is not None else size * channels
     whole = int(deterministic)
     if kernel == "wide":
-        lane_bits = _lane_bits(width // 4)
+        lane_bits = choose_lane_bits(width // 4)
         threads = piece.num_slices * (-(-(width // 4) // (1 << lane_bits)) << lane_bits)
         rows, offsets, cols, weight, num_weights, snapshot, presence, scales = arrays
-        run_gpu(kernels.sum_wide_slices_gpu, _grid(threads), z.data_ptr(), rows, offsets, cols.data_ptr(),
+        run_gpu(kernels.sum_wide_slices_gpu, grid_of(threads, 0), z.data_ptr(), rows, offsets, cols.data_ptr(),
                 address_of(weight), num_weights, snapshot, address_of(presence), address_of(scales), low, size,
                 channels, lane_bits, whole, int(fresh), out.data_ptr())  # fmt: skip
     elif kernel == "narrow":
@@ -346,6 +347,6 @@ def _sum(z: Tensor, piece: SlicedCSR, scale: Tensor | None, low: int, determinis
         run_gpu(kernels.sum_narrow_slices_gpu, grid, z.view(-1), *arrays, low, size, channels, coalesced,
                 out.view(-1))  # fmt: skip
     else:
-        lane_bits = _lane_bits(width)
-        run_gpu(kernels.sum_slices_gpu, _grid(piece.num_slices << lane_bits), z.view(-1), *arrays, low, size, channels,
+        lane_bits = choose_lane_bits(width)
+        run_gpu(kernels.sum_slices_gpu, grid_of(piece.num_slices, lane_bits), z.view(-1), *arrays, low, size, channels,
                 lane_bits, whole, out.view(-1))  # fmt: skip

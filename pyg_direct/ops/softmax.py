@@ -13,11 +13,11 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels import softmax as kernels
-from pyg_direct.kernels.jit import SIMULATED, THREADS
+from pyg_direct.kernels.jit import SIMULATED
 from pyg_direct.ops.aggregate import Transposed, aggregate
 from pyg_direct.ops.aggregate_kernels import operators
 from pyg_direct.ops.check import INDEX_DTYPES, check_ids, check_same_device
-from pyg_direct.ops.launch import run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.ops.launch import grid_of, run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.ops.offsets import expand
 
 _DTYPES = (torch.float32, torch.float64)
@@ -162,10 +162,6 @@ def _lane_bits(max_degree: int) -> int:
     return _UNKNOWN_LANE_BITS if max_degree < 0 else min(_UNKNOWN_LANE_BITS, max(0, (max_degree // 2).bit_length()))
 
 
-def _grid(num_pairs: int, lane_bits: int) -> int:
-    return min(3 if SIMULATED else 2**31 - 1, max(1, -(-(num_pairs << lane_bits) // THREADS)))
-
-
 def softmax_edges(source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor, row: Tensor,
                   num_targets: int, loops: bool, slope: float, max_degree: int) -> Tensor:  # fmt: skip
     """See `softmax`."""
@@ -178,7 +174,7 @@ def softmax_edges(source: Tensor | None, target: Tensor | None, edge: Tensor | N
     row = row.to(indptr.dtype).contiguous()
     if runs_on_gpu(like):
         lane_bits = _lane_bits(max_degree)
-        run_gpu(kernels.softmax_edges_gpu, _grid(num_targets * heads, lane_bits), *scores, indptr.contiguous(), row,
+        run_gpu(kernels.softmax_edges_gpu, grid_of(num_targets * heads, lane_bits), *scores, indptr.contiguous(), row,
                 num_edges, num_targets, heads, lane_bits, int(loops), slope, alpha.view(-1))  # fmt: skip
     else:
         of_targets = alpha.new_empty(num_targets * heads)
@@ -208,7 +204,7 @@ def pull_softmax(grad: Tensor, alpha: Tensor, source: Tensor | None, target: Ten
     row = row.to(indptr.dtype).contiguous()
     if runs_on_gpu(alpha):
         lane_bits = _lane_bits(max_degree)
-        run_gpu(kernels.pull_softmax_gpu, _grid(num_targets * heads, lane_bits), *given, indptr.contiguous(), row,
+        run_gpu(kernels.pull_softmax_gpu, grid_of(num_targets * heads, lane_bits), *given, indptr.contiguous(), row,
                 num_edges, num_targets, heads, lane_bits, slope, to_edges.view(-1), to_targets.view(-1),
                 to_sources.view(-1))  # fmt: skip
     else:
