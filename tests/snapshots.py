@@ -32,12 +32,12 @@ def order_snapshots(snapshots, num_nodes, device="cpu"):
 
 
 @st.composite
-def drawn_snapshots(draw, max_count=8, max_nodes=7):
+def drawn_snapshots(draw):
     """(num_nodes, snapshots): empty ones, loops, parallel edges, some with weights and some without."""
-    num_nodes = draw(st.integers(1, max_nodes))
+    num_nodes = draw(st.integers(1, 7))
     node = st.integers(0, num_nodes - 1)
     snapshots = []
-    for _ in range(draw(st.integers(1, max_count))):
+    for _ in range(draw(st.integers(1, 8))):
         pairs = draw(st.lists(st.tuples(node, node), max_size=12))
         edge_index = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         weight = None

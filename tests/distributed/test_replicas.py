@@ -15,15 +15,10 @@ from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.replicas import AccessCounter, choose_replicas, count_listed, plan_replicas, read_replicas
 from pyg_direct.distributed.rows import RowExchange, Wanted
 from pyg_direct.errors import ArgumentError, PartitionError
-from tests.distributed.ranks import make_data, write_data
+from tests.distributed.ranks import write_data
 from tests.distributed.threads import run_threads
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def data():
-    return make_data()
 
 
 @pytest.fixture

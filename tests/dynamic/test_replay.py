@@ -13,11 +13,7 @@ from pyg_direct.dynamic.nn import MPNNLSTM
 from pyg_direct.dynamic.trainer import run_stateless
 from tests.frames import HIDDEN, NODES, WINDOW, Model, make_signal, make_trainer
 
-
-@pytest.fixture(autouse=True)
-def _full_precision(monkeypatch):
-    # Recurrent layers of cuDNN would round their inputs.
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+pytestmark = pytest.mark.usefixtures("full_precision")
 
 
 @pytest.mark.gpu

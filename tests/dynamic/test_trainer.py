@@ -16,12 +16,7 @@ from pyg_direct.ops.snapshots import SnapshotMatrices
 from tests.frames import MODELS, NODES, TIMES, WINDOW, make_signal, make_trainer
 
 NO_REPLAY = {"cuda": {"replay": False}, "cpu": {}}
-
-
-@pytest.fixture(autouse=True)
-def _full_precision(monkeypatch):
-    # Recurrent layers of cuDNN would round their inputs.
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+pytestmark = pytest.mark.usefixtures("full_precision")
 
 
 def train_plainly(name, signal, epochs, target):

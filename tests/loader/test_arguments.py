@@ -36,7 +36,6 @@ from pyg_direct.loader import (
 from pyg_direct.sampler import NeighborSampler
 
 EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
-LINKS = torch.tensor([[0, 1], [1, 2]])
 
 
 def plain():

@@ -9,11 +9,23 @@ from pyg_direct.dynamic.nn import MPNNLSTM, EvolveGCNO, evolve, mpnn
 from pyg_direct.dynamic.trainer import run_stateless
 from tests.frames import HIDDEN, NODES, TIMES, WINDOW, Model, make_signal, make_trainer
 
+pytestmark = pytest.mark.usefixtures("full_precision")
 
-@pytest.fixture(autouse=True)
-def _full_precision(monkeypatch):
-    # Recurrent layers of cuDNN would round their inputs.
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+def train(make, *args, device):
+    """(losses, what is learned) of two epochs of a model."""
+    torch.manual_seed(0)
+    model = make(*args).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device)
+    return trainer.fit(2), model.state_dict()
+
+
+def assert_trained_alike(got, expected):
+    (losses, mine), (other_losses, other) = got, expected
+    assert losses == pytest.approx(other_losses, rel=1e-3)
+    for name, value in mine.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4, msg=name)
 
 
 def one_simulated(*cases):
@@ -60,21 +72,12 @@ class Echo(torch.nn.Module):
 
 @pytest.mark.parametrize(("seen", "reached"), one_simulated((3, 1), (3, 0), (2, 1), (1, 0)))
 def test_any_snapshot_of_a_frame_may_reach_the_loss(device, monkeypatch, seen, reached):
-    def train():
-        torch.manual_seed(0)
-        model = Echo(seen, reached).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-        trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device)
-        return trainer.fit(2), model.state_dict()
-
-    losses, mine = train()
+    got = train(Echo, seen, reached, device=device)
     monkeypatch.setattr(mpnn, "_LARGE", 0)
-    expected, other = train()
+    expected = train(Echo, seen, reached, device=device)
 
-    assert losses == pytest.approx(expected, rel=1e-3)
-    for name, value in mine.items():
-        torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4, msg=name)
-    assert int(mine["cell._batch_norm_1.num_batches_tracked"]) == 2 * (TIMES - WINDOW + 1) * seen
+    assert_trained_alike(got, expected)
+    assert int(got[1]["cell._batch_norm_1.num_batches_tracked"]) == 2 * (TIMES - WINDOW + 1) * seen
 
 
 class Switching(torch.nn.Module):
@@ -99,20 +102,11 @@ class Switching(torch.nn.Module):
 
 @pytest.mark.parametrize("ways", [("train", "eval", "train"), ("train", "look", "train"), ("eval", "train", "eval")])
 def test_ways_may_change_within_a_frame(device, monkeypatch, ways):
-    def train():
-        torch.manual_seed(0)
-        model = Switching(ways).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-        trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device)
-        return trainer.fit(2), model.state_dict()
-
-    losses, mine = train()
+    got = train(Switching, ways, device=device)
     monkeypatch.setattr(mpnn, "_LARGE", 0)
-    expected, other = train()
+    expected = train(Switching, ways, device=device)
 
-    assert losses == pytest.approx(expected, rel=1e-3)
-    for name, value in mine.items():
-        torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4, msg=name)
+    assert_trained_alike(got, expected)
 
 
 class Wayward(torch.nn.Module):
@@ -137,20 +131,11 @@ class Wayward(torch.nn.Module):
 @pytest.mark.parametrize("way", ["once", "twice", "anew", "not at all"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_weights_evolve_as_often_as_they_are_asked_to(device, monkeypatch, way):
-    def train():
-        torch.manual_seed(0)
-        model = Wayward(way).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-        trainer = FrameTrainer(model, make_signal(), optimizer, window=WINDOW, device=device)
-        return trainer.fit(2), model.state_dict()
-
-    losses, mine = train()
+    got = train(Wayward, way, device=device)
     monkeypatch.setattr(evolve._Steps, "follow", lambda self, weight: False)
-    expected, other = train()
+    expected = train(Wayward, way, device=device)
 
-    assert losses == pytest.approx(expected, rel=1e-3)
-    for name, value in mine.items():
-        torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4, msg=name)
+    assert_trained_alike(got, expected)
 
 
 def test_dropped_numbers_are_those_of_the_gradient():

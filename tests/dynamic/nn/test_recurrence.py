@@ -6,10 +6,7 @@ import torch
 from pyg_direct.dynamic.nn import recurrence
 from pyg_direct.dynamic.nn.recurrence import run_lstm, step_gates, step_gates_backward, step_gru
 
-
-@pytest.fixture(autouse=True)
-def _full_precision(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+pytestmark = pytest.mark.usefixtures("full_precision")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
