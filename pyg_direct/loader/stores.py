@@ -37,13 +37,13 @@ def read_stores(features: FeatureStore, graph: GraphStore, time_attr: str | None
     if list(edges) == [None]:
         num_nodes: Any = max(best[None].size)
         _check_tables(features, {None: num_nodes}, edges)
-        node_time, edge_time = _read_times(features, time_attr, num_nodes, best, edges)
+        node_time, edge_time = _read_times(features, time_attr, num_nodes, edges)
         return num_nodes, edges[None], node_time, edge_time
     names = [attr.group_name for attr in features.get_all_tensor_attrs() if isinstance(attr.group_name, str)]
     names += [edge_type[end] for edge_type in edges for end in (0, 2)]
     num_nodes = {name: int(remote_backend_utils.num_nodes(features, graph, name)) for name in dict.fromkeys(names)}
     _check_tables(features, num_nodes, edges)
-    node_time, edge_time = _read_times(features, time_attr, num_nodes, best, edges)
+    node_time, edge_time = _read_times(features, time_attr, num_nodes, edges)
     return num_nodes, edges, node_time, edge_time
 
 
@@ -99,8 +99,8 @@ def _check_tables(features: FeatureStore, num_nodes: dict[Any, int], edges: dict
             )
 
 
-def _read_times(features: FeatureStore, time_attr: str | None, num_nodes: Any, best: dict[Any, Any],
-                edges: dict[Any, Any]) -> tuple[Any, Any]:  # fmt: skip
+def _read_times(features: FeatureStore, time_attr: str | None, num_nodes: Any, edges: dict[Any, Any]
+                ) -> tuple[Any, Any]:  # fmt: skip
     if time_attr is None:
         return None, None
     found = [copy.copy(attr) for attr in features.get_all_tensor_attrs() if attr.attr_name == time_attr]

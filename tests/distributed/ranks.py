@@ -60,6 +60,12 @@ def assert_equal(got, expected, drop=()):
             assert value == got[key], key
 
 
+def assert_in_turn(ranks, alone):
+    """Batches of each process, as `as_dict` has them, are those of one, which they take in turn."""
+    for number, batch in enumerate(alone):
+        assert_equal(ranks[number % len(ranks)][number // len(ranks)], as_dict(batch))
+
+
 def assert_alone(got, data, fanouts, seeds):
     """Batches, as `as_dict` has them, are those of one process."""
     expected = [as_dict(batch) for batch in NeighborLoader(data, fanouts, seeds, device="cpu", **COMMON)]

@@ -28,7 +28,16 @@ from pyg_direct.errors import ArgumentError, PartitionError, RankError
 from pyg_direct.features.clique import PARTS, fit_rows
 from pyg_direct.runtime.shared import find_shared, open_shared
 from pyg_direct.runtime.spread import GRANULE
-from tests.distributed.ranks import COMMON, CPU, as_dict, assert_equal, make_data, open_graph, write_data
+from tests.distributed.ranks import (
+    COMMON,
+    CPU,
+    as_dict,
+    assert_equal,
+    assert_in_turn,
+    make_data,
+    open_graph,
+    write_data,
+)
 from tests.distributed.test_loader import (
     LINK_CASES,
     NODE_CASES,
@@ -107,11 +116,9 @@ def test_batches_are_those_of_one_machine(tmp_path):
     for name in [*is_timed, "drawn"]:
         alone = drawn if name == "drawn" else make_loader(name, data, NeighborLoader, LinkNeighborLoader)
         for epoch in range(2):
-            expected = [as_dict(batch) for batch in alone]
             own = [found[name][epoch] for found in ranks]
-            assert sum(map(len, own)) == len(expected)
-            for number, batch in enumerate(expected):
-                assert_equal(own[number % 2][number // 2], batch)
+            assert sum(map(len, own)) == len(alone)
+            assert_in_turn(own, alone)
     # Each array lies in one file, which both have open, and each process counts half of it.
     (files, num_bytes), (others, same) = (found["memory"] for found in ranks)
     assert files == others
@@ -324,8 +331,7 @@ def test_gpus_read_each_others_memory(tmp_path):
     ranks = run_ranks(load_from_peers, 2, tmp_path / "p")
 
     alone = NeighborLoader(data, [10, 5], batch_size=512, shuffle=True, seed=1, device="cpu")
-    for number, batch in enumerate(alone):
-        assert_equal(ranks[number % 2][0][number // 2], as_dict(batch))
+    assert_in_turn([batches for batches, _ in ranks], alone)
     assert all(num_bytes >= data.x.nbytes // 4 for _, num_bytes in ranks)
 
 

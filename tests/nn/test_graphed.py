@@ -6,7 +6,6 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
-from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 from pyg_direct import GraphedStep, NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
@@ -15,9 +14,8 @@ from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
 from pyg_direct.runtime import recording as recordings
 from pyg_direct.runtime.device import abilities
 from tests.nn.convolutions import assert_near
+from tests.nn.replays import MODELS, make_model
 from tests.products import read_target
-
-MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +26,6 @@ def graph():
 def make_loader(graph, device, fanouts=(5, 4, 3), batch_size=32, **options):
     return NeighborLoader(graph.to_data(), list(fanouts), graph.train_idx, batch_size=batch_size, seed=0, device=device,
                           **options)  # fmt: skip
-
-
-def make_model(graph, device, name="sage", **options):
-    torch.manual_seed(0)
-    return MODELS[name](graph.num_features, 32, 3, graph.num_classes, **options).to(device)
 
 
 def make_compute(model):

@@ -10,7 +10,7 @@ from torch_geometric.nn import GINConv, GINEConv, HeteroConv, to_hetero
 from pyg_direct import accelerate
 from pyg_direct.nn import joined_gine, propagate
 from tests.nn.convolutions import assert_near
-from tests.nn.test_joined_kinds import OUT, WIDTH, make_batch, mlp
+from tests.nn.test_joined_kinds import OUT, WIDTH, differentiate_twice, make_batch, mlp
 
 EDGE_WIDTH = 5
 
@@ -101,11 +101,7 @@ def test_gradients_are_differentiated_again():
         rows, of_edges = ({name: part.clone().requires_grad_() for name, part in parts.items()}
                           for parts in (given[0], given[2]))  # fmt: skip
         leaves = [*rows.values(), *of_edges.values(), *model.parameters()]
-        total = sum(part.pow(3).sum() for part in model(rows, given[1], edge_attr_dict=of_edges).values())
-        grads = [part for part in torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
-                 if part is not None]  # fmt: skip
-        again = torch.autograd.grad(sum(part.square().sum() for part in grads), leaves, allow_unused=True)
-        return [*grads, *(part for part in again if part is not None)]
+        return differentiate_twice(model(rows, given[1], edge_attr_dict=of_edges), leaves)
 
     expected = differentiate()
     accelerate(model)

@@ -77,6 +77,15 @@ def make_layer(kind, x, edges, aggr="sum"):
     return HeteroConv({name: MAKES[kind](x[name[0]].shape[1], x[name[-1]].shape[1]) for name in edges}, aggr).to(device)
 
 
+def differentiate_twice(rows, leaves):
+    """Gradients of the cubes of rows by type, and those of the squares of these gradients, where there are any."""
+    total = sum(part.pow(3).sum() for part in rows.values())
+    grads = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
+    grads = [part for part in grads if part is not None]
+    again = torch.autograd.grad(sum(part.square().sum() for part in grads), leaves, allow_unused=True)
+    return [*grads, *(part for part in again if part is not None)]
+
+
 @pytest.mark.parametrize("seeds", ["paper", "venue"])
 @pytest.mark.parametrize("kind", MAKES)
 def test_equals_pyg_with_one_launch_for_all_relations(real_device, kind, seeds, calls):
@@ -231,12 +240,7 @@ def test_gradients_are_differentiated_again(kind):
 
     def differentiate():
         rows = {name: part.clone().requires_grad_() for name, part in x.items()}
-        given = [*rows.values(), *model.parameters()]
-        total = sum(part.pow(3).sum() for part in model(rows, edges).values())
-        grads = [part for part in torch.autograd.grad(total, given, create_graph=True, allow_unused=True)
-                 if part is not None]  # fmt: skip
-        again = torch.autograd.grad(sum(part.square().sum() for part in grads), given, allow_unused=True)
-        return [*grads, *(part for part in again if part is not None)]
+        return differentiate_twice(model(rows, edges), [*rows.values(), *model.parameters()])
 
     expected = differentiate()
     accelerate(model)

@@ -6,13 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE, HeteroConv, HGTConv, RGCNConv, SAGEConv
+from torch_geometric.nn import HeteroConv, HGTConv, RGCNConv, SAGEConv
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.nn import relational, transformer, typed_layer
-
-MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
+from tests.nn.replays import MODELS
 
 
 @pytest.fixture(scope="module")
