@@ -13,7 +13,8 @@ from torch_geometric.typing import SparseTensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.batches import Seeds
-from pyg_direct.loader.epochs import ALONE, EpochLoader, make_batch, settle_workers
+from pyg_direct.loader.epochs import ALONE, EpochLoader, make_batch
+from pyg_direct.loader.options import settle_workers
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.record import EpochRecord
 from pyg_direct.loader.superbatch import SharedRows

@@ -17,11 +17,12 @@ from pyg_direct.features.store import check_store_dtype
 from pyg_direct.graph.placed import ListReads
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.drawn import Drawn, Output
-from pyg_direct.loader.epochs import ALONE, EpochLoader, settle_workers
+from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.graph import check_graph, settle_filter
 from pyg_direct.loader.links import PendingLinks
 from pyg_direct.loader.node import check_input_id, check_times
+from pyg_direct.loader.options import settle_workers
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
 from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.planned import PlannedLinks

@@ -18,11 +18,12 @@ from pyg_direct.graph.placed import ListReads, PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
-from pyg_direct.loader.epochs import ALONE, EpochLoader, settle_sharing, settle_workers
+from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.general import note_sample
 from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.hosts import keep_once
 from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds
+from pyg_direct.loader.options import settle_sharing, settle_workers
 from pyg_direct.loader.order import largest_fanout, note_hops
 from pyg_direct.loader.output import check_output, to_output
 from pyg_direct.loader.own import device_for

@@ -14,9 +14,9 @@ from torch_geometric.sampler import NodeSamplerInput
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
 from pyg_direct.loader.drawn import Output
-from pyg_direct.loader.epochs import settle_workers
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
+from pyg_direct.loader.options import settle_workers
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.sampler import NeighborSampler

@@ -1,0 +1,86 @@
+"""Options that loaders settle before they begin: those of torch's DataLoader, and of memory that processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn
+from pyg_direct.features.cold import check_cold
+from pyg_direct.features.processes import POLICIES
+from pyg_direct.ops.check import check_flag
+from pyg_direct.ops.keywords import list_options, refuse_unknown
+
+# Only workers need these; None and the defaults of torch are not worth a word.
+_WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
+                   "pin_memory_device": "", "worker_init_fn": None, "timeout": 0}  # fmt: skip
+# What may be left for DataLoader; one is of PyG's.
+_TORCH_OPTIONS = ("filter_per_worker", *list_options(torch.utils.data.DataLoader))
+
+
+def settle_workers(owner: type, kwargs: dict[str, Any], device: torch.device, *, may_start: bool = True,
+                   num_seeds: int | None = None) -> dict[str, Any]:  # fmt: skip
+    """Arguments for DataLoader; options of workers are taken out, with one word about it, unless workers are meant.
+
+    Args:
+        owner: The class of the loader.
+        kwargs: The caller's.
+        device: The device of the loader.
+        may_start: Whether workers can do what is asked.
+        num_seeds: How many seeds there are to shuffle, where that is known.
+    """
+    refuse_unknown(owner, kwargs, _TORCH_OPTIONS)
+    _check_options(kwargs)
+    if num_seeds == 0:
+        # torch refuses to shuffle nothing.
+        kwargs = {k: v for k, v in kwargs.items() if k != "shuffle"}
+    context = kwargs.get("multiprocessing_context")
+    method = context if isinstance(context, str) or context is None else context.get_start_method()
+    if kwargs.get("num_workers", 0) > 0 and method is not None and may_start:
+        if method != "spawn" and device.type == "cuda":
+            raise ArgumentError(
+                f"multiprocessing_context must be 'spawn' with device={device}, got {method!r}: GPU memory and unified "
+                "memory cannot be used in forked processes"
+            )
+        return kwargs
+    absorbed = {k: v for k, v in kwargs.items() if k in _WORKER_OPTIONS and v != _WORKER_OPTIONS[k]}
+    if absorbed:
+        given = ", ".join(f"{k}={v!r}" for k, v in absorbed.items())
+        start = "; worker processes start only with multiprocessing_context='spawn'" if may_start else ""
+        warn(
+            f"{given}: not needed and not used, as sampling and features come from the device itself{start}",
+            LoaderWarning,
+        )
+    return {k: v for k, v in kwargs.items() if k not in _WORKER_OPTIONS and k != "multiprocessing_context"}
+
+
+def _check_options(kwargs: Mapping[str, Any]) -> None:
+    """Refuse options of DataLoader that torch takes, or refuses without naming them."""
+    check_flag("shuffle", kwargs.get("shuffle"))
+    workers, generator = kwargs.get("num_workers", 0), kwargs.get("generator")
+    if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
+        raise ArgumentError(f"num_workers must be an integer of at least 0, got {workers!r}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ArgumentTypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
+    for name in ("sampler", "batch_sampler"):
+        given = kwargs.get(name)
+        if given is not None and not hasattr(given, "__iter__") and not hasattr(given, "__getitem__"):
+            raise ArgumentTypeError(f"{name} must be iterable or None, got {type(given).__name__}")
+
+
+def settle_sharing(cache_policy: str | None, cold_policy: str) -> dict[str, str]:
+    """The arguments about memory that processes share, as a `Feature` takes them; none where nothing is shared.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    known = (None, *POLICIES)
+    if cache_policy not in known:
+        raise ArgumentError(f"cache_policy must be one of {', '.join(map(str, known))}, got {cache_policy!r}")
+    check_cold(cold_policy, cache_policy)
+    if cache_policy is None and cold_policy != "auto":
+        raise ArgumentError(f"cold_policy={cold_policy!r} needs a cache_policy, got None")
+    return {} if cache_policy is None else {"cache_policy": cache_policy, "cold_policy": cold_policy}
