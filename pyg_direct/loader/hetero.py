@@ -22,7 +22,7 @@ from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.copied import copy_store
 from pyg_direct.loader.graph import refuse_features
 from pyg_direct.loader.output import PackedOutput
-from pyg_direct.loader.pyg import PlacedRows
+from pyg_direct.loader.placed import PlacedRows
 from pyg_direct.loader.slicer import Slicer, choose_slicer
 
 # Rows by (type, key), and the tensors whose memory they share.

@@ -173,10 +173,10 @@ class TestOnGpu:
 
     def test_little_memory_gives_a_cache_of_what_is_left(self, data, monkeypatch):
         from pyg_direct import NeighborLoader
-        from pyg_direct.loader import pyg
+        from pyg_direct.loader import placed as placed_rows
 
         # 128 MiB stay free.
-        monkeypatch.setattr(pyg, "free_bytes", lambda index: (128 << 20) + edges + labels + 64 * 4 * 1000)
+        monkeypatch.setattr(placed_rows, "free_bytes", lambda index: (128 << 20) + edges + labels + 64 * 4 * 1000)
         edges, labels = 60_000 * 12, 3000 * 8
 
         loader = NeighborLoader(data, [3, 2], batch_size=16, seed=1)

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.loader import pyg
+from pyg_direct.loader import placed as placed_rows, pyg
 from tests.batches import assert_equal_batches, check_contract, make_data
 from tests.graphs import make_random_graph
 
@@ -366,12 +366,12 @@ class RecordedFeature:
 
 def test_what_is_on_the_gpu_stays_there_when_less_is_free_in_the_next_epoch(monkeypatch):
     data = Data(x=torch.ones(100, 64), y=torch.ones(100), edge_index=torch.zeros(2, 0).long(), num_nodes=100)
-    monkeypatch.setattr(pyg, "Feature", RecordedFeature)
+    monkeypatch.setattr(placed_rows, "Feature", RecordedFeature)
     place = lambda: pyg.Attributes(data, None, torch.device("cuda", 0), "auto", None)  # noqa: E731
-    monkeypatch.setattr(pyg, "free_bytes", lambda index: 10**9)
+    monkeypatch.setattr(placed_rows, "free_bytes", lambda index: 10**9)
     first = place()
 
-    monkeypatch.setattr(pyg, "free_bytes", lambda index: 0)
+    monkeypatch.setattr(placed_rows, "free_bytes", lambda index: 0)
     second = place()
 
     assert all(feature.is_on_gpu for feature in first.describe().values())
@@ -380,10 +380,10 @@ def test_what_is_on_the_gpu_stays_there_when_less_is_free_in_the_next_epoch(monk
 
 def test_what_does_not_fit_the_gpu_goes_to_the_host(monkeypatch):
     data = Data(x=torch.ones(100, 64), y=torch.ones(100), edge_index=torch.zeros(2, 0).long(), num_nodes=100)
-    monkeypatch.setattr(pyg, "Feature", RecordedFeature)
+    monkeypatch.setattr(placed_rows, "Feature", RecordedFeature)
     # 128 MiB stay free.
-    monkeypatch.setattr(pyg, "free_bytes", lambda index: (128 << 20) + 5000)
-    monkeypatch.setattr(pyg, "choose_host_memory", lambda index: "unified")
+    monkeypatch.setattr(placed_rows, "free_bytes", lambda index: (128 << 20) + 5000)
+    monkeypatch.setattr(placed_rows, "choose_host_memory", lambda index: "unified")
 
     placed = pyg.Attributes(data, None, torch.device("cuda", 0), "auto", None).describe()
 

@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 from pyg_direct import NeighborLoader, count_reads
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hotness import choose_hottest
-from pyg_direct.loader import pyg, ranking as loader_ranking
+from pyg_direct.loader import placed as placed_rows, pyg, ranking as loader_ranking
 from pyg_direct.loader.pyg import Attributes, Ranking
 from pyg_direct.loader.ranking import rank_edges, rank_rows
 
@@ -152,9 +152,9 @@ def test_nodes_and_edges_share_one_cache(cache, budget, monkeypatch):
     monkeypatch.setattr(loader_ranking, "free_bytes", lambda index: 1 << 30)
     ranking, edges = rank_rows(loader, loader._placed, None), rank_edges(loader, loader._placed)
     made = []
-    monkeypatch.setattr(pyg, "Feature", partial(Recorded, made))
-    monkeypatch.setattr(pyg, "budget_of", lambda free: 0)
-    monkeypatch.setattr(pyg, "free_bytes", lambda index: 0)
+    monkeypatch.setattr(placed_rows, "Feature", partial(Recorded, made))
+    monkeypatch.setattr(placed_rows, "budget_of", lambda free: 0)
+    monkeypatch.setattr(placed_rows, "free_bytes", lambda index: 0)
     monkeypatch.setattr(pyg, "group_narrow", lambda features: [])
 
     Attributes(data, ranking, torch.device("cuda", 0), "unified", cache, edges=edges)

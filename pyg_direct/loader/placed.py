@@ -1,0 +1,185 @@
+"""Attributes of a graph, each with its rows where batches read them; loaders over the same attributes share them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.hotness import Listing, Ranked
+from pyg_direct.features.rowfile import as_tensor
+from pyg_direct.features.shares import Demand, share_budget
+from pyg_direct.loader.placement import Choice, Placed, Rows, choose_places
+from pyg_direct.runtime.device import budget_of, free_bytes
+from pyg_direct.runtime.mode import version_of
+from pyg_direct.runtime.probe import choose_host_memory
+
+_FEATURES: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], weakref.ref[Feature]]] = {}
+
+
+def remember(table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], source: Any, value: Any) -> None:
+    """Keep what was made of a source in a table, without keeping either alive; those that are gone leave it."""
+    for old in [k for k, (ref, made) in table.items() if ref() is None or made() is None]:
+        del table[old]
+    table[key] = (weakref.ref(source), weakref.ref(value))
+
+
+class PlacedRows:
+    """The attributes of a graph with rows, each placed where batches read it.
+
+    Args:
+        device: The device of batches.
+        placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`.
+        feature_cache: GPU memory for hot rows of attributes on the host: bytes, `"2G"` or `"20%"`. None is what
+            `auto` leaves free of its budget (see `budget_of`), else nothing.
+        store_dtype: What float32 rows of more than 16 bytes are kept as; see `Feature`.
+        sharing: `cache_policy` and `cold_policy` of the `Feature` of each wide node attribute, which the processes of
+            the group then share; empty for none.
+    """
+
+    def __init__(self, device: torch.device, placement: str, feature_cache: int | str | None,
+                 store_dtype: torch.dtype | None,
+                 sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
+        self._device, self._placement, self._cache, self._store_dtype = device, placement, feature_cache, store_dtype
+        self._sharing = dict(sharing)
+        self._node: dict[str, Feature] = {}
+        self._edge: dict[str, Feature] = {}
+
+    def _is_shared(self, value: Any, kind: str) -> bool:
+        """Whether all processes keep the rows together; the same in each of them, whatever memory it has free."""
+        return bool(self._sharing) and kind == "node" and not Rows("", _count_bytes(value), len(value), True).is_narrow
+
+    def _choose_shared(self, values: dict[str, Any]) -> dict[str, Choice]:
+        """What GPU memory goes to the hot rows of attributes that processes share."""
+        total = sum(map(_count_bytes, values.values()))
+        fills = self._device.type == "cuda" and self._placement == "auto" and self._cache is None
+        budget = budget_of(free_bytes(self._device.index)) if fills else 0
+        return {key: Choice("host", budget * _count_bytes(value) // total) for key, value in values.items()}
+
+    def _choose(self, values: dict[str, Any], kinds: dict[str, str], ranked_edges: bool = False) -> dict[str, Choice]:
+        """Where each attribute goes; what an earlier epoch put on the GPU is no longer free there, and stays."""
+        shared = {key: value for key, value in values.items() if self._is_shared(value, kinds[key])}
+        if shared:
+            alone = {key: value for key, value in values.items() if key not in shared}
+            places = self._choose_shared(shared) | self._choose(alone, kinds, ranked_edges)
+            return {key: places[key] for key in values}
+        if self._device.type == "cpu":
+            return dict.fromkeys(values, Choice("host"))
+        if self._placement == "cuda":
+            return dict.fromkeys(values, Choice("cuda"))
+        is_auto = self._placement == "auto"
+        rows = [Rows(key, _count_bytes(value), len(value), ranked_edges or kinds[key] == "node")
+                for key, value in values.items()]  # fmt: skip
+        there = [row.name for row in rows if as_tensor(values[row.name]).is_cuda
+                 or ((is_auto or row.is_narrow) and self._find(values[row.name], "cuda") is not None)]  # fmt: skip
+        rows = [row for row in rows if row.name not in there]
+        kept = [row for row in rows if self._find(values[row.name], self._placement) is not None]
+        places = choose_places([row for row in rows if row not in kept], budget_of(free_bytes(self._device.index)),
+                               is_auto=is_auto, fill_cache=is_auto and self._cache is None)  # fmt: skip
+        places |= dict.fromkeys((row.name for row in kept), Choice("host")) | dict.fromkeys(there, Choice("cuda"))
+        return {key: places[key] for key in values}
+
+    def _place_all(self, values: dict[str, Any], kinds: dict[str, str], rankings: Mapping[str, Listing | None]) -> None:
+        """Place attributes; `kinds` says `node` or `edge` for each, `rankings` what ranks the rows of some."""
+        is_one = not self._sharing and any(kinds[key] == "edge" and isinstance(ranking, Ranked)
+                                           for key, ranking in rankings.items())  # fmt: skip
+        choices = self._choose(values, kinds, is_one)
+        caches: dict[str, int | str] = {
+            key: choice.hot_bytes if self._cache is None or kinds[key] == "edge" else self._cache
+            for key, choice in choices.items()}  # fmt: skip
+        if is_one:
+            caches |= self._share_cache(values, choices, rankings)
+        for key, choice in choices.items():
+            places = self._node if kinds[key] == "node" else self._edge
+            places[key] = self._place(values[key], kinds[key], choice, caches[key], rankings.get(key))
+
+    def _share_cache(self, values: dict[str, Any], choices: Mapping[str, Choice],
+                     rankings: Mapping[str, Listing | None]) -> dict[str, int]:  # fmt: skip
+        """Bytes for hot rows of attributes of nodes and edges whose chances are known, from one budget."""
+        demands = {}
+        for key, choice in choices.items():
+            ranking, tensor = rankings.get(key), as_tensor(values[key])
+            if (
+                choice.place == "host"
+                and isinstance(ranking, Ranked)
+                and self._find(values[key], self._placement) is None
+            ):
+                dtype = self._narrow(tensor).get("store_dtype", tensor.dtype)
+                demands[key] = Demand(ranking.scores, tensor[:1].numel() * dtype.itemsize)
+        filled = sum(choices[key].hot_bytes for key in demands)
+        return share_budget(demands, filled if self._cache is None else self._cache)
+
+    def _place(self, value: Any, kind: str, choice: Choice, cache: int | str, ranking: Listing | None) -> Feature:
+        placement = "cuda" if choice.place == "cuda" else self._placement
+        known = self._find(value, placement)
+        if known is not None:
+            return known
+        tensor = as_tensor(value)
+        if placement == "cuda":
+            cache = tensor.numel() * tensor.element_size()
+        host = placement if placement in ("unified", "pinned") else "unified"
+        if placement == "auto" and self._device.type == "cuda":
+            host = choose_host_memory(self._device.index)
+        if self._is_shared(value, kind):
+            many: dict[str, Any] = {"device_list": "group", **self._sharing}
+            if many["cold_policy"] == "auto" and self._placement in ("unified", "pinned"):
+                many["cold_policy"] = self._placement
+            cache = "100%" if self._placement == "cuda" else cache
+        else:
+            many = {}
+        feature = Feature(device_cache_size=cache, csr_topo=ranking, device=self._device, placement=host, **many,
+                          **self._narrow(tensor))  # fmt: skip
+        feature.from_cpu_tensor(tensor)
+        if kind == "edge":
+            # Scores of edges take GPU memory.
+            feature.csr_topo = None
+        # Moving gave the tensor another address: the key is made afterwards.
+        remember(_FEATURES, self._key(value, placement), value, feature)
+        return feature
+
+    def _narrow(self, tensor: Tensor) -> dict[str, Any]:
+        """Labels and other short rows are kept as they are."""
+        is_narrow = Rows("", tensor.numel() * tensor.element_size(), len(tensor), False).is_narrow
+        is_stored = self._store_dtype is not None and tensor.dtype == torch.float32 and not is_narrow
+        return {"store_dtype": self._store_dtype} if is_stored else {}
+
+    def _key(self, value: Any, placement: str) -> tuple[Any, ...]:
+        tensor = as_tensor(value)
+        return (id(value), tensor.data_ptr(), version_of(tensor), tensor.shape, self._device, placement, self._cache,
+                self._store_dtype, *self._sharing.values())  # fmt: skip
+
+    def _find(self, value: Any, placement: str) -> Feature | None:
+        """The feature that holds `value` in this placement already."""
+        source, feature = _FEATURES.get(self._key(value, placement), (None, None))
+        return feature() if source is not None and feature is not None and source() is value else None
+
+    def describe(self) -> dict[str, Feature]:
+        """The placed attributes by name."""
+        return {**self._node, **self._edge}
+
+    def on_host(self) -> dict[str, Feature]:
+        """The node attributes that the GPU reads over the link, by name."""
+        return {name: feature for name, feature in self._node.items() if feature.placement in ("unified", "pinned")}
+
+    def summarise(self) -> list[Placed]:
+        """The attributes in the line about placement: wide ones one by one, labels and masks together."""
+        wide, narrow = [], Placed("", 0, str(self._device))
+        for name, feature in self.describe().items():
+            num_rows, num_bytes = feature.shape[0], feature.shape.numel() * feature.dtype.itemsize
+            where = str(self._device) if feature.placement == "cuda" else feature.placement
+            if where == narrow.where and Rows(name, num_bytes, num_rows, False).is_narrow:
+                narrow = Placed(f"{narrow.name}+{name}".lstrip("+"), narrow.num_bytes + num_bytes, where)
+            else:
+                hot = 0.0 if feature.placement == "cuda" else feature.num_hot_rows / max(1, num_rows)
+                wide.append(Placed(name, num_bytes, where, hot))
+        return [*wide, narrow] if narrow.name else wide
+
+
+def _count_bytes(value: Any) -> int:
+    tensor = as_tensor(value)
+    return tensor.numel() * tensor.element_size()
