@@ -124,10 +124,11 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
         folder: The partition, found under this name by every server.
         name: Theirs, to be found by.
         num_cpus, num_gpus: What Ray sets aside for each; with a GPU the part lies in its memory.
-        address: Of a Ray cluster; None takes the one of `RAY_ADDRESS`, or starts one on this host, for this host only:
-            it listens on the loopback. For others to reach it, start one with `ray start --head` and name its address.
-            Newer versions of Ray give that one a token, which other programs of the user are let in with where
-            `RAY_AUTH_MODE=token` is set for them.
+        address: Of a Ray cluster, `HOST:PORT`, or `auto` for the one of `RAY_ADDRESS`, else that which `ray start` has
+            noted on this host. None takes the one that this program is in, else that of `RAY_ADDRESS`; where there is
+            neither it starts one for this host only: it listens on the loopback. For others to reach it, start one with
+            `ray start --head` and name its address. Newer versions of Ray give the one that is started here a token,
+            which other programs of the user are let in with where `RAY_AUTH_MODE=token` is set for them.
         check, timeout: See `GraphPart`, `RayServers`.
         detached: Whether they outlive this program, as detached actors of Ray. It takes a cluster that outlives it too,
             such as one that `ray start --head` has started.
@@ -176,7 +177,8 @@ def connect(num_parts: int, name: str = "graph", *, address: str | None = None, 
     Args:
         num_parts: Parts of the graph, each with a server.
         name: As it was given to `serve`.
-        address: Of the Ray cluster, `HOST:PORT` or `auto`; None starts Ray on this host.
+        address: Of the Ray cluster, as in `serve`. With None a program that is in none finds no servers, unless
+            `RAY_ADDRESS` names their cluster: it starts one.
         timeout: Seconds to wait for an answer.
 
     Raises:
@@ -221,6 +223,9 @@ def _start(address: str | None) -> None:
     """Let this program into a cluster of Ray, or start one that listens on the loopback."""
     if ray.is_initialized():
         return
+    if address is None and not os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE):
+        # With None Ray joins whatever cluster anybody's `ray start` has noted on this host, and fails where it is gone.
+        address = "local"
     with _on_loopback() if _is_here(address) else nullcontext():
         ray.init(address=address, namespace=_NAMESPACE, include_dashboard=False, log_to_driver=False)
 

@@ -2,10 +2,12 @@
 
 import importlib.util
 import os
+import tempfile
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 import torch
@@ -186,6 +188,31 @@ def test_names_that_nobody_has_or_somebody_has_are_refused(folder):
         servers.close()
     finally:
         ray.shutdown()
+
+    assert sorted(answered) == [0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+@pytest.mark.filterwarnings("ignore")
+def test_a_cluster_that_somebody_noted_is_not_joined_unasked(folder, monkeypatch):
+    import ray
+
+    from pyg_direct.distributed.engine import serve
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    # Short: Ray's sockets lie there.
+    with tempfile.TemporaryDirectory(dir="/tmp") as noted:
+        monkeypatch.setenv("RAY_TMPDIR", noted)
+        (Path(noted) / "ray").mkdir()
+        # As `ray start` leaves it where its cluster was killed: nobody listens at port 1.
+        (Path(noted) / "ray/ray_current_cluster").write_text("127.0.0.1:1")
+        try:
+            servers = serve(folder, "own", num_cpus=0.5)
+            answered = servers.ask("books", dict.fromkeys(range(2), ()))
+            servers.close()
+        finally:
+            ray.shutdown()
 
     assert sorted(answered) == [0, 1]
 
