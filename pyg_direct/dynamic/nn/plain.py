@@ -29,7 +29,7 @@ _OPERATORS: dict[type, Operator] = {aggr.SumAggregation: Sum(), aggr.MeanAggrega
 def accelerate(model: torch.nn.Module) -> list[str]:
     """Let PyG's convolutions in a model share the work between snapshots of `pyg_direct.dynamic.stream`.
 
-    GCNConv, SAGEConv and GraphConv with sums or means, GINConv and ChebConv are found: what the first of them
+    SAGEConv, GraphConv and GINConv with sums or means, GCNConv and ChebConv with sums are found: what the first of them
     aggregates of a snapshot's features is kept for all epochs, and any other rows are aggregated by the plan's sparse
     matrices. Results and gradients are PyG's up to rounding. Subclasses, `cached=True`, other aggregations, hooks on
     messages, autocast, numbers that are not float32 and edges of no stream take PyG's own code.
@@ -74,6 +74,11 @@ def _locate(module: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = N
     return found if found is not None and found.plan.parts[found.time].num_nodes == x.shape[0] else None
 
 
+def _is_sum(module: Any) -> bool:
+    """Whether messages are added up, as normalised ones are unless someone asks for another aggregation."""
+    return type(module.aggr_module) is aggr.SumAggregation
+
+
 def propagate(self: Any, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
     """Sums and means of neighbors."""
     pair, weight = inputs.get("x"), inputs.get("edge_weight")
@@ -90,7 +95,7 @@ def propagate(self: Any, edge_index: Any, size: Any = None, **inputs: Any) -> Te
 class _GCN:
     def forward(self: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """GCNConv's."""
-        found = None if self.cached else _locate(self, x, edge_index, edge_weight)
+        found = None if self.cached or not _is_sum(self) else _locate(self, x, edge_index, edge_weight)
         if found is None:
             return conv.GCNConv.forward(self, x, edge_index, edge_weight)
         operator = GCN(self.improved, self.add_self_loops, self.normalize)
@@ -107,7 +112,8 @@ class _Cheb:
                 lambda_max: Any = None) -> Tensor:  # fmt: skip
         """ChebConv's."""
         single = lambda_max is None or not isinstance(lambda_max, Tensor) or lambda_max.numel() == 1
-        found = _locate(self, x, edge_index, edge_weight) if batch is None and single else None
+        is_open = batch is None and single and _is_sum(self)
+        found = _locate(self, x, edge_index, edge_weight) if is_open else None
         if found is None:
             return conv.ChebConv.forward(self, x, edge_index, edge_weight, batch, lambda_max)
         operator = make_chebyshev(self.normalization, lambda_max)

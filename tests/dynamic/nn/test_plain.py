@@ -126,10 +126,12 @@ def make_hooked():
         lambda: pyg.GCNConv(CHANNELS, 3, flow="target_to_source"),
         lambda: pyg.GCNConv(CHANNELS, 3, cached=True),
         lambda: pyg.SAGEConv(CHANNELS, 3, project=True, aggr="median"),
+        lambda: pyg.GCNConv(CHANNELS, 3, aggr="mean"),
+        lambda: pyg.ChebConv(CHANNELS, 3, 2, aggr="max"),
         lambda: pyg.GATConv(CHANNELS, 3),
         make_hooked,
     ],
-    ids=["max", "turned", "cached", "median", "attention", "hook"],
+    ids=["max", "turned", "cached", "median", "normalised mean", "Chebyshev's max", "attention", "hook"],
 )
 def test_anything_else_is_left_to_pyg(monkeypatch, make):
     monkeypatch.setattr(plan, "aggregate_snapshots", lambda *args: pytest.fail("must be PyG's"))
