@@ -67,7 +67,7 @@ class _Dot(torch.autograd.Function):
         grad_x = grad_q = None
         if torch.is_grad_enabled():
             # In what torch can differentiate once more.
-            shape = *grad.shape, -1
+            shape = *grad.shape, x.shape[1] // grad.shape[1]
             shares = grad.unsqueeze(-1)
             if ctx.needs_input_grad[0]:
                 lifted = (q.index_select(0, target).view(shape) * shares).flatten(1)

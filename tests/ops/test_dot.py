@@ -56,6 +56,15 @@ def test_gradcheck():
     assert torch.autograd.gradgradcheck(compute, make_rows(graph, torch.float64))
 
 
+def test_gradients_without_edges_have_gradients_too():
+    x, q = make_rows(Graph())
+    none = torch.empty(0, dtype=torch.int64)
+
+    scores = dot(x, q, torch.zeros(NUM_TARGETS + 1, dtype=torch.int64), none, none)
+
+    assert not any(part.any() for part in torch.autograd.grad(scores.sum(), (x, q), create_graph=True))
+
+
 @pytest.mark.parametrize(("change", "error", "words"), [
     ({"x": torch.ones(12, 10)}, ArgumentError, r"x and q must be \[N, H, C\]"),
     ({"q": torch.ones(9, 2, 4)}, ArgumentError, r"x and q must be \[N, H, C\]"),
