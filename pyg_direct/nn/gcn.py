@@ -27,7 +27,8 @@ def forward(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Tens
     out = None
     if (self.normalize and not self.cached and isinstance(rows, Tensor) and rows.dim() == 2
             and type(self.aggr_module) is aggr.SumAggregation and is_plain(self, edge_index)
-            and (edge_weight is None or edge_weight.shape == edge_index.shape[1:])):  # fmt: skip
+            and (edge_weight is None
+                 or (edge_weight.shape == edge_index.shape[1:] and edge_weight.is_floating_point()))):  # fmt: skip
         out = _convolve(self, rows, edge_index, edge_weight, num_targets)
     if out is None:
         out = type(self).forward(self, rows, edge_index, edge_weight)
@@ -45,9 +46,11 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
         return None
     if not runs_on_gpu(x) and not wins_on_cpu(x.new_empty(0, self.out_channels)):
         return None
-    edges, weight = _normalise(batch, edge_index, num_sources, num_targets, edge_weight, self, x.dtype)
-    # The matrix may come before the sum or after it: where rows are narrower, or fewer.
-    late = is_linear(self.lin) and (x.shape[1] <= self.out_channels or 2 * num_targets <= num_sources)
+    given = x.dtype if edge_weight is None else edge_weight.dtype
+    edges, weight = _normalise(batch, edge_index, num_sources, num_targets, edge_weight, self, given)
+    # The matrix may come before the sum or after it: where rows are narrower, or fewer, and stay what it takes.
+    late = (is_linear(self.lin) and (x.shape[1] <= self.out_channels or 2 * num_targets <= num_sources)
+            and torch.promote_types(x.dtype, given) == x.dtype)  # fmt: skip
     rows = x if late else self.lin(x)
     # Under autocast the matrix returns another dtype.
     dtype = torch.promote_types(rows.dtype, weight.dtype)
@@ -57,8 +60,12 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
         transposed = batch.transpose(edges, num_sources)
     out = aggregate(rows.to(dtype), edges.indptr, edges.row, weight=weight.to(dtype), target=edges.target,
                     num_targets=num_targets, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip
-    if late:
+    if late and not torch.is_autocast_enabled(x.device.type):
         return multiply(out, self.lin.weight, self.bias)
+    if late:
+        # What it returns there is added up by PyG in the dtype of the weights, with a bias of its own.
+        out = multiply(out, self.lin.weight, None)
+        out = out.to(torch.promote_types(out.dtype, given))
     return out if self.bias is None else out + self.bias
 
 

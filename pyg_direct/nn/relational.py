@@ -93,7 +93,11 @@ def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: 
             out = torch.einsum("trbi,rbio->tbo", parts, weight).reshape(num_targets, self.out_channels)
         else:
             out = sums.view(num_targets, relations * sums.shape[1]) @ weight.reshape(-1, self.out_channels)
-    out = out if self.root is None else torch.addmm(out, own, self.root)
+    # PyG adds relations up from zeros of torch's dtype on, which is wider than bfloat16.
+    out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
+    if self.root is not None:
+        at_once = out.dtype == own.dtype and not torch.is_autocast_enabled(own.device.type)
+        out = torch.addmm(out, own, self.root) if at_once else out + own @ self.root
     return out if self.bias is None else out + self.bias
 
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphConv, HeteroConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphConv, HeteroConv, RGCNConv, SAGEConv
 
 from pyg_direct import accelerate
 from pyg_direct.nn.padded import read_sizes
@@ -54,6 +54,43 @@ def test_weights_without_loops_are_normalised(calls):
 
     assert_near(got, own)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("loops", [False, True], ids=["no loops", "loops"])
+@pytest.mark.parametrize("out", [4, 2 * WIDTH], ids=["to narrow rows", "to wide rows"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_weights_of_another_dtype_make_results_of_the_wider_one(out, loops, dtype, calls):
+    batch, conv = Batch(), GCNConv(WIDTH, out, add_self_loops=loops)
+
+    own, got = compare(conv, torch.randn(batch.num_nodes, WIDTH), batch.edge_index, batch.edge_weight.to(dtype))
+
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    assert [part.dtype for part in got] == [part.dtype for part in own]
+    assert_near(got, own, tolerance, tolerance)
+
+
+def test_weights_that_are_integers_are_refused_in_the_words_of_pyg():
+    batch, conv = Batch(), GCNConv(WIDTH, OUT)
+    given = torch.randn(batch.num_nodes, WIDTH), batch.edge_index, torch.ones(sum(EDGES), dtype=torch.int64)
+    accelerate(conv)
+
+    with pytest.raises(RuntimeError, match="can't be cast to the desired output type"):
+        conv(*given)
+
+
+@pytest.mark.parametrize("conv", [GCNConv(WIDTH, 2 * WIDTH), GCNConv(WIDTH, 2 * WIDTH, bias=False),
+                                  RGCNConv(WIDTH, OUT, 3, bias=False), RGCNConv(WIDTH, OUT, 3)],
+                         ids=["GCN", "GCN without bias", "RGCN without bias", "RGCN"])  # fmt: skip
+def test_autocast_keeps_the_dtype_of_pyg(conv):
+    batch = Batch()
+    given = (torch.arange(sum(EDGES)) % 3,) if isinstance(conv, RGCNConv) else ()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        own, got = compare(conv, torch.randn(batch.num_nodes, WIDTH), batch.edge_index, *given)
+
+    assert [part.dtype for part in got] == [part.dtype for part in own]
+    assert_near([part / own[0].abs().max() for part in got[:1]], [part / own[0].abs().max() for part in own[:1]], 2e-2,
+                2e-2)  # fmt: skip
 
 
 @pytest.mark.parametrize(
