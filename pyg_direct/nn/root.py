@@ -33,7 +33,10 @@ def _find(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tens
     out = None
     if is_plain(self, edge_index):
         pair = x if isinstance(x, (tuple, list)) else (x, x)
-        combine = _combine_sage if isinstance(self, conv.SAGEConv) else _combine_graph
+        is_sage = isinstance(self, conv.SAGEConv)
+        combine, names = (_combine_sage, ("size",)) if is_sage else (_combine_graph, ("edge_weight", "size"))
+        if len(args) > len(names) or not kwargs.keys() <= set(names[len(args) :]):
+            return None
         if all(isinstance(part, Tensor) and part.dim() == 2 for part in pair):
             batch = find_batch(edge_index)
             if batch is None and not (args or kwargs):

@@ -140,6 +140,17 @@ def test_what_pyg_refuses_is_refused_in_its_words(conv, options):
     assert str(got.value) == str(expected.value)
 
 
+@pytest.mark.parametrize("conv", [SAGEConv(WIDTH, OUT), GraphConv(WIDTH, OUT), GCNConv(WIDTH, OUT)], ids=type)
+@pytest.mark.parametrize(("given", "named"), [((), {"weight": None}), ((None, None, None), {})], ids=["name", "count"])
+def test_arguments_that_no_layer_takes_are_refused_as_by_pyg(conv, given, named):
+    batch = Batch()
+    x = torch.randn(batch.num_nodes, WIDTH)
+    accelerate(conv)
+
+    with pytest.raises(TypeError, match=r"forward\(\) (got an unexpected keyword|takes from)"):
+        conv(x, batch.edge_index, *given, **named)
+
+
 def test_sizes_are_read_of_known_batches_only():
     plain = make_data()
     known = Batch()
