@@ -19,7 +19,7 @@ from torch_geometric.nn import conv
 from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.nn import attention, gcn, gin, relational, root, transformer
 from pyg_direct.nn.joined import forget_relations, watch_relations
-from pyg_direct.nn.propagate import MESSAGES, propagate
+from pyg_direct.nn.propagate import MESSAGES, STEPS, propagate
 from pyg_direct.nn.replayed import Replay, attach, check, detach
 from pyg_direct.nn.transformed import forget_graph, watch_graph
 from pyg_direct.nn.trimmed import forget_trimming, watch_trimming
@@ -154,7 +154,6 @@ def accelerate_one(module: torch.nn.Module) -> bool:
 def _is_untouched(module: Any, kind: type) -> bool:
     """Whether a subclass and the instance do with messages what PyG's class does."""
     _strip(module)
-    own = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
     # PyG writes a `propagate` for each class, and puts it on instances that were explained.
     written = type(module).propagate
     is_written = written is conv.MessagePassing.propagate or written.__module__.endswith("_propagate")
@@ -162,8 +161,8 @@ def _is_untouched(module: Any, kind: type) -> bool:
     return (
         is_written
         and instance is written
-        and all(getattr(type(module), name, None) is getattr(kind, name, None) for name in own)
-        and not any(name in module.__dict__ for name in (*own, "forward"))
+        and all(getattr(type(module), name, None) is getattr(kind, name, None) for name in STEPS)
+        and module.__dict__.keys().isdisjoint((*STEPS, "forward"))
     )
 
 

@@ -24,6 +24,8 @@ _REDUCES = {
     aggr.MinAggregation: "min",
 }
 _NARROW = 8
+# What `propagate` calls on the way, and an instance may have of its own.
+STEPS = frozenset(("message", "aggregate", "update", "edge_update", "message_and_aggregate"))
 
 
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
@@ -69,6 +71,8 @@ def is_plain(self: Any, edge_index: Any) -> bool:
         and self.flow == "source_to_target"
         and not self.explain
         and self.decomposed_layers == 1
+        # Also those that an instance was given since, as in the `__init__` of a subclass that runs unedited.
+        and self.__dict__.keys().isdisjoint(STEPS)
         # Asked for several times a layer, so without a loop over their names.
         and not (
             self._propagate_forward_pre_hooks

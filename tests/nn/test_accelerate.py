@@ -257,6 +257,19 @@ def test_subclasses_that_change_messages_stay(calls):
     assert accelerated.convolutions == {"1": "Named"}
 
 
+@pytest.mark.parametrize("name", ["sage", "graph", "gcn", "gin", "gat", "gatv2"])
+def test_messages_that_an_instance_is_given_later_are_sent(name, calls):
+    batch, conv = Batch(), CONVOLUTIONS[name]()
+    x, accelerated = torch.randn(batch.num_nodes, WIDTH), copy.deepcopy(conv)
+    accelerate(accelerated)
+
+    for one in (conv, accelerated):
+        one.message = lambda x_j, **_: x_j.square()
+
+    assert torch.equal(accelerated(x, batch.edge_index), conv(x, batch.edge_index))
+    assert calls == []
+
+
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_undo_brings_back_the_bits_of_pyg(name, calls):
     batch, conv = Batch(), CONVOLUTIONS[name]()

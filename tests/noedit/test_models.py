@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import torch_geometric
-from torch_geometric.nn import GCN, GraphSAGE, HeteroConv, SAGEConv, to_hetero
+from torch_geometric.nn import GCN, GCNConv, GraphSAGE, HeteroConv, SAGEConv, to_hetero
 
 import pyg_direct
 from pyg_direct.nn.trimmed import is_accelerated
@@ -38,6 +38,21 @@ def test_convolutions_and_models_are_accelerated_as_they_are_made():
     models = [SAGEConv(8, 4), Named(8, 4), *GraphSAGE(8, 8, 2).convs, *GCN(8, 8, 2).convs]
 
     assert all(is_accelerated(model) for model in models)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_messages_of_a_subclass_that_sets_them_at_last_are_sent():
+    class Squared(GCNConv):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.message = lambda x_j, **_: x_j.square()
+
+    batch = next(iter(torch_geometric.loader.NeighborLoader(make_data(), [3, 2], batch_size=9)))
+    x, conv = torch.rand(batch.num_nodes, 8), Squared(8, 8)
+
+    got = conv(x, batch.edge_index)
+
+    torch.testing.assert_close(got, conv(x, batch.edge_index.clone()), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("_installed")

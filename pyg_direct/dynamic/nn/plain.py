@@ -17,6 +17,7 @@ from pyg_direct.dynamic.nn.chebyshev import combine, make_chebyshev
 from pyg_direct.dynamic.nn.convolve import Located, convolve_located, expand_chebyshev, locate
 from pyg_direct.dynamic.operator import GCN, Mean, Operator, Sum
 from pyg_direct.nn.accelerate import forget_pickled
+from pyg_direct.nn.propagate import STEPS
 
 _HOOKS = ("_propagate_forward_pre_hooks", "_propagate_forward_hooks", "_message_forward_pre_hooks",
           "_message_forward_hooks", "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
@@ -67,6 +68,7 @@ def _locate(module: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = N
         or (module.flow, module.node_dim) != ("source_to_target", -2)
         or getattr(module, "decomposed_layers", 1) > 1
         or getattr(module, "explain", False)
+        or not module.__dict__.keys().isdisjoint(STEPS)
         or any(getattr(module, hooks, None) for hooks in _HOOKS)
     ):
         return None

@@ -119,6 +119,12 @@ def make_hooked():
     return conv
 
 
+def make_of_other_messages():
+    conv = pyg.GraphConv(CHANNELS, 3)
+    conv.message = lambda x_j, **_: x_j.square()
+    return conv
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -130,8 +136,9 @@ def make_hooked():
         lambda: pyg.ChebConv(CHANNELS, 3, 2, aggr="max"),
         lambda: pyg.GATConv(CHANNELS, 3),
         make_hooked,
+        make_of_other_messages,
     ],
-    ids=["max", "turned", "cached", "median", "normalised mean", "Chebyshev's max", "attention", "hook"],
+    ids=["max", "turned", "cached", "median", "normalised mean", "Chebyshev's max", "attention", "hook", "messages"],
 )
 def test_anything_else_is_left_to_pyg(monkeypatch, make):
     monkeypatch.setattr(plan, "aggregate_snapshots", lambda *args: pytest.fail("must be PyG's"))
