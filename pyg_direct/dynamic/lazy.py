@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pyg_direct.runtime.mode import ordinary_tensors
+
 _NAME = "_pyg_direct_tag"
 
 
@@ -74,10 +76,13 @@ class LazyTensor(Tensor):
     def load(self) -> Tensor:
         """The ordinary tensor; fetched once."""
         if self._loaded is None:
-            self._loaded = self._load()
+            # Those of `torch.inference_mode` do not count writes.
+            with ordinary_tensors():
+                self._loaded = self._load()
             self._version_loaded = self._loaded._version
         return self._loaded
 
+    @ordinary_tensors()
     def renew(self) -> LazyTensor:
         """Another one of the same numbers, known as this one was, that has fetched nothing."""
         made = LazyTensor(self, self.device, self._load)

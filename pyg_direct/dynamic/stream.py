@@ -20,6 +20,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.host import keep_blocks
+from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
@@ -91,6 +92,7 @@ class SnapshotStream:
         return f"SnapshotStream({len(self)} snapshots{device})"
 
 
+@ordinary_tensors()
 def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: int | str | None = None,
            group_size: int | str = "auto", form: str = "mask") -> SnapshotStream:  # fmt: skip
     """Wrap a temporal signal, so that its snapshots are on the device and layers of `dynamic.nn` share work.

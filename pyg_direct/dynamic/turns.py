@@ -1,4 +1,4 @@
-"""Methods of an object that threads call in turn, since they read and change the same things."""
+"""Methods of an object that threads call in turn, since they read, change and keep the same things."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+from pyg_direct.runtime.mode import ordinary_tensors
+
 T = TypeVar("T")
 
 
 def take_turns(*names: str) -> Callable[[type[T]], type[T]]:
-    """Let a class's methods of these names run in one thread at a time; its objects have the lock `_ahead.turn`."""
+    """Let a class's methods of these names run in one thread at a time; its objects have the lock `_ahead.turn`.
+
+    What an evaluation in `torch.inference_mode` is the first to ask for serves training too.
+    """
 
     def change(cls: type[T]) -> type[T]:
         for name in names:
@@ -23,7 +28,7 @@ def take_turns(*names: str) -> Callable[[type[T]], type[T]]:
 def _in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def run(self: Any, *args: Any, **options: Any) -> Any:
-        with self._ahead.turn:
+        with self._ahead.turn, ordinary_tensors():
             return method(self, *args, **options)
 
     return run
