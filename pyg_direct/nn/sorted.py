@@ -19,6 +19,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.aggregate import Transposed, check_edges
 from pyg_direct.ops.loops import Looped, add_loops
 from pyg_direct.ops.offsets import compress
+from pyg_direct.runtime.mode import ordinary_tensors
 
 
 class SortedEdges(NamedTuple):
@@ -95,16 +96,18 @@ class SortedBatch:
     def _find_offsets(self, target: Tensor) -> Tensor:
         if self._indptr is not None and self._indptr_edges >= target.numel():
             return self._indptr
-        indptr = compress(target, sum(self._num_targets))
+        with ordinary_tensors():
+            indptr = compress(target, sum(self._num_targets))
         if not _is_capturing(target):
             self._indptr, self._indptr_edges = indptr, target.numel()
         return indptr
 
     def remember(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` makes of these edges, once for all layers that share them; without a gradient."""
+        """What `make` makes of these edges, once for all layers that share them; without a gradient, in any mode."""
         if key in self._made:
             return self._made[key]
-        made = make()
+        with ordinary_tensors():
+            made = make()
         if not _is_capturing(made):
             self._made[key] = made
         return made

@@ -154,6 +154,22 @@ def test_pyg_models_are_accelerated(calls):
     assert calls == ["mean", "mean"]
 
 
+# PyG asks for torch_scatter where a GPU takes maxima.
+@pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_batches_first_met_in_inference_mode_serve_training(device, name):
+    batch, conv = Batch(device), CONVOLUTIONS[name]().to(device)
+    x = torch.randn(batch.num_nodes, width_of(conv), device=device)
+    given = batch.edge_index, *extras_of(conv, batch).values()
+    expected = run(conv, x, *given)
+    accelerate(conv)
+
+    with torch.inference_mode():
+        conv(x, *given)
+
+    assert_near(run(conv, x, *given), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("replace", [False, True])
 def test_batches_of_the_loader_are_sorted_and_equal_pyg(device, replace, calls):

@@ -89,9 +89,11 @@ def test_models_train_as_with_pyg(real_device, name, calls):
     assert len(calls) > 0
 
 
-def test_first_kept_under_inference_mode_serves_training():
-    edge_index, conv = make_edges(), SAGEConv(WIDTH, OUT)
-    x = torch.randn(NUM_NODES, WIDTH)
+@pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_first_kept_under_inference_mode_serves_training(device, name):
+    edge_index, conv = make_edges(device), CONVOLUTIONS[name]().to(device)
+    x = torch.randn(NUM_NODES, WIDTH, device=device)
     expected = run(conv, x, edge_index)
     accelerate(conv)
     with torch.inference_mode():
