@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
 
     Args:
         data: `TemporalData` (`src`, `dst`, `t`, perhaps `msg`), or `Data` with `edge_index` and `time` or `edge_time`
-            int `[E]`, perhaps `edge_attr`.
+            `[E]`, perhaps `edge_attr`.
         window: Length of a snapshot, in the unit of the times.
         edge_life: Snapshots that an edge is seen in, its own the first; 0 keeps every edge for ever.
         x: Features of the nodes, of any dtype, `[N, F]`, the same in every snapshot, or `[T, N, F]`; None takes those
@@ -77,8 +78,14 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
         to that of the last edge; empty ones too.
 
     Raises:
-        ArgumentError: named argument, rule and value.
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
+    if not isinstance(data, (TemporalData, Data)):
+        raise ArgumentTypeError(f"data must be TemporalData or Data, got {type(data).__name__}")
+    if isinstance(window, bool) or not isinstance(window, Real):
+        raise ArgumentTypeError(f"window must be a number, got {window!r}")
+    if isinstance(edge_life, bool) or not isinstance(edge_life, Integral):
+        raise ArgumentTypeError(f"edge_life must be an integer, got {edge_life!r}")
     if window < 1:
         raise ArgumentError(f"window must be at least 1, got {window}")
     if edge_life < 0:
@@ -90,16 +97,18 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
         times = data.get("time", data.get("edge_time"))
         x = data.x if x is None else x
         num_nodes = data.get("num_nodes") if num_nodes is None else num_nodes
+    if edges is None:
+        raise ArgumentError("data must have an edge_index, got None")
     if times is None or times.shape != (edges.shape[1],):
         shape = None if times is None else tuple(times.shape)
         raise ArgumentError(f"data must have a time for each of its {edges.shape[1]} edges, got {shape}")
     if times.numel() == 0:
         raise ArgumentError("data must have at least one edge, got none")
     num_nodes = _count_nodes(edges, x, num_nodes)
-    start = int(times.min()) if start is None else start
+    start = times.min().item() if start is None else start
     number = torch.div(times - start, window, rounding_mode="floor").long()
     if int(number.min()) < 0:
-        raise ArgumentError(f"start must not be behind the first edge at {int(times.min())}, got {start}")
+        raise ArgumentError(f"start must not be behind the first edge at {times.min().item()}, got {start}")
     order = torch.argsort(number, stable=True)
     edges, number = edges[:, order].long(), number[order]
     message = None if message is None else message[order]

@@ -361,6 +361,28 @@ class TestDiscretize:
         with pytest.raises(ArgumentError, match=message):
             discretize(self.data, **options)
 
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"window": "10"}, "window must be a number, got '10'"),
+            ({"window": True}, "window must be a number, got True"),
+            ({"window": 10, "edge_life": 1.5}, "edge_life must be an integer, got 1.5"),
+            ({"window": 10, "data": [1]}, "data must be TemporalData or Data, got list"),
+        ],
+    )
+    def test_arguments_of_other_types_are_refused(self, options, message):
+        with pytest.raises(ArgumentTypeError, match=message):
+            discretize(**{"data": self.data, **options})
+
+    def test_times_may_be_floats_below_zero(self):
+        data = TemporalData(src=torch.arange(3), dst=torch.arange(3), t=torch.tensor([-0.5, 0.25, 1.0]))
+
+        assert [s.edge_index[0].tolist() for s in discretize(data, 1)] == [[0, 1], [2]]
+
+    def test_edges_must_be_there(self):
+        with pytest.raises(ArgumentError, match="data must have an edge_index, got None"):
+            discretize(Data(time=torch.tensor([0])), 1)
+
     def test_nodes_below_zero_are_refused(self):
         data = Data(edge_index=torch.tensor([[0], [-1]]), time=torch.tensor([0]))
 
