@@ -16,6 +16,7 @@ from torch_geometric.nn import aggr, conv
 from pyg_direct.dynamic.nn.chebyshev import combine, make_chebyshev
 from pyg_direct.dynamic.nn.convolve import Located, convolve_located, expand_chebyshev, locate
 from pyg_direct.dynamic.operator import GCN, Mean, Operator, Sum
+from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.nn.accelerate import forget_pickled
 from pyg_direct.nn.propagate import STEPS
 
@@ -41,11 +42,16 @@ def accelerate(model: torch.nn.Module) -> list[str]:
     Returns:
         Names of the convolutions that were changed.
 
+    Raises:
+        ArgumentTypeError: `model` is no module.
+
     Example:
         >>> from torch_geometric.nn import GCNConv
         >>> accelerate(torch.nn.ModuleList([GCNConv(4, 8), torch.nn.Linear(8, 1)]))
         ['0']
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     changed = []
     for name, module in model.named_modules():
         forget_pickled(module)

@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from pyg_direct.dynamic import FrameTrainer, accelerate, plan, stream
 from pyg_direct.dynamic.trainer import run_stateless
+from pyg_direct.errors import ArgumentTypeError
 from tests.snapshots import make_snapshots
 
 NODES, CHANNELS, TIMES = 12, 6, 5
@@ -185,6 +186,11 @@ def test_other_derivatives_take_the_code_of_pyg(name, derive):
     got = derive(mine, given.x, given.edge_index, given.edge_attr)
 
     torch.testing.assert_close(got, derive(theirs, plain.x, plain.edge_index, plain.edge_attr))
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(ArgumentTypeError, match=r"model must be a torch.nn.Module, got list"):
+        accelerate([pyg.GCNConv(CHANNELS, 3)])
 
 
 def test_copies_stay_accelerated():
