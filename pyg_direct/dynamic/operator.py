@@ -129,10 +129,16 @@ class Chebyshev:
         return Factors(rest.keys, rest.weight, row, column, factor * loop - 1)
 
     def _largest(self, rest: Snapshot, row: Tensor | None, column: Tensor | None, loop: Tensor) -> float:
-        # Parallel edges are entries of their own in PyG; they count here only where weights are below zero.
-        entries = torch.ones(rest.keys.numel(), device=rest.device) if rest.weight is None else rest.weight
+        # Parallel edges are entries of their own in PyG; without weights below zero they are never the largest.
+        keys, weight = rest.apart or (rest.keys, rest.weight)
+        targets = torch.div(keys, max(1, rest.num_nodes), rounding_mode="floor")
+        sources = keys - targets * rest.num_nodes
+        entries = torch.ones(keys.numel(), device=rest.device) if weight is None else weight
         if row is not None:
-            entries = row[rest.targets] * entries
+            entries = row[targets] * entries
         if column is not None:
-            entries = entries * column[rest.sources]
+            entries = entries * column[sources]
+        if rest.apart is not None:
+            # Loops too, which a Laplacian has not.
+            entries = entries[targets != sources]
         return 2 * float(torch.cat([-entries, loop]).max()) if loop.numel() else 1.0

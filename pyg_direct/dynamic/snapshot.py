@@ -25,6 +25,8 @@ class Snapshot:
         loop_nodes: Nodes with a loop, int64 `[L]`.
         loop_weight: Weight of the last loop given of each of them, fp32 `[L]`; None where no weights were given.
         num_in: Edges given to each target, parallel ones counted, fp32 `[N]`.
+        apart: Keys, ascending, and weights of all edges as they were given, `[M]`, where some are parallel and have
+            weights; else None.
         given: (source, target) int64 `[2, E]` and weights `[E]` or None in the order in which they were given, for the
             operators that ask for it; else None.
     """
@@ -35,6 +37,7 @@ class Snapshot:
     loop_nodes: Tensor
     loop_weight: Tensor | None
     num_in: Tensor
+    apart: tuple[Tensor, Tensor] | None = None
     given: tuple[Tensor, Tensor | None] | None = None
 
     @property
@@ -58,7 +61,7 @@ class Snapshot:
         return _add_up(nodes, weight, self.num_nodes)
 
     def without_loops(self) -> Snapshot:
-        """The same without edges from a node to itself."""
+        """The same without edges from a node to itself; `apart` stays as it is."""
         if self.loop_nodes.numel() == 0:
             return self
         kept = self.targets != self.sources
@@ -68,7 +71,8 @@ class Snapshot:
             weight = None
         none = self.loop_nodes[:0]
         return Snapshot(self.keys[kept], weight, self.num_nodes, none,
-                        None if self.loop_weight is None else self.loop_weight[:0], self.num_in)  # fmt: skip
+                        None if self.loop_weight is None else self.loop_weight[:0], self.num_in, self.apart
+                        )  # fmt: skip
 
 
 def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, own: int | None = None) -> Snapshot:
@@ -120,24 +124,28 @@ def order_together(edges: Sequence[Tensor], weights: Sequence[Tensor | None], nu
     num_in = torch.zeros(len(edges) * num_nodes, device=sources.device).index_add_(
         0, rows, torch.ones(total, device=sources.device)
     )
-    keys, bounds = rows * num_nodes + sources, [*accumulate(counts, initial=0)]
+    keys, bounds, apart = rows * num_nodes + sources, [*accumulate(counts, initial=0)], None
+    given_bounds = bounds
     if total > 1 and not bool((keys[1:] > keys[:-1]).all()):
         keys, order = torch.sort(keys, stable=True)
         weight = None if weight is None else weight[order]
         unique, place, repeats = torch.unique_consecutive(keys, return_inverse=True, return_counts=True)
         if unique.numel() < total:
+            apart = None if weight is None else (keys, weight)
             weight = repeats.float() if weight is None else _add_up(place, weight, unique.numel())
             keys, bounds = unique, _find_bounds(unique, num_nodes**2, len(edges))
     loop_bounds = _find_bounds(loop_nodes, num_nodes, len(edges))
     out = []
-    for t, (part, loops) in enumerate(zip(pairwise(bounds), pairwise(loop_bounds), strict=True)):
-        mine, looped = slice(*part), slice(*loops)
+    spans = zip(pairwise(bounds), pairwise(loop_bounds), pairwise(given_bounds), strict=True)
+    for t, (part, loops, whole) in enumerate(spans):
+        mine, looped, each = slice(*part), slice(*loops), slice(*whole)
         # Where no edge was there twice, each weighs one.
         is_plain = not weighed and part[1] - part[0] == counts[t]
         out.append(Snapshot(
             keys[mine] - t * num_nodes**2 if t else keys[mine], None if weight is None or is_plain else weight[mine],
             num_nodes, loop_nodes[looped] - t * num_nodes, None if loop_weight is None else loop_weight[looped],
             num_in[t * num_nodes : (t + 1) * num_nodes],
+            (apart[0][each] - t * num_nodes**2, apart[1][each]) if apart and part[1] - part[0] < counts[t] else None,
         ))  # fmt: skip
     return out
 

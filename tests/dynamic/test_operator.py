@@ -84,6 +84,25 @@ def test_chebyshev_is_pygs(drawn, kind):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("normalization", [None, "sym", "rw"])
+def test_the_largest_entry_of_a_laplacian_is_that_of_one_of_several_parallel_edges(normalization, seed):
+    generator = torch.Generator().manual_seed(seed)
+    # Twice each, with weights whose sum is one: degrees are above zero, and one of two weights is not.
+    edges = [torch.randint(4, (2, 12), generator=generator).repeat(1, 2) for _ in range(3)]
+    below = [torch.rand(12, generator=generator) * -3 for _ in range(3)]
+    weights = [torch.cat([w, 1 - w]) for w in below]
+    snapshots = [(e.numpy(), w.numpy()) for e, w in zip(edges, weights, strict=True)]
+    x = torch.rand(4, 3, 2, generator=generator)
+    conv = ChebConv(2, 2, K=2, normalization=normalization, bias=False)
+    for lin, weight in zip(conv.lins, (torch.zeros(2, 2), torch.eye(2)), strict=True):
+        lin.weight = torch.nn.Parameter(weight)
+
+    got = run_operator(Chebyshev(normalization), snapshots, x, 4)
+
+    torch.testing.assert_close(got, run_conv(conv, snapshots, x).detach(), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("normalization", [None, "sym", "rw"])
 @pytest.mark.parametrize("edges", [torch.empty(2, 0, dtype=torch.int64), torch.tensor([[1, 1], [1, 1]])])
 def test_chebyshev_of_no_edges_but_loops_is_pygs(normalization, edges):
