@@ -177,14 +177,15 @@ def connect(num_parts: int, name: str = "graph", *, address: str | None = None, 
     Args:
         num_parts: Parts of the graph, each with a server.
         name: As it was given to `serve`.
-        address: Of the Ray cluster, as in `serve`. With None a program that is in none finds no servers, unless
-            `RAY_ADDRESS` names their cluster: it starts one.
+        address: Of the servers' Ray cluster, `HOST:PORT` or `auto`, as in `serve`. None takes the one that this program
+            is in, else that of `RAY_ADDRESS`.
         timeout: Seconds to wait for an answer.
 
     Raises:
-        ArgumentError: `serve` was not called with this name, or for fewer parts.
+        ArgumentError: `serve` was not called with this name, or for fewer parts; or no cluster is named, and this
+            program is in none.
     """
-    _start(address)
+    _join(address)
     return RayServers(name, num_parts, timeout)
 
 
@@ -196,9 +197,9 @@ def stop(name: str = "graph", *, address: str | None = None) -> int:
         address: See `connect`.
 
     Raises:
-        ArgumentError: there are none.
+        ArgumentError: there are none, or no cluster is named and this program is in none.
     """
-    _start(address)
+    _join(address)
     listed = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)
               if actor["namespace"] == _NAMESPACE]  # fmt: skip
     own = [actor for actor in listed if actor.rpartition("/")[0] == name]
@@ -219,11 +220,24 @@ def _find_server(name: str, part: int, size: int) -> Any:
                             f"{name!r}, of which part {part} has none") from error  # fmt: skip
 
 
+def _is_named(address: str | None) -> bool:
+    """Whether there is a cluster that the caller, or the environment, means."""
+    return address is not None or bool(os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE))
+
+
+def _join(address: str | None) -> None:
+    """Let this program into the cluster that servers are in."""
+    if not ray.is_initialized() and not _is_named(address):
+        raise ArgumentError("address must name the Ray cluster of the servers where this program is in none, HOST:PORT "
+                            "or auto, or RAY_ADDRESS must, got None")  # fmt: skip
+    _start(address)
+
+
 def _start(address: str | None) -> None:
     """Let this program into a cluster of Ray, or start one that listens on the loopback."""
     if ray.is_initialized():
         return
-    if address is None and not os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE):
+    if not _is_named(address):
         # With None Ray joins whatever cluster anybody's `ray start` has noted on this host, and fails where it is gone.
         address = "local"
     with _on_loopback() if _is_here(address) else nullcontext():

@@ -177,9 +177,9 @@ def test_names_that_nobody_has_or_somebody_has_are_refused(folder):
     from pyg_direct.distributed.engine import connect, serve
 
     try:
-        with pytest.raises(ArgumentError, match=r"name must be that of 2 servers .*, got 'taken', of which part 0"):
-            connect(2, "taken")
         servers = serve(folder, "taken", num_cpus=0.5)
+        with pytest.raises(ArgumentError, match=r"name must be that of 2 servers .*, got 'other', of which part 0"):
+            connect(2, "other")
         with pytest.raises(ArgumentError, match="name must be one that no servers have yet, got 'taken'"):
             serve(folder, "taken", num_cpus=0.5)
         with pytest.raises(ArgumentError, match=r"name must be that of 3 servers .*, got 'taken', of which part 2"):
@@ -215,6 +215,18 @@ def test_a_cluster_that_somebody_noted_is_not_joined_unasked(folder, monkeypatch
             ray.shutdown()
 
     assert sorted(answered) == [0, 1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("call", ["connect", "stop"])
+def test_a_program_in_no_cluster_is_told_to_name_that_of_the_servers(call, monkeypatch):
+    from pyg_direct.distributed import engine
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    with pytest.raises(ArgumentError, match=r"address must name the Ray cluster .* got None"):
+        getattr(engine, call)(*((2, "graph") if call == "connect" else ("graph",)))
 
 
 def connect_apart(address, mode):
