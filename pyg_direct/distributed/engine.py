@@ -139,6 +139,7 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
         PartitionError: there is no partition, one of another version, or not the same on all hosts.
         RankError: a server cannot open its part: a file is missing or damaged on its host.
     """
+    size = Manifest.read(folder).num_parts
     was_in = ray.is_initialized()
     _start(address)
     if detached and _ends_with_this():
@@ -146,7 +147,6 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
             ray.shutdown()
         raise ArgumentError("detached must be False where this program starts Ray, which then ends with it, got True: "
                             "start a cluster with `ray start --head` and give its address")  # fmt: skip
-    size = Manifest.read(folder).num_parts
     kept: list[Any] = []
     lifetime = "detached" if detached else None
     try:

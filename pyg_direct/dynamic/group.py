@@ -24,7 +24,7 @@ VALUE_MODES = ("ones", "shared", "stacked", "move")
 
 def check_groups(group_size: int | str, form: str) -> None:
     """Raise unless snapshots can be aggregated so many at once, in this form."""
-    if group_size not in ("auto", *GROUP_SIZES):
+    if isinstance(group_size, bool) or group_size not in ("auto", *GROUP_SIZES):
         raise ArgumentError(f"group_size must be one of auto, 1, 2, 4, 8, got {group_size}")
     _check_form(form)
 

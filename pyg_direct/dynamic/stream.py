@@ -67,6 +67,8 @@ class SnapshotStream:
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return SnapshotStream(self._snapshots, self.plan, self._times[index])
+        if not hasattr(index, "__index__"):
+            raise ArgumentTypeError(f"index must be an integer or a slice, got {index!r}")
         if not -len(self) <= index < len(self):
             raise IndexError(f"index must lie in [{-len(self)}, {len(self)}), got {index}")
         snapshot = copy.copy(self._snapshots[self._times[index]])

@@ -105,6 +105,11 @@ class FrameTrainer:
                  loss: Callable[[Tensor, Tensor], Tensor] = F.mse_loss, target: str = "last",
                  step: _Step = run_recurrent, device: Device = None, memory: int | str | None = None,
                  replay: bool | None = None) -> None:  # fmt: skip
+        if not isinstance(model, torch.nn.Module):
+            raise ArgumentTypeError(f"model must be a torch.nn.Module, got {model!r}")
+        for name, function in (("loss", loss), ("step", step)):
+            if not callable(function):
+                raise ArgumentTypeError(f"{name} must be callable, got {function!r}")
         if target not in TARGETS:
             raise ArgumentError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
         is_stream = isinstance(signal, SnapshotStream)

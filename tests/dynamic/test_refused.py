@@ -114,3 +114,23 @@ def test_a_frame_may_have_ids_of_nodes_for_features():
     trainer = FrameTrainer(model, snapshots, torch.optim.SGD(model.parameters(), lr=0.1), window=2, step=run_stateless)
 
     assert trainer.train_epoch() > 0
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"loss": "mse"}, "loss must be callable, got 'mse'"),
+    ({"step": None}, "step must be callable, got None"),
+    ({"model": "TGCN"}, "model must be a torch.nn.Module, got 'TGCN'"),
+])  # fmt: skip
+def test_models_and_functions_of_other_kinds_are_refused_before_they_train(options, message):
+    model = Embedded()
+    given = {"model": model, "signal": make_list(4), "optimizer": torch.optim.SGD(model.parameters()), **options}
+
+    with pytest.raises(ArgumentTypeError, match=message):
+        FrameTrainer(given.pop("model"), given.pop("signal"), given.pop("optimizer"), window=2, device="cpu", **given)
+
+
+def test_lists_and_flags_are_no_numbers():
+    with pytest.raises(ArgumentError, match="group_size must be one of auto, 1, 2, 4, 8, got True"):
+        stream(make_list(4), "cpu", group_size=True)
+    with pytest.raises(ArgumentTypeError, match=r"index must be an integer or a slice, got \[1, 2\]"):
+        stream(make_list(4), "cpu")[[1, 2]]
