@@ -25,8 +25,8 @@ class Snapshot:
         loop_nodes: Nodes with a loop, int64 `[L]`.
         loop_weight: Weight of the last loop given of each of them, fp32 `[L]`; None where no weights were given.
         num_in: Edges given to each target, parallel ones counted, fp32 `[N]`.
-        apart: Keys, ascending, and weights of all edges as they were given, `[M]`, where some are parallel and have
-            weights; else None.
+        apart: Keys, ascending, and weights of all edges as they were given, `[M]`, where some are parallel and some
+            weights below zero; else None.
         given: (source, target) int64 `[2, E]` and weights `[E]` or None in the order in which they were given, for the
             operators that ask for it; else None.
     """
@@ -131,7 +131,8 @@ def order_together(edges: Sequence[Tensor], weights: Sequence[Tensor | None], nu
         weight = None if weight is None else weight[order]
         unique, place, repeats = torch.unique_consecutive(keys, return_inverse=True, return_counts=True)
         if unique.numel() < total:
-            apart = None if weight is None else (keys, weight)
+            if weight is not None and bool((weight < 0).any()):
+                apart = keys, weight
             weight = repeats.float() if weight is None else _add_up(place, weight, unique.numel())
             keys, bounds = unique, _find_bounds(unique, num_nodes**2, len(edges))
     loop_bounds = _find_bounds(loop_nodes, num_nodes, len(edges))
