@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from pyg_direct.dynamic.ahead import Ahead
 from pyg_direct.dynamic.cache import Budget
+from pyg_direct.dynamic.joined import Joined, join_edges
 from pyg_direct.dynamic.operator import Factors, Operator
-from pyg_direct.dynamic.snapshot import Snapshot, order_edges, order_together
+from pyg_direct.dynamic.snapshot import Snapshot, order_edges
 from pyg_direct.dynamic.speeds import Speeds
 from pyg_direct.dynamic.walk import Walk
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError, PygDirectError
@@ -29,7 +31,7 @@ _SHARE, _EDGE_BYTES = 0.2, 128
 _SENDINGS = 8
 # So few edges in all are put in order by the host before a GPU has begun with all the operations.
 FEW = 2**15
-# Keys target * N + source of all snapshots that are put in order at once are less.
+# Keys target * N + source of the graph of all snapshots that are put in order at once are less.
 _MOST_KEYS = 2**63
 # And so few of some snapshots one thread slices: neither one beside training, as both would wait for each other's
 # Python, nor all of torch's, which would be woken for each short loop.
@@ -129,11 +131,13 @@ class SequenceEdges:
         self._parts, self._num_nodes, self._target, self._budget = parts, num_nodes, device, budget
         self._ahead = ahead
         self._ordered: dict[Hashable, Snapshot] = {}
+        # Those that are in order as one graph, by the names of its parts.
+        self._joined: dict[tuple[Hashable, ...], Joined] = {}
         self._factors: dict[Hashable, Factors] = {}
         self.moved_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._ordered)
+        return len(self._ordered) + sum(map(len, self._joined))
 
     @cached_property
     def device(self) -> torch.device:
@@ -179,20 +183,32 @@ class SequenceEdges:
         sendings = 1 if self._budget.limit is None else _SENDINGS
         return replace(speeds, bytes_per_second=speeds.bytes_per_second / sendings)
 
-    def order_all(self, times: range, weighted: bool = True) -> None:
-        """Put the edges of snapshots in order at once, where the device does it; wrong ones are told of by `order`."""
-        if not self.are_on_device or len(times) * self._num_nodes**2 >= _MOST_KEYS:
-            return
+    def join(self, times: range, weighted: bool = True) -> Snapshot | None:
+        """The edges of snapshots in order as those of one graph, in which node i of the t-th is t * N + i; None where
+        the device does not do that, some have other nodes or were put in order before, or an edge is wrong, of which
+        `order` tells.
+        """
+        names = tuple(self._name(time, weighted) for time in times)
+        with self._ahead.lock:
+            if names not in self._joined:
+                self._join_fresh(times, weighted)
+            joined = self._joined.get(names)
+        return None if joined is None else joined.graph
+
+    def _join_fresh(self, times: range, weighted: bool) -> None:
+        """Put those of some snapshots in order at once that have not been."""
+        known = {*self._ordered, *chain.from_iterable(self._joined)}
         fresh = {self._name(t, weighted): t for t in times if self._parts[t].num_nodes == self._num_nodes}
-        fresh = {key: time for key, time in fresh.items() if key not in self._ordered}
+        fresh = {name: time for name, time in fresh.items() if name not in known}
         weights = [self._weight_of(time, weighted) for time in fresh.values()]
-        if len(fresh) < 2 or any((weight is None) != (weights[0] is None) for weight in weights):
+        if (not fresh or not self.are_on_device or (len(fresh) * self._num_nodes) ** 2 >= _MOST_KEYS
+                or any((weight is None) != (weights[0] is None) for weight in weights)):  # fmt: skip
             return
         edges = [self._parts[time].edge_index for time in fresh.values()]
-        with self._ahead.lock, suppress(PygDirectError):
+        with suppress(PygDirectError):
             moved = self._move(*edges, *(weight for weight in weights if weight is not None))
-            made = order_together(moved[: len(edges)], moved[len(edges) :] or weights, self._num_nodes)
-            self._ordered.update(zip(fresh, made, strict=True))
+            self._joined[tuple(fresh)] = join_edges(moved[: len(edges)], moved[len(edges) :] or weights,
+                                                    self._num_nodes)  # fmt: skip
 
     def _weight_of(self, time: int, weighted: bool) -> Tensor | None:
         return self._parts[time].edge_weight if weighted else None
@@ -206,10 +222,18 @@ class SequenceEdges:
         part, weight, key = self._parts[time], self._weight_of(time, weighted), self._name(time, weighted)
         with self._ahead.lock:
             if key not in self._ordered:
+                self._split(key)
+            if key not in self._ordered:
                 (edge_index,), moved = self._move(part.edge_index), None if weight is None else self._move(weight)[0]
                 with _told_snapshot(time):
                     self._ordered[key] = order_edges(edge_index, moved, self._num_nodes, part.num_nodes)
             return self._ordered[key]
+
+    def _split(self, name: Hashable) -> None:
+        """Take a snapshot out of those that lie in one graph, and with it these."""
+        names = next((names for names in self._joined if name in names), None)
+        if names is not None:
+            self._ordered.update(zip(names, self._joined.pop(names).split(), strict=True))
 
     def _move(self, *given: Tensor) -> list[Tensor]:
         """Tensors where edges are put in order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,10 @@ class Factors(NamedTuple):
 class Operator(Protocol):
     """A rule that turns a snapshot into factors; equal rules are equal as keys of a dictionary."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether factors of nodes and edges are the same in a graph that has further parts without edges to them."""
+
     def factorise(self, snapshot: Snapshot) -> Factors:
         """The factors of one snapshot."""
 
@@ -62,13 +66,14 @@ class GCN:
     improved: bool = False
     add_self_loops: bool = True
     normalize: bool = True
+    is_local: ClassVar[bool] = True
 
     def factorise(self, snapshot: Snapshot) -> Factors:
         """The factors of one snapshot."""
         if not self.normalize:
             return Factors(snapshot.keys, snapshot.weight, None, None, None)
         if not self.add_self_loops:
-            scale = _inverse_root(snapshot.add_to(snapshot.targets))
+            scale = _inverse_root(snapshot.sum_in())
             return Factors(snapshot.keys, snapshot.weight, scale, scale, None)
         given = snapshot.loop_weight
         loop = torch.full((snapshot.num_nodes,), 2.0 if self.improved and given is not None else 1.0,
@@ -76,13 +81,15 @@ class GCN:
         if given is not None:
             loop[snapshot.loop_nodes] = given
         rest = snapshot.without_loops()
-        scale = _inverse_root(rest.add_to(rest.targets) + loop)
+        scale = _inverse_root(rest.sum_in() + loop)
         return Factors(rest.keys, rest.weight, scale, scale, scale * loop * scale)
 
 
 @dataclass(frozen=True)
 class Sum:
     """Sums of weighted neighbors (GraphConv, and the neighbors of GINConv)."""
+
+    is_local: ClassVar[bool] = True
 
     def factorise(self, snapshot: Snapshot) -> Factors:
         """The factors of one snapshot."""
@@ -92,6 +99,8 @@ class Sum:
 @dataclass(frozen=True)
 class Mean:
     """Sums of weighted neighbors over the number of edges, parallel ones counted (SAGEConv)."""
+
+    is_local: ClassVar[bool] = True
 
     def factorise(self, snapshot: Snapshot) -> Factors:
         """The factors of one snapshot."""
@@ -112,10 +121,15 @@ class Chebyshev:
         if self.normalization not in (None, "sym", "rw"):
             raise ArgumentError(f"normalization must be None, sym or rw, got {self.normalization!r}")
 
+    @property
+    def is_local(self) -> bool:
+        """Where the largest entry is not looked for, see `Operator`."""
+        return self.lambda_max is not None
+
     def factorise(self, snapshot: Snapshot) -> Factors:
         """The factors of one snapshot."""
         rest = snapshot.without_loops()
-        degree = rest.add_to(rest.sources)
+        degree = rest.sum_out()
         row, column = None, None
         loop = torch.ones_like(degree) if self.normalization else degree
         if self.normalization == "sym":

@@ -157,7 +157,7 @@ class SnapshotPlan:
             group = self._choice.find(operator, time, weighted, channels, once=True)
             following = self._choice.find_block(time)[1]
             if group.form == APART:
-                self.edges.order_all(range(group.first, group.last), weighted)
+                self.edges.join(range(group.first, group.last), weighted)
             self._begin_following(operator, following, weighted)
             try:
                 self._keep_group(operator, group, weighted)
@@ -263,7 +263,11 @@ class SnapshotPlan:
         features = self._read_flat(times)
         if form == APART:
             with torch.no_grad():
-                apart = lay_apart([self.factorise(operator, time, weighted) for time in times], self.num_nodes)
+                joined = self.edges.join(times, weighted) if operator.is_local else None
+                if joined is None:
+                    apart = lay_apart([self.factorise(operator, time, weighted) for time in times], self.num_nodes)
+                else:
+                    apart = lay_apart([operator.factorise(joined)], joined.num_nodes)
                 out = aggregate_snapshots(torch.cat(features).unsqueeze(1), apart)
             out = out.view(len(times), self.num_nodes, -1)
         else:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.ops.check import INDEX_DTYPES, check_ids, check_same_device
-from pyg_direct.ops.offsets import repeat_each
+from pyg_direct.ops.offsets import compress
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +54,18 @@ class Snapshot:
         """Source of each edge, int64 `[E]`."""
         return self.keys - self.targets * self.num_nodes
 
-    def add_to(self, nodes: Tensor) -> Tensor:
-        """Sum of the weights of the edges of each of `nodes`, which are targets or sources: fp32 `[N]`."""
-        weight = torch.ones(nodes.numel(), device=nodes.device) if self.weight is None else self.weight
-        return _add_up(nodes, weight, self.num_nodes)
+    def sum_in(self) -> Tensor:
+        """Sum of the weights of the edges into each node, fp32 `[N]`."""
+        if self.weight is None:
+            # Targets ascend.
+            return compress(self.targets, self.num_nodes).diff().float()
+        return _add_up(self.targets, self.weight, self.num_nodes)
+
+    def sum_out(self) -> Tensor:
+        """Sum of the weights of the edges out of each node, fp32 `[N]`."""
+        sources = self.sources
+        weight = torch.ones(sources.numel(), device=sources.device) if self.weight is None else self.weight
+        return _add_up(sources, weight, self.num_nodes)
 
     def without_loops(self) -> Snapshot:
         """The same without edges from a node to itself; `apart` stays as it is."""
@@ -87,68 +94,60 @@ def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
-    return order_together([edge_index], [edge_weight], num_nodes, own)[0]
+    sources, targets = check_edges([edge_index], num_nodes if own is None else own)
+    return order_checked(sources, targets, check_weights([edge_weight], [edge_index]), num_nodes)
 
 
-def order_together(edges: Sequence[Tensor], weights: Sequence[Tensor | None], num_nodes: int,
-                   own: int | None = None) -> list[Snapshot]:  # fmt: skip
-    """The edges of several snapshots in order, each as `order_edges` has it, in as many operations as those of one.
+def order_checked(sources: Tensor, targets: Tensor, weight: Tensor | None, num_nodes: int) -> Snapshot:
+    """Edges in order.
 
     Args:
-        edges: Of each snapshot, on one device.
-        weights: Of each, or None for all of them.
-        num_nodes: N; its square times the number of snapshots must be less than 2**63.
-        own: As of `order_edges`, of each snapshot.
+        sources, targets: int64 `[E]` each, in [0, N).
+        weight: fp32 `[E]`, or None for ones.
+        num_nodes: N, whose square is less than 2**63.
+    """
+    total = sources.numel()
+    loop_nodes, loop_weight = _last_loops(sources == targets, targets, weight, num_nodes)
+    num_in = torch.zeros(num_nodes, device=sources.device).index_add_(
+        0, targets, torch.ones(total, device=sources.device)
+    )
+    keys, apart = targets * num_nodes + sources, None
+    if total > 1 and not bool((keys[1:] > keys[:-1]).all()):
+        keys, order = torch.sort(keys, stable=True)
+        weight = None if weight is None else weight[order]
+        if bool((keys[1:] == keys[:-1]).any()):
+            unique, place, repeats = torch.unique_consecutive(keys, return_inverse=True, return_counts=True)
+            if weight is not None and bool((weight < 0).any()):
+                apart = keys, weight
+            weight = repeats.float() if weight is None else _add_up(place, weight, unique.numel())
+            keys = unique
+    return Snapshot(keys, weight, num_nodes, loop_nodes, loop_weight, num_in, apart)
+
+
+def check_edges(edges: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Tensor]:
+    """Sources and targets of the edges of several snapshots, one behind the other, int64 `[E]`.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
-    own = num_nodes if own is None else own
-    given = [_check_edges(part, own) for part in edges]
-    weighed = [_check_weight(w, part) for w, part in zip(weights, edges, strict=True) if w is not None]
-    counts = [part.shape[1] for part in edges]
-    total, several = sum(counts), len(edges) > 1
-    sources, targets = (torch.cat(side) if several else side[0] for side in zip(*given, strict=True))
-    if sources.is_cuda and total > 0:
+    given = [_check_edges(part, num_nodes) for part in edges]
+    sources, targets = (torch.cat(side) if len(edges) > 1 else side[0] for side in zip(*given, strict=True))
+    if sources.is_cuda and sources.numel() > 0:
         ends = torch.stack([*torch.aminmax(sources), *torch.aminmax(targets)]).tolist()
-        wrong = next((end for end in ends if not 0 <= end < own), None)
+        wrong = next((end for end in ends if not 0 <= end < num_nodes), None)
         if wrong is not None:
-            raise IdError(f"edge_index must lie in [0, {own}), got {wrong}")
-    weight = None if not weighed else torch.cat(weighed) if several else weighed[0]
-    rows = targets
-    if several:
-        # Node i of snapshot t is t * N + i.
-        begins = torch.tensor([[t * num_nodes for t in range(len(edges))], counts], device=targets.device)
-        rows = targets + repeat_each(begins[0], begins[1], total)
-    loop_nodes, loop_weight = _last_loops(sources == targets, rows, weight, len(edges) * num_nodes)
-    num_in = torch.zeros(len(edges) * num_nodes, device=sources.device).index_add_(
-        0, rows, torch.ones(total, device=sources.device)
-    )
-    keys, bounds, apart = rows * num_nodes + sources, [*accumulate(counts, initial=0)], None
-    given_bounds = bounds
-    if total > 1 and not bool((keys[1:] > keys[:-1]).all()):
-        keys, order = torch.sort(keys, stable=True)
-        weight = None if weight is None else weight[order]
-        unique, place, repeats = torch.unique_consecutive(keys, return_inverse=True, return_counts=True)
-        if unique.numel() < total:
-            if weight is not None and bool((weight < 0).any()):
-                apart = keys, weight
-            weight = repeats.float() if weight is None else _add_up(place, weight, unique.numel())
-            keys, bounds = unique, _find_bounds(unique, num_nodes**2, len(edges))
-    loop_bounds = _find_bounds(loop_nodes, num_nodes, len(edges))
-    out = []
-    spans = zip(pairwise(bounds), pairwise(loop_bounds), pairwise(given_bounds), strict=True)
-    for t, (part, loops, whole) in enumerate(spans):
-        mine, looped, each = slice(*part), slice(*loops), slice(*whole)
-        # Where no edge was there twice, each weighs one.
-        is_plain = not weighed and part[1] - part[0] == counts[t]
-        out.append(Snapshot(
-            keys[mine] - t * num_nodes**2 if t else keys[mine], None if weight is None or is_plain else weight[mine],
-            num_nodes, loop_nodes[looped] - t * num_nodes, None if loop_weight is None else loop_weight[looped],
-            num_in[t * num_nodes : (t + 1) * num_nodes],
-            (apart[0][each] - t * num_nodes**2, apart[1][each]) if apart and part[1] - part[0] < counts[t] else None,
-        ))  # fmt: skip
-    return out
+            raise IdError(f"edge_index must lie in [0, {num_nodes}), got {wrong}")
+    return sources, targets
+
+
+def check_weights(weights: Sequence[Tensor | None], edges: Sequence[Tensor]) -> Tensor | None:
+    """Weights of the edges of several snapshots, one behind the other, fp32 `[E]`; None where no snapshot has any.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    given = [_check_weight(w, part) for w, part in zip(weights, edges, strict=True) if w is not None]
+    return None if not given else torch.cat(given) if len(given) > 1 else given[0]
 
 
 def _check_edges(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
@@ -171,14 +170,6 @@ def _check_weight(edge_weight: Tensor, edge_index: Tensor) -> Tensor:
     if not edge_weight.is_floating_point():
         raise ArgumentTypeError(f"edge_weight must have a floating dtype, got {edge_weight.dtype}")
     return edge_weight.detach().reshape(-1).float()
-
-
-def _find_bounds(ascending: Tensor, step: int, count: int) -> list[int]:
-    """Where the numbers of each of `count` ranges of length `step` begin, and where the last ends."""
-    if count == 1 or ascending.numel() == 0:
-        return [0] * count + [ascending.numel()]
-    bounds = torch.arange(1, count, device=ascending.device) * step
-    return [0, *torch.searchsorted(ascending, bounds).tolist(), ascending.numel()]
 
 
 def _add_up(places: Tensor, weight: Tensor, count: int) -> Tensor:

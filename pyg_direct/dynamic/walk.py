@@ -7,6 +7,7 @@ goes over the edges in the order of their targets, but takes the degrees in the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -54,6 +55,8 @@ class Walk:
     """A step along the edges, or with `is_against` one against them, of snapshots that know their edges as given."""
 
     is_against: bool = False
+    # The last node that has an edge counts.
+    is_local: ClassVar[bool] = False
 
     def factorise(self, snapshot: Snapshot) -> Factors:
         """The factors of one snapshot."""

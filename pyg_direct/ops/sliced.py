@@ -224,12 +224,15 @@ def slice_apart(keys: Sequence[Tensor], num_rows: int, weight: Tensor | None = N
         num_rows: N; its square times the number of graphs must be less than 2**63.
         weight: fp32 `[nnz]` of all of them, or None for ones.
     """
+    weight = None if weight is None else weight.unsqueeze(1)
+    if len(keys) == 1:
+        return slice_keys(keys[0], num_rows, weight)
     joined = torch.cat([part + t * num_rows * num_rows if t else part for t, part in enumerate(keys)])
     rows = torch.div(joined, max(1, num_rows), rounding_mode="floor")
     counts = [part.numel() for part in keys]
     before = torch.tensor([[t * num_rows for t in range(len(keys))], counts], device=joined.device)
     cols = joined - rows * num_rows + repeat_each(before[0], before[1], joined.numel())
-    return _cut(rows, cols.int(), len(keys) * num_rows, 1, None if weight is None else weight.unsqueeze(1))
+    return _cut(rows, cols.int(), len(keys) * num_rows, 1, weight)
 
 
 def slice_union(union: EdgeUnion, num_rows: int, weight: Tensor | None = None) -> SlicedCSR:

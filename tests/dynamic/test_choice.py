@@ -7,7 +7,8 @@ from pyg_direct.dynamic import choice, edges, stream
 from pyg_direct.dynamic.choice import APART
 from pyg_direct.dynamic.edges import SequenceEdges
 from pyg_direct.dynamic.nn import TGCN
-from pyg_direct.dynamic.operator import GCN
+from pyg_direct.dynamic.operator import GCN, Chebyshev, Mean, Sum
+from pyg_direct.dynamic.walk import Walk
 from pyg_direct.errors import IdError
 from tests.frames import HIDDEN, NODES, make_signal, make_trainer
 
@@ -67,10 +68,44 @@ def test_snapshots_of_fewer_nodes_are_aggregated_beside_larger_ones(edges_on_dev
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
+OPERATORS = [GCN(), GCN(improved=True), GCN(add_self_loops=False), GCN(normalize=False), Sum(), Mean(),
+             Chebyshev(), Chebyshev("rw", 3.0), Walk(), Walk(is_against=True)]  # fmt: skip
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("operator", OPERATORS, ids=str)
+def test_every_operator_aggregates_snapshots_of_one_graph_as_it_does_each(monkeypatch, operator, weighted):
+    # Steps against edges take each once.
+    signal = [snapshot.coalesce() for snapshot in make_list(weighted)]
+    expected = [aggregate(signal, operator, time) for time in range(len(signal))]
+    monkeypatch.setattr(SequenceEdges, "are_on_device", True)
+    together = [aggregate(signal, operator, time) for time in range(len(signal))]
+
+    for got, rows in zip(together, expected, strict=True):
+        torch.testing.assert_close(got, rows, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def aggregate(signal, operator, time):
+    """Features of a snapshot, in a sequence of which nothing was asked before."""
+    return stream(signal, "cpu").plan.aggregate_features(operator, time)
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_snapshots_of_one_graph_are_taken_out_of_it_when_asked_for(edges_on_device, first):
+    signal = make_list()
+    plan = stream(signal, "cpu").plan
+    rows = plan.aggregate_features(GCN(), first)
+
+    single = plan.aggregate(GCN(), first, signal[first].x)
+
+    torch.testing.assert_close(single, rows)
+    assert len(plan.edges) == 8
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_edges_are_put_in_order_together(edges_on_device, monkeypatch, weighted):
     alone, together = [], []
-    for name, calls in (("order_edges", alone), ("order_together", together)):
+    for name, calls in (("order_edges", alone), ("join_edges", together)):
         real = getattr(edges, name)
         monkeypatch.setattr(
             edges, name, lambda *args, real=real, calls=calls: calls.append(len(args[0])) or real(*args)

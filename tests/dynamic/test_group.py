@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.dynamic.group import FORMS, build_group, choose_values, lay_apart, tell_weights
+from pyg_direct.dynamic.joined import join_edges
 from pyg_direct.dynamic.operator import GCN, Chebyshev, Factors, Mean, Sum
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.snapshots import aggregate_snapshots
@@ -40,6 +41,22 @@ def test_snapshots_apart_are_those_one_by_one(drawn, operator):
 
     for rows, f, mine in zip(x, factors, got, strict=True):
         torch.testing.assert_close(mine, aggregate_snapshots(rows.unsqueeze(1), build_group([f], num_nodes)).squeeze(1))
+
+
+@pytest.mark.parametrize("operator", [Sum(), GCN(), GCN(True), GCN(False, False), Mean(), Chebyshev("rw", 3)], ids=str)
+@given(drawn=drawn_snapshots(), weighted=st.booleans())
+def test_a_graph_of_all_snapshots_has_their_factors(operator, drawn, weighted):
+    num_nodes, snapshots = drawn
+    edges = [torch.from_numpy(e) for e, _ in snapshots]
+    weights = [torch.arange(e.shape[1]) / 2 for e in edges] if weighted else [None] * len(edges)
+    joined = join_edges(edges, weights, num_nodes)
+    x = torch.rand(len(edges) * num_nodes, 1, 2)
+
+    assert operator.is_local
+    got = aggregate_snapshots(x, lay_apart([operator.factorise(joined.graph)], joined.graph.num_nodes))
+
+    apart = lay_apart([operator.factorise(part) for part in joined.split()], num_nodes)
+    torch.testing.assert_close(got, aggregate_snapshots(x, apart), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

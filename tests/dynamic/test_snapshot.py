@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from pyg_direct.dynamic.snapshot import order_edges, order_together
+from pyg_direct.dynamic.joined import join_edges
+from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from tests.reference import snapshots as reference
 from tests.snapshots import drawn_snapshots, order_snapshots
@@ -30,7 +31,7 @@ def test_snapshots_in_order_together_are_those_one_by_one(device, drawn):
     num_nodes, snapshots = drawn
     edges = [torch.from_numpy(e).to(device) for e, _ in snapshots]
     for weights in ([None] * len(edges), [torch.arange(e.shape[1], device=device) / 2 for e in edges]):
-        together = order_together(edges, weights, num_nodes)
+        together = join_edges(edges, weights, num_nodes).split()
 
         for got, edge_index, weight in zip(together, edges, weights, strict=True):
             expected = order_edges(edge_index, weight, num_nodes)
@@ -41,7 +42,7 @@ def test_snapshots_in_order_together_are_those_one_by_one(device, drawn):
 
 
 def test_snapshots_without_nodes_are_put_in_order_together():
-    first, second = order_together([torch.zeros(2, 0).long()] * 2, [None] * 2, 0)
+    first, second = join_edges([torch.zeros(2, 0).long()] * 2, [None] * 2, 0).split()
 
     assert first.keys.numel() == second.num_in.numel() == 0
 
@@ -55,7 +56,7 @@ def test_edges_of_nodes_that_are_not_there_are_refused_wherever_they_are(device,
 
     for parts in ([wrong], [edges, wrong]):
         with pytest.raises(IdError, match=rf"edge_index must lie in \[0, 5\), got {node}"):
-            order_together(parts, [None] * len(parts), 5)
+            join_edges(parts, [None] * len(parts), 5)
 
 
 def test_weights_of_any_floating_dtype_and_a_column_are_taken():
