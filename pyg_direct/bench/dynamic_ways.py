@@ -73,7 +73,7 @@ class Way:
 
     def epoch(self) -> float:
         """Train over all frames."""
-        total = torch.zeros((), device=self.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for first in self.frames():
             self.optimizer.zero_grad(set_to_none=True)
             cost = self.compute(first)
@@ -324,7 +324,7 @@ class Captured(Normalised):
                     cost.backward()
                     self.optimizer.step()
                 self.graphs.append((graph, cost.detach()))
-        total = torch.zeros((), device=self.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for graph, cost in self.graphs:
             graph.replay()
             total += cost

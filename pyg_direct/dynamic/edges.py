@@ -152,6 +152,12 @@ class SequenceEdges:
             return self._target
         return torch.device("cpu")
 
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """Of weights and factors: float64 where features are, as PyG normalises edges for them, else fp32."""
+        is_double = any(part.x is not None and part.x.dtype == torch.float64 for part in self._parts)
+        return torch.float64 if is_double else torch.float32
+
     @property
     def are_on_device(self) -> bool:
         """Whether they are put in order there, and structures made of them."""
@@ -208,7 +214,7 @@ class SequenceEdges:
         with suppress(PygDirectError):
             moved = self._move(*edges, *(weight for weight in weights if weight is not None))
             self._joined[tuple(fresh)] = join_edges(moved[: len(edges)], moved[len(edges) :] or weights,
-                                                    self._num_nodes)  # fmt: skip
+                                                    self._num_nodes, self.dtype)  # fmt: skip
 
     def _weight_of(self, time: int, weighted: bool) -> Tensor | None:
         return self._parts[time].edge_weight if weighted else None
@@ -226,7 +232,7 @@ class SequenceEdges:
             if key not in self._ordered:
                 (edge_index,), moved = self._move(part.edge_index), None if weight is None else self._move(weight)[0]
                 with _told_snapshot(time):
-                    self._ordered[key] = order_edges(edge_index, moved, self._num_nodes, part.num_nodes)
+                    self._ordered[key] = order_edges(edge_index, moved, self._num_nodes, part.num_nodes, self.dtype)
             return self._ordered[key]
 
     def _split(self, name: Hashable) -> None:

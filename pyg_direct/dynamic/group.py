@@ -35,14 +35,16 @@ def _check_form(form: str) -> None:
 
 
 def stack_weights(union: EdgeUnion, weights: Sequence[Tensor | None]) -> Tensor | None:
-    """Weights of a union's edges in each snapshot, fp32 `[U, S]`, 0 where absent; None where all are ones."""
-    if all(weight is None or bool((weight == 1).all()) for weight in weights):
+    """Weights of a union's edges in each snapshot, `[U, S]`, 0 where absent; None where all are ones."""
+    known = [weight for weight in weights if weight is not None]
+    if all(bool((weight == 1).all()) for weight in known):
         return None
     columns = []
     for t, weight in enumerate(weights):
         has = union.has(t)
         # Both lists of edges ascend, so that weights come in the order of the edges that are present.
-        columns.append(has.float() if weight is None else weight.new_zeros(has.numel()).masked_scatter_(has, weight))
+        columns.append(has.to(known[0].dtype) if weight is None
+                       else weight.new_zeros(has.numel()).masked_scatter_(has, weight))  # fmt: skip
     return torch.stack(columns, 1)
 
 
@@ -172,7 +174,7 @@ def _fill(given: Sequence[Tensor | None], default: float, like: Sequence[Tensor]
     """The tensors, and a `default` for each number of those that are missing; None where all are.
 
     Args:
-        given: fp32 `[N]` each, or None.
+        given: `[N]` each, or None.
         default: See above.
         like: Tensors as long; None where all are.
     """

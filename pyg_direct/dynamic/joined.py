@@ -62,24 +62,27 @@ class Joined:
         return (targets - first) * num_nodes + keys - targets * size - first
 
 
-def join_edges(edges: Sequence[Tensor], weights: Sequence[Tensor | None], num_nodes: int) -> Joined:
+def join_edges(edges: Sequence[Tensor], weights: Sequence[Tensor | None], num_nodes: int,
+               dtype: torch.dtype = torch.float32) -> Joined:  # fmt: skip
     """The edges of several snapshots in order, as those of one graph.
 
     Args:
         edges: Of each snapshot, int64 or int32 `[2, E]`, on one device.
         weights: Of each, `[E]` or `[E, 1]` of any floating dtype, or None for all of them.
         num_nodes: N; the square of N times the number of snapshots must be less than 2**63.
+        dtype: Of weights and sums.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     sources, targets = check_edges(edges, num_nodes)
-    weight, counts = check_weights(weights, edges), tuple(part.shape[1] for part in edges)
+    weight, counts = check_weights(weights, edges, dtype), tuple(part.shape[1] for part in edges)
     if len(edges) > 1:
         begins = torch.tensor([[t * num_nodes for t in range(len(edges))], counts], device=targets.device)
         shift = repeat_each(begins[0], begins[1], targets.numel())
         sources, targets = sources + shift, targets + shift
-    return Joined(order_checked(sources, targets, weight, len(edges) * num_nodes), counts, weight is not None)
+    graph = order_checked(sources, targets, weight, len(edges) * num_nodes, dtype)
+    return Joined(graph, counts, weight is not None)
 
 
 def _find_bounds(ascending: Tensor, step: int, count: int) -> list[int]:

@@ -23,8 +23,8 @@ class Factors(NamedTuple):
 
     Attributes:
         keys: target * N + source of the edges of W, int64 `[E]`, ascending and unique.
-        weight: Their weights, fp32 `[E]`; None for ones.
-        row, column, diagonal: a, b and d, fp32 `[N]`; None for ones, ones and zeros.
+        weight: Their weights, `[E]`, fp32 or float64 as all numbers here; None for ones.
+        row, column, diagonal: a, b and d, `[N]`; None for ones, ones and zeros.
     """
 
     keys: Tensor
@@ -77,7 +77,7 @@ class GCN:
             return Factors(snapshot.keys, snapshot.weight, scale, scale, None)
         given = snapshot.loop_weight
         loop = torch.full((snapshot.num_nodes,), 2.0 if self.improved and given is not None else 1.0,
-                          device=snapshot.device)  # fmt: skip
+                          dtype=snapshot.dtype, device=snapshot.device)  # fmt: skip
         if given is not None:
             loop[snapshot.loop_nodes] = given
         rest = snapshot.without_loops()
@@ -147,7 +147,7 @@ class Chebyshev:
         keys, weight = rest.apart or (rest.keys, rest.weight)
         targets = torch.div(keys, max(1, rest.num_nodes), rounding_mode="floor")
         sources = keys - targets * rest.num_nodes
-        entries = torch.ones(keys.numel(), device=rest.device) if weight is None else weight
+        entries = rest.num_in.new_ones(keys.numel()) if weight is None else weight
         if row is not None:
             entries = row[targets] * entries
         if column is not None:

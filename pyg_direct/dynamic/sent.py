@@ -52,6 +52,7 @@ class Sent:
         makes_diagonal = row is not None and diagonal is not None and torch.equal(diagonal, row * row)
         makes_row = (
             row is not None
+            and row.dtype == torch.float32
             and is_alike
             and all(piece.weight is None or is_whole(piece.weight) for piece in matrices.pieces)
             and torch.equal(row, _make_row(matrices))

@@ -35,7 +35,7 @@ class _Side(NamedTuple):
         counts: Its edges, int64 `[R]`.
         num_slices: Slices of each snapshot.
         others: The other end of each edge, int32 `[E]`.
-        weight: fp32 `[E]`.
+        weight: fp32 or float64 `[E]`.
     """
 
     times: range
@@ -59,7 +59,8 @@ def merge_factors(factors: Factors, num_nodes: int) -> tuple[Tensor, Tensor, Ten
     """Targets, sources and weights of d + a * W * b, edges by target."""
     keys, weight = factors.keys, factors.weight
     rows = torch.div(keys, max(1, num_nodes), rounding_mode="floor")
-    weight = torch.ones(keys.numel(), device=keys.device) if weight is None else weight
+    dtype = next((f.dtype for f in (weight, factors.row, factors.diagonal) if f is not None), torch.float32)
+    weight = torch.ones(keys.numel(), dtype=dtype, device=keys.device) if weight is None else weight
     weight = weight if factors.row is None else weight * factors.row[rows]
     weight = weight if factors.column is None else weight * factors.column[keys - rows * num_nodes]
     if factors.diagonal is not None:
@@ -134,15 +135,15 @@ class Slots:
         rows = torch.zeros(2, times, self._num_slices, dtype=torch.int32, device=made_at)
         ends = torch.tensor(self._counts, dtype=torch.int32, device=made_at)
         offsets = ends.view(1, times, 1).repeat(2, 1, self._num_slices)
-        # Sources of edges, and the bits of their weights.
-        edges = torch.zeros(2, 2, times, self._num_edges, dtype=torch.int32, device=made_at)
+        others = torch.zeros(2, times, self._num_edges, dtype=torch.int32, device=made_at)
+        weights = torch.zeros(2, times, self._num_edges, dtype=sides[0][0].weight.dtype, device=made_at)
         for number, side in enumerate(sides):
             for part in side:
-                self._lay(part, rows[number], offsets[number], edges[number])
-        self._all = [array.to(device) for array in (rows, edges, offsets)]
-        rows, edges = (array.new_empty(*array.shape[:-2], window, array.shape[-1]) for array in self._all[:2])
+                self._lay(part, rows[number], offsets[number], others[number], weights[number])
+        self._all = [array.to(device) for array in (rows, others, weights, offsets)]
+        rows, others, weights = (array.new_empty(2, window, array.shape[2]) for array in self._all[:3])
         offsets = torch.full((2, window * self._num_slices + 1), window * self._num_edges, dtype=torch.int32)
-        self._here = rows, edges, offsets.to(device)
+        self._here = rows, others, weights, offsets.to(device)
         self._base = torch.arange(window, dtype=torch.int32, device=device).unsqueeze(1) * self._num_edges
         snapshot = torch.arange(window, dtype=torch.uint8).unsqueeze(1).repeat(1, self._num_slices)
         snapshot[:, -1] = _NONE
@@ -151,7 +152,7 @@ class Slots:
         self.num_bytes = sum(a.numel() * a.element_size() for a in (*self._all, *self._here, self._snapshot))
         self.sent_bytes = self.num_bytes if made_at.type == "cpu" else 0
 
-    def _lay(self, part: _Side, rows: Tensor, offsets: Tensor, edges: Tensor) -> None:
+    def _lay(self, part: _Side, rows: Tensor, offsets: Tensor, others: Tensor, weights: Tensor) -> None:
         """Write edges to where their snapshots have room."""
         times, device = slice(part.times.start, part.times.stop), rows.device
         segment, first, has_several = place_slices(part.counts, sum(part.num_slices))
@@ -160,8 +161,8 @@ class Slots:
         rows[times].view(-1)[place] = flag_rows(part.node, has_several)[segment]
         offsets[times].view(-1)[place] = (first - before[part.time[segment]]).int()
         place = _spread(self._counts[times], self._num_edges, device)
-        for array, values in zip(edges, (part.others, part.weight.view(torch.int32)), strict=True):
-            array[times].view(-1)[place] = values
+        others[times].view(-1)[place] = part.others
+        weights[times].view(-1)[place] = part.weight
 
     @staticmethod
     def count_bytes(factors: Sequence[Factors], num_nodes: int, window: int) -> int:
@@ -172,18 +173,17 @@ class Slots:
     def move(self, first: int) -> None:
         """Put snapshots [first, first + W) in their places."""
         part = slice(first, first + self.window)
-        rows, edges, offsets = self._all
-        self._here[0].copy_(rows[:, part])
-        self._here[1].copy_(edges[:, :, part])
-        places = self._here[2][:, :-1].view(2, self.window, self._num_slices)
+        *arrays, offsets = self._all
+        torch._foreach_copy_(self._here[:3], [array[:, part] for array in arrays])
+        places = self._here[3][:, :-1].view(2, self.window, self._num_slices)
         torch.add(offsets[:, part], self._base, out=places)
 
     def multiply(self, x: Tensor, low: int = 0, transposed: bool = False) -> Tensor:
         """Aggregate rows `[N, W', F]` of the snapshots at places from `low` on, or with `transposed` their gradient."""
         side, part = int(transposed), slice(low, low + x.shape[1])
-        rows, edges, offsets = self._here
+        rows, others, weights, offsets = self._here
         begin, end = low * self._num_slices, (low + x.shape[1]) * self._num_slices
-        piece = SlicedCSR(rows[side, part].view(-1), offsets[side, begin : end + 1], edges[side, 0].view(-1),
-                          self.num_nodes, self.window, edges[side, 1].view(torch.float32).view(-1, 1),
+        piece = SlicedCSR(rows[side, part].view(-1), offsets[side, begin : end + 1], others[side].view(-1),
+                          self.num_nodes, self.window, weights[side].view(-1, 1),
                           self._snapshot[part].view(-1))  # fmt: skip
         return multiply_slices(x, piece, low)

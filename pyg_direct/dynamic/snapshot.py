@@ -19,11 +19,12 @@ class Snapshot:
 
     Attributes:
         keys: target * N + source of each edge, int64 `[E]`, ascending and unique.
-        weight: Sum of the weights of the edges of a key, fp32 `[E]`; None where all are one.
+        weight: Sum of the weights of the edges of a key, `[E]`, fp32 or float64 as all numbers here; None where all
+            are one.
         num_nodes: N.
         loop_nodes: Nodes with a loop, int64 `[L]`.
-        loop_weight: Weight of the last loop given of each of them, fp32 `[L]`; None where no weights were given.
-        num_in: Edges given to each target, parallel ones counted, fp32 `[N]`.
+        loop_weight: Weight of the last loop given of each of them, `[L]`; None where no weights were given.
+        num_in: Edges given to each target, parallel ones counted, `[N]`.
         apart: Keys, ascending, and weights of all edges as they were given, `[M]`, where some are parallel and some
             weights below zero; else None.
         given: (source, target) int64 `[2, E]` and weights `[E]` or None in the order in which they were given, for the
@@ -45,6 +46,11 @@ class Snapshot:
         return self.keys.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and sums."""
+        return self.num_in.dtype
+
+    @property
     def targets(self) -> Tensor:
         """Target of each edge, int64 `[E]`."""
         return torch.div(self.keys, max(1, self.num_nodes), rounding_mode="floor")
@@ -55,16 +61,16 @@ class Snapshot:
         return self.keys - self.targets * self.num_nodes
 
     def sum_in(self) -> Tensor:
-        """Sum of the weights of the edges into each node, fp32 `[N]`."""
+        """Sum of the weights of the edges into each node, `[N]`."""
         if self.weight is None:
             # Targets ascend.
-            return compress(self.targets, self.num_nodes).diff().float()
+            return compress(self.targets, self.num_nodes).diff().to(self.dtype)
         return _add_up(self.targets, self.weight, self.num_nodes)
 
     def sum_out(self) -> Tensor:
-        """Sum of the weights of the edges out of each node, fp32 `[N]`."""
+        """Sum of the weights of the edges out of each node, `[N]`."""
         sources = self.sources
-        weight = torch.ones(sources.numel(), device=sources.device) if self.weight is None else self.weight
+        weight = self.num_in.new_ones(sources.numel()) if self.weight is None else self.weight
         return _add_up(sources, weight, self.num_nodes)
 
     def without_loops(self) -> Snapshot:
@@ -82,7 +88,8 @@ class Snapshot:
                         )  # fmt: skip
 
 
-def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, own: int | None = None) -> Snapshot:
+def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, own: int | None = None,
+                dtype: torch.dtype = torch.float32) -> Snapshot:  # fmt: skip
     """The edges of one snapshot in order.
 
     Args:
@@ -90,27 +97,29 @@ def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, 
         edge_weight: One weight an edge, `[E]` or `[E, 1]` of any floating dtype; None for ones.
         num_nodes: N.
         own: Of these the snapshot has the first so many, between which its edges lie; None for all.
+        dtype: Of weights and sums.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     sources, targets = check_edges([edge_index], num_nodes if own is None else own)
-    return order_checked(sources, targets, check_weights([edge_weight], [edge_index]), num_nodes)
+    return order_checked(sources, targets, check_weights([edge_weight], [edge_index], dtype), num_nodes, dtype)
 
 
-def order_checked(sources: Tensor, targets: Tensor, weight: Tensor | None, num_nodes: int) -> Snapshot:
+def order_checked(sources: Tensor, targets: Tensor, weight: Tensor | None, num_nodes: int,
+                  dtype: torch.dtype) -> Snapshot:  # fmt: skip
     """Edges in order.
 
     Args:
         sources, targets: int64 `[E]` each, in [0, N).
-        weight: fp32 `[E]`, or None for ones.
+        weight: `[E]` of `dtype`, or None for ones.
         num_nodes: N, whose square is less than 2**63.
+        dtype: Of weights and sums.
     """
     total = sources.numel()
     loop_nodes, loop_weight = _last_loops(sources == targets, targets, weight, num_nodes)
-    num_in = torch.zeros(num_nodes, device=sources.device).index_add_(
-        0, targets, torch.ones(total, device=sources.device)
-    )
+    ones = torch.ones(total, dtype=dtype, device=sources.device)
+    num_in = ones.new_zeros(num_nodes).index_add_(0, targets, ones)
     keys, apart = targets * num_nodes + sources, None
     if total > 1 and not bool((keys[1:] > keys[:-1]).all()):
         keys, order = torch.sort(keys, stable=True)
@@ -119,7 +128,7 @@ def order_checked(sources: Tensor, targets: Tensor, weight: Tensor | None, num_n
             unique, place, repeats = torch.unique_consecutive(keys, return_inverse=True, return_counts=True)
             if weight is not None and bool((weight < 0).any()):
                 apart = keys, weight
-            weight = repeats.float() if weight is None else _add_up(place, weight, unique.numel())
+            weight = repeats.to(dtype) if weight is None else _add_up(place, weight, unique.numel())
             keys = unique
     return Snapshot(keys, weight, num_nodes, loop_nodes, loop_weight, num_in, apart)
 
@@ -140,13 +149,13 @@ def check_edges(edges: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Tensor
     return sources, targets
 
 
-def check_weights(weights: Sequence[Tensor | None], edges: Sequence[Tensor]) -> Tensor | None:
-    """Weights of the edges of several snapshots, one behind the other, fp32 `[E]`; None where no snapshot has any.
+def check_weights(weights: Sequence[Tensor | None], edges: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """Weights of the edges of several snapshots, one behind the other, `[E]`; None where no snapshot has any.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
-    given = [_check_weight(w, part) for w, part in zip(weights, edges, strict=True) if w is not None]
+    given = [_check_weight(w, part, dtype) for w, part in zip(weights, edges, strict=True) if w is not None]
     return None if not given else torch.cat(given) if len(given) > 1 else given[0]
 
 
@@ -161,20 +170,20 @@ def _check_edges(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
     return sources, targets
 
 
-def _check_weight(edge_weight: Tensor, edge_index: Tensor) -> Tensor:
-    """Weights as fp32 `[E]`."""
+def _check_weight(edge_weight: Tensor, edge_index: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weights as `[E]` of a dtype."""
     num_edges = edge_index.shape[1]
     check_same_device("edge_weight", edge_weight, "edge_index", edge_index)
     if edge_weight.numel() != num_edges or edge_weight.shape[:1] != (num_edges,):
         raise ArgumentError(f"edge_weight must have shape [{num_edges}], got {tuple(edge_weight.shape)}")
     if not edge_weight.is_floating_point():
         raise ArgumentTypeError(f"edge_weight must have a floating dtype, got {edge_weight.dtype}")
-    return edge_weight.detach().reshape(-1).float()
+    return edge_weight.detach().reshape(-1).to(dtype)
 
 
 def _add_up(places: Tensor, weight: Tensor, count: int) -> Tensor:
     """Sum of the weights at each of `count` places; equal calls give equal sums to the last bit."""
-    out = torch.zeros(count, device=weight.device)
+    out = weight.new_zeros(count)
     # Atomics of a GPU would add in any order; this sorts there, and threads of a CPU would do so here.
     return out.index_put_((places,), weight, accumulate=True) if weight.is_cuda else out.index_add_(0, places, weight)
 

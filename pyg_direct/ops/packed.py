@@ -27,8 +27,8 @@ class PackedCSR(Arrays):
         segments: To which rows (row * S + snapshot) `counts` belong, ascending, int32 `[R]`; None where to all.
         low: Source of each edge, int32 `[nnz]`; or its lower two bytes, int16.
         high: Its third byte, uint8 `[nnz]`; None where there is none, or `low` has all.
-        places, values: Where weights, one after the other, are not one, int32, and what they are, fp32 or uint8 `[k]`;
-            `places` is None where `values` has all.
+        places, values: Where weights, one after the other, are not one, int32, and what they are, of their dtype or
+            uint8, `[k]`; `places` is None where `values` has all.
         weights: Weights of an edge: 0 where all are one, else 1 or S.
         presence, num_rows, num_snapshots, long_rows: As of `SlicedCSR`.
         num_slices: Number of slices.
@@ -73,10 +73,12 @@ class PackedCSR(Arrays):
                             self.long_rows)  # fmt: skip
 
     def _make_weight(self, num_edges: int) -> Tensor | None:
-        values = None if self.values is None else self.values.float()
+        values = self.values
+        if values is not None and values.dtype == torch.uint8:
+            values = values.float()
         if values is None or self.places is None:
             return None if values is None else values.view(num_edges, self.weights)
-        ones = torch.ones(num_edges * self.weights, device=values.device)
+        ones = values.new_ones(num_edges * self.weights)
         return ones.scatter_(0, self.places.long(), values).view(num_edges, self.weights)
 
     @property

@@ -38,7 +38,7 @@ class SlicedCSR(Arrays):
         cols: Source of each edge, int32 `[nnz]`.
         num_rows: N.
         num_snapshots: S, the snapshots of the group.
-        weight: fp32 `[nnz, 1]`, one weight an edge in all snapshots, or `[nnz, S]`; None for ones.
+        weight: fp32 or float64 `[nnz, 1]`, one weight an edge in all snapshots, or `[nnz, S]`; None for ones.
         snapshot: To which snapshot a slice belongs, uint8 `[slices]`; None where slices belong to all.
         presence: In which snapshots an edge is present, one bit each, uint8 `[nnz]`; None where in all.
         long_rows: How many rows (of a snapshot, where slices belong to them) are long, and how many slices

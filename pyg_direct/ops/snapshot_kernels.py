@@ -54,6 +54,8 @@ def _has_rows(piece: SlicedCSR, size: int, channels: int, deterministic: bool) -
     """
     if max(piece.num_rows * piece.num_snapshots, piece.num_edges) >= _MOST:
         return False
+    if piece.weight is not None and piece.weight.dtype != torch.float32:
+        return False
     if piece.presence is not None and not leaves_bits(piece.num_rows, piece.num_snapshots):
         return False
     weighted = piece.weight is not None

@@ -44,7 +44,7 @@ class SnapshotMatrices:
 
     Attributes:
         pieces: Structures whose sum is W: the overlap and the exclusives, or the union under its mask.
-        row, column, diagonal: a, b and d, fp32 `[N, S]`; None for ones, ones and zeros.
+        row, column, diagonal: a, b and d, fp32 or float64 `[N, S]`; None for ones, ones and zeros.
         num_nodes, num_snapshots: N, S.
         transpose: How gradients find the edges by source: "structure" holds them in that order too, "atomic" adds up
             by atomics (on a GPU); "auto" is "structure", and none is held twice where matrices are symmetric.
@@ -79,7 +79,7 @@ class SnapshotMatrices:
         # Where rows and columns are scaled alike, that is one tensor.
         factors = {id(f): f for f in (self.row, self.column, self.diagonal) if f is not None}.values()
         by_source = () if self._by_source is None or self.is_symmetric else self._by_source
-        return sum(p.num_bytes for p in self.pieces + by_source) + sum(4 * f.numel() for f in factors)
+        return sum(p.num_bytes for p in self.pieces + by_source) + sum(f.numel() * f.element_size() for f in factors)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> SnapshotMatrices:
         """A copy on a device, or this where it is there."""

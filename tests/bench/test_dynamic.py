@@ -161,6 +161,8 @@ def test_losses_are_told_beside_double_precision(monkeypatch):
     assert 0 < rows["PyGT, loss apart from PyGT's in double precision"].p80 < 1e-4
     assert 0 < rows["ours, loss apart from PyGT's in double precision"].p80 < 1e-4
     assert rows["PyGT, edges in another order, loss apart from PyGT's"].p80 < 1e-4
+    assert rows["ours in double precision, loss apart from PyGT's in double precision"].p80 < 1e-12
+    assert rows["loss within 1e-09 of PyGT's after the last epoch, both in double precision"].p50 == 1
     assert rows["loss within 0.001 of PyGT's after the last epoch"].p50 == 1
 
 
@@ -175,14 +177,15 @@ def test_other_orders_of_edges_are_the_same_graph():
 
 
 def test_losses_that_are_farther_than_the_goal_are_told_beside_pygt_from_itself():
-    near = [(1e-4, 1e-4)] * 5
-    far = [(2e-3, 4e-3), (0.0, 1e-3), (1e-3, 2e-3), (0.0, 0.0), (1.0, 1.0)]
+    near = [(1e-4, 1e-4)] * 6 + [(3e-12, 5e-12)]
+    far = [(2e-3, 4e-3), (0.0, 1e-3), (1e-3, 2e-3), (0.0, 0.0), (1.0, 1.0), (4e-8, 1.0), (3e-8, 1.0)]
 
-    within, ratio = dynamic_losses._tell_all({"a": near, "b": far})
+    double, within, ratio = dynamic_losses._tell_all({"a": near, "b": far})
 
+    assert (double.p50, double.note) == (1, "of 2; farther: b 3.0e-08, PyGT 4.0e-08 from itself")
     assert (within.p50, within.note) == (1, "of 2; farther: b")
     assert (ratio.p50, ratio.note) == (2, "b 2")
-    assert len(list(dynamic_losses._tell_all({"a": near}))) == 1
+    assert len(list(dynamic_losses._tell_all({"a": near}))) == 2
 
 
 @pytest.mark.parametrize(("num_snapshots", "window"), [(10, 8), (24, 8), (8, 8), (9, 3)])

@@ -26,19 +26,22 @@ def test_edges_are_those_of_the_reference(device, drawn):
             assert found.loop_weight.tolist() == [loops[node] for node in sorted(loops)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(drawn=drawn_snapshots())
-def test_snapshots_in_order_together_are_those_one_by_one(device, drawn):
+def test_snapshots_in_order_together_are_those_one_by_one(device, dtype, drawn):
     num_nodes, snapshots = drawn
     edges = [torch.from_numpy(e).to(device) for e, _ in snapshots]
     for weights in ([None] * len(edges), [torch.arange(e.shape[1], device=device) / 2 for e in edges]):
-        together = join_edges(edges, weights, num_nodes).split()
+        together = join_edges(edges, weights, num_nodes, dtype).split()
 
         for got, edge_index, weight in zip(together, edges, weights, strict=True):
-            expected = order_edges(edge_index, weight, num_nodes)
+            expected = order_edges(edge_index, weight, num_nodes, dtype=dtype)
             for name in ("keys", "weight", "loop_nodes", "loop_weight", "num_in"):
                 mine, other = getattr(got, name), getattr(expected, name)
                 assert (mine is None) == (other is None), name
                 assert mine is None or (mine.dtype == other.dtype and torch.equal(mine, other)), name
+            assert got.dtype == dtype
+            assert got.weight is None or got.weight.dtype == dtype
 
 
 def test_snapshots_without_nodes_are_put_in_order_together():

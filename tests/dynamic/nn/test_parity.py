@@ -126,7 +126,7 @@ def test_values_are_equal_in_double_precision(name, streamed):
 
     for mine, theirs in zip(got, expected, strict=True):
         assert mine.dtype == theirs.dtype == torch.float64
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-11)
 
 
 def test_many_nodes_are_projected_with_folded_weights(monkeypatch):
