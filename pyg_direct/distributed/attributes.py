@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ from torch_geometric.sampler import HeteroSamplerOutput
 
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.rows import Wanted
+from pyg_direct.graph.relation import LINKS, NODES
 from pyg_direct.sampling.sample import Sample
+from pyg_direct.sampling.subgraph import GeneralSample
 
 
 class DistAttributes:
@@ -25,6 +28,13 @@ class DistAttributes:
     def __init__(self, graph: DistGraph, is_distinct: bool = False) -> None:
         self._graph, self._is_distinct = graph, is_distinct
         self._target = 2 if graph.part.manifest.direction == "in" else 0
+        self._sampled: GeneralSample | None = None
+
+    def knowing(self, sampled: GeneralSample | None) -> DistAttributes:
+        """The same for a batch whose edges, in both directions, were made from this sample."""
+        made = copy(self)
+        made._sampled = sampled
+        return made
 
     def describe(self) -> dict[str, Any]:
         """The own rows by name."""
@@ -60,8 +70,8 @@ class DistAttributes:
         edges = []
         if edge_type in self._graph.part.tables:
             # Owners are not looked for where the graph lies in one memory.
-            is_whole, end = self._graph.whole is not None, 1 if self._target == 2 else 0
-            expanded = sample.n_id[:0] if is_whole else sample.n_id[sample.edge_index[end]]
+            is_whole = self._graph.whole is not None
+            expanded = sample.n_id[:0] if is_whole else self._find_expanded(sample)
             edges = self._edges(edge_type, sample.e_id if has_ids else None, expanded)
         rows = self._graph.rows.fetch([Wanted(kind, sample.n_id, is_distinct=self._is_distinct), *edges])
         if memory is not None and sample.memory:
@@ -76,6 +86,16 @@ class DistAttributes:
         store["num_sampled_nodes"], store["num_sampled_edges"] = sample.num_sampled_nodes, sample.num_sampled_edges
         store["input_id"], store["batch_size"] = input_id, input_id.numel()
         return batch
+
+    def _find_expanded(self, sample: Sample) -> Tensor:
+        """The node that each edge was sampled of, whose owner has its rows, int64 `[E']`."""
+        end = 1 if self._target == 2 else 0
+        if self._sampled is None:
+            return sample.n_id[sample.edge_index[end]]
+        # An edge that was turned around has the id of the other direction.
+        ids, order = self._sampled.edge[LINKS].sort()  # type: ignore[union-attr]
+        nodes = self._sampled.node[NODES][self._sampled.edge_index[LINKS][end]][order]
+        return nodes[torch.searchsorted(ids, sample.e_id).clamp_(max=max(0, ids.numel() - 1))]
 
     def _build_hetero(self, out: HeteroSamplerOutput) -> HeteroData:
         none = torch.empty(0, dtype=torch.int64, device=self._graph.device)

@@ -84,6 +84,11 @@ class _DistLoader(GeneralLoader):
             finally:
                 self.transform_sampler_output = transform
 
+    def _build_homogeneous(self, out: Any, attributes: Any, is_ours: bool) -> Any:
+        if isinstance(attributes, DistAttributes):
+            attributes = attributes.knowing(getattr(out, "sampled", None))
+        return super()._build_homogeneous(out, attributes, is_ours)
+
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         lines, attributes = super()._list_places()
         rows = self.graph.rows

@@ -77,8 +77,11 @@ def to_general_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput |
     if is_hetero:
         return PackedOutput(sample)
     nodes, edges = sample.num_sampled_nodes, sample.num_sampled_edges
-    return SamplerOutput(
+    out = SamplerOutput(
         sample.node[NODES], *sample.edge_index[LINKS].unbind(), sample.edge[LINKS],
         None if sample.batch is None else sample.batch[NODES], None if nodes is None else nodes[NODES],
         None if edges is None else edges[LINKS],
     )  # fmt: skip
+    # Of a graph in parts, rows of edges are with one of their ends.
+    out.sampled = sample.sampled
+    return out

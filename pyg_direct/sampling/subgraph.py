@@ -26,6 +26,7 @@ class GeneralSample:
         num_sampled_nodes: Seeds, and new nodes of each hop; None for subgraphs that have no hops.
         num_sampled_edges: Edges of each hop; None likewise.
         memory: The tensors whose memory those of all types and relations share; empty where each has its own.
+        sampled: What edges that kept their ids in both directions were made from; None for others.
     """
 
     node: dict[str, Tensor]
@@ -35,6 +36,7 @@ class GeneralSample:
     num_sampled_nodes: dict[str, list[int]] | None
     num_sampled_edges: dict[EdgeType, list[int]] | None
     memory: tuple[Tensor, ...] = ()
+    sampled: GeneralSample | None = None
 
     @property
     def row(self) -> dict[EdgeType, Tensor]:
@@ -76,7 +78,8 @@ class GeneralSample:
             if reverse[1] == f"rev_{name}":
                 row[reverse], col[reverse], edge[reverse] = col[edge_type], row[edge_type], None
         pairs = {kind: torch.stack([row[kind], col[kind]]) for kind in row}
-        return replace(self, edge_index=pairs, edge=edge, num_sampled_nodes=None, num_sampled_edges=None, memory=())
+        return replace(self, edge_index=pairs, edge=edge, num_sampled_nodes=None, num_sampled_edges=None, memory=(),
+                       sampled=self if keep_ids else None)  # fmt: skip
 
 
 def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,6 +24,7 @@ NODE_CASES = {
     "times": {"time_attr": "time"},
     "last times": {"time_attr": "time", "temporal_strategy": "last", "time_window": 20},
     "induced": {"subgraph_type": "induced"},
+    "bidirectional": {"subgraph_type": "bidirectional"},
 }
 LINK_CASES = {
     "links": {},
@@ -32,6 +33,7 @@ LINK_CASES = {
     "timed links": {"neg_sampling": "binary", "time_attr": "time", "edge_label_time": torch.arange(90) % 50},
     "strict": {"neg_sampling": "binary", "strict_negatives": True, "exclude_target_edges": "reverse"},
     "excluded": {"exclude_target_edges": True},
+    "both directions": {"subgraph_type": "bidirectional", "exclude_target_edges": True},
 }
 
 
@@ -61,7 +63,7 @@ def run_cases(rank, folders, cases, options):
 
 def run_all(rank, folder, count):
     """Batches of cases, of three processes those of some and what they do that have different numbers of them."""
-    names = [*NODE_CASES, *LINK_CASES] if count == 2 else ["plain", "times", "binary"]
+    names = [*NODE_CASES, *LINK_CASES] if count == 2 else ["plain", "times", "binary", "bidirectional"]
     is_timed = {name: "time" in name or "weight" in name for name in names}
     cases = [[name for name in names if is_timed[name] == timed] for timed in (False, True)]
     found = run_cases(rank, [folder / "p", folder / "timed"], cases, {} if count == 2 else {"replicas": "30%"})
