@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -45,17 +46,25 @@ class _Alone:
     def __init__(self, device: torch.device, number: int, count: int) -> None:
         self.device, self.rank, self.size = device, number, count
         self.sent: Counter[str] = Counter()
-        self._pool = ThreadPoolExecutor(1, "pyg_direct_client")
+        self._is_closed = False
+        self._worker: threading.Thread | None = None
+        self._pool = ThreadPoolExecutor(1, "pyg_direct_client", self._note_worker)
         self._followed: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
     def follow(self, steps: Any) -> None:
         self._followed[steps] = None
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
+        if self._is_closed:
+            raise ArgumentError("the graph is closed, and so is its way to servers")
         return self._pool.submit(fn, *args)
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        return fn(*args)
+        # A plan makes one batch at a time: not while another is made ahead.
+        return fn(*args) if threading.current_thread() is self._worker else self.submit(fn, *args).result()
+
+    def _note_worker(self) -> None:
+        self._worker = threading.current_thread()
 
     def agree(self, value: int) -> list[int]:
         return [value]
@@ -66,6 +75,7 @@ class _Alone:
     def close(self) -> None:
         for steps in list(self._followed):
             steps.cut()
+        self._is_closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling, SamplerOutput
+from torch_geometric.sampler import (
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NegativeSampling,
+    NodeSamplerInput,
+    SamplerOutput,
+)
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_direct.distributed.graph import DistGraph
@@ -18,7 +25,9 @@ from pyg_direct.graph.relation import LINKS, NODES, EdgeType
 from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.links import NegativeSource
 from pyg_direct.loader.opened import Opened
+from pyg_direct.loader.pipeline import hold_for
 from pyg_direct.loader.sampler import NeighborSampler
+from pyg_direct.runtime.stream import current_stream
 from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.sampling.negative import Edges
 from pyg_direct.sampling.open import open_plan
@@ -122,6 +131,41 @@ class DistNeighborSampler(NeighborSampler):
         if self.graph.whole is not None:
             return self.graph.whole.place(**options, summed=self.replace).topo
         return self.graph.part.place(**options).topo
+
+    def sample_from_nodes(self, index: NodeSamplerInput, *, key: int | None = None
+                          ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        """Sample around nodes, behind batches that are made ahead.
+
+        Args:
+            index, key: See `NeighborSampler.sample_from_nodes`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+            RankError: another process failed or is gone.
+        """
+        return self._hold(self.graph.run_in_turn(partial(super().sample_from_nodes, index, key=key)))
+
+    def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
+                          key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        """Sample around links, behind batches that are made ahead.
+
+        Args:
+            index, neg_sampling, key: See `NeighborSampler.sample_from_edges`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+            RankError: another process failed or is gone.
+        """
+        return self._hold(self.graph.run_in_turn(partial(super().sample_from_edges, index, neg_sampling, key=key)))
+
+    def _hold(self, out: Any) -> Any:
+        if self.device.type == "cuda":
+            # It was made on the stream of the exchange.
+            packed = getattr(out, "packed", None)
+            parts = [out.node, out.row, out.col, out.edge, out.batch] if packed is None else packed.memory
+            found = [one for part in parts for one in (part.values() if isinstance(part, dict) else [part])]
+            hold_for([one for one in found if one is not None], current_stream(self.device.index))
+        return out
 
     def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None
                 ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip

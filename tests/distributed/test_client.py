@@ -14,7 +14,7 @@ import torch
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.distributed.client import ClientGraph
-from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader
+from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
 from pyg_direct.distributed.serving import PartServer
 from pyg_direct.errors import ArgumentError, PartitionError
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, write_data
@@ -105,6 +105,32 @@ def test_a_client_that_closes_in_an_epoch_says_so(folder):
 
     with pytest.raises(ArgumentError, match="the graph must be open until the last batch of an epoch, got a closed"):
         next(batches)
+
+
+def test_a_graph_that_is_closed_says_so(folder):
+    graph = ClientGraph(ServersHere(folder), device="cpu")
+    loader = DistNeighborLoader(graph, [2], SEEDS)
+
+    graph.close()
+
+    for use in (lambda: next(iter(loader)), lambda: loader(torch.arange(2))):
+        with pytest.raises(ArgumentError, match="the graph is closed, and so is its way to servers"):
+            use()
+
+
+def test_a_batch_by_positions_leaves_those_made_ahead_as_they_are(folder, data):
+    servers = ServersHere(folder, delay=0.01)
+    loader = DistSubGraphLoader(ClientGraph(servers, device="cpu"), [2, 2], SEEDS, prefetch=3, **COMMON)
+
+    got = [(as_dict(batch), loader(torch.arange(4)).batch_size) for batch in loader]
+
+    expected = list(NeighborLoader(data, [2, 2], SEEDS, subgraph_type="induced", device="cpu", **COMMON))
+    assert len(got) == len(expected)
+    for (batch, size), other in zip(got, expected, strict=True):
+        assert size == 4
+        assert_equal(batch, as_dict(other))
+    # A plan makes one batch at a time.
+    assert servers.most_waiting == 1
 
 
 def test_errors_name_the_argument(folder):

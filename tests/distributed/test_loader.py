@@ -5,11 +5,13 @@ import sys
 
 import pytest
 import torch
+from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.distributed.sampler import DistNeighborSampler
 from pyg_direct.errors import ArgumentError
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, make_data, open_graph, write_data
 from tests.hetero_data import make_hetero
@@ -206,6 +208,30 @@ def test_ranks_with_seeds_of_their_own_have_equally_many_batches(tmp_path):
         assert none == ("input_nodes, or links, must give each process a batch with ranks='own' and uneven='pad', got "
                         "none on rank 0")  # fmt: skip
         assert order == "uneven must be 'keep' with ranks='own' and a sampler, batch_sampler or generator, got 'pad'"
+
+
+def sample_amid(rank, folder):
+    data, wrong = make_data(), 0
+    with open_graph(folder) as graph:
+        loader = DistNeighborLoader(graph, [4, 3], torch.arange(100), prefetch=4, batch_size=5, seed=1)
+        sampler, index = DistNeighborSampler(graph, [3, 2]), NodeSamplerInput(None, torch.arange(9) + rank)
+        links = EdgeSamplerInput(None, torch.arange(9), torch.arange(9) + rank)
+        nodes, ends = sampler.sample_from_nodes(index, key=7).node, sampler.sample_from_edges(links, key=7).node
+        found = []
+        for batch in loader:
+            found.append(as_dict(batch))
+            wrong += not torch.equal(graph.times_of("nodes", torch.arange(50)), data.time[:50])
+            wrong += not torch.equal(sampler.sample_from_nodes(index, key=7).node, nodes)
+            wrong += not torch.equal(sampler.sample_from_edges(links, key=7).node, ends)
+    return found, wrong
+
+
+def test_times_and_samples_are_asked_for_while_batches_are_made_ahead(folder, data):
+    ranks = run_ranks(sample_amid, 2, folder)
+
+    alone = NeighborLoader(data, [4, 3], torch.arange(100), batch_size=5, seed=1, device="cpu")
+    assert [wrong for _, wrong in ranks] == [0, 0]
+    assert_in_turn([found for found, _ in ranks], alone)
 
 
 def close_early(rank, folder):
