@@ -42,26 +42,33 @@ class Inputs:
     def identify(self) -> dict[str, Any]:
         """What tells these inputs from others, as far as that is cheap: sizes, and files with their times."""
         return {
-            "num_nodes": self.num_nodes,
+            "num_nodes": list(self.num_nodes.items()),
             "edges": [[*kind, source.num_edges, [_stamp(file) for file in source.files]]
                       for kind, source in self.edges.items()],
             "rows": [[str(kind), name, _stamp(array)] for part in (self.node_rows, self.edge_rows)
                      for kind, rows in part.items()  # type: ignore[attr-defined]
                      for name, array in rows.items()],
-            "times": [[str(kind), _stamp(array)] for part in (self.node_time, self.edge_time, self.edge_weight)
-                      for kind, array in part.items()],  # type: ignore[attr-defined]
+            "times": [[what, str(kind), _stamp(array)]
+                      for what in ("node_time", "edge_time", "edge_weight")
+                      for kind, array in getattr(self, what).items()],
             "method": self.method if isinstance(self.method, str) else [
                 [kind, _stamp(array)] for kind, array in self.method.items()],
         }  # fmt: skip
 
 
 def _stamp(value: Any) -> Any:
-    """What tells a file or an array from others: size and time of the file, else a checksum."""
+    """What tells a file or an array from others: size and time of the file, and its piece of it, else a checksum."""
     file = getattr(value, "filename", None) or value
     if isinstance(file, (str, PathLike)):
         stat = Path(file).stat()
-        return [str(file), stat.st_size, stat.st_mtime_ns]
+        return [str(file), stat.st_size, stat.st_mtime_ns, [] if file is value else _find_place(value)]
     return [list(value.shape), str(value.dtype), zlib.crc32(np.ascontiguousarray(value).view(np.uint8).data)]
+
+
+def _find_place(array: Any) -> list[Any]:
+    """Which part of its file an array is that is mapped from one."""
+    begin = array.ctypes.data - np.frombuffer(array._mmap, np.uint8).ctypes.data
+    return [array.offset, begin, list(array.shape), list(array.strides), str(array.dtype)]
 
 
 def read_inputs(edges: Any, num_nodes: Any, node_rows: Any, edge_rows: Any, node_time: Any, edge_time: Any,

@@ -247,6 +247,27 @@ def test_other_inputs_begin_anew(tmp_path, edges, monkeypatch):
     assert collect_rows(tmp_path / "p", NODES) == list_rows(*other, NODES)
 
 
+MAPPED = {
+    "ends": lambda m: ({"edges": (m[0], m[1])}, {"edges": (m[1], m[0])}),
+    "slices": lambda m: ({"node_rows": {"x": m[0, :NODES]}}, {"node_rows": {"x": m[0, NODES : 2 * NODES]}}),
+    "meaning": lambda m: ({"edge_weight": m[0]}, {"edge_time": m[0]}),
+}
+
+
+@pytest.mark.parametrize("case", MAPPED)
+def test_other_pieces_of_a_file_begin_anew(tmp_path, edges, monkeypatch, case):
+    np.save(tmp_path / "edges.npy", edges)
+    first, second = MAPPED[case](np.load(tmp_path / "edges.npy", mmap_mode="r"))
+    with monkeypatch.context() as patch:
+        patch.setattr(buckets.EdgeBuckets, "compress", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            partition_graph(tmp_path / "p", **{"edges": edges, "num_parts": 2, **first})
+
+    manifest = partition_graph(tmp_path / "p", **{"edges": edges, "num_parts": 2, **second})
+
+    assert manifest == partition_graph(tmp_path / "other", **{"edges": edges, "num_parts": 2, **second})
+
+
 def test_streaming_and_metis_cut_less_than_hash(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_MOST_PIECE", 1 << 20)
     edges = communities()
