@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -81,12 +82,39 @@ def partition_graph(
         raise ArgumentError(f"out must not exist yet, got {str(folder)!r}")
     inputs = read_inputs(edges, num_nodes, node_rows, edge_rows, node_time, edge_time, edge_weight, method)
     partial = folder.with_name(folder.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    journal = Journal(partial, {**inputs.identify(), "num_parts": num_parts, "direction": direction, "seed": seed})
-    manifest = Builder(partial, journal, inputs, num_parts, direction, piece, seed, progress).build()
-    sync_folder(partial)
-    os.rename(partial, folder)
-    # Behind the name: without either, who goes on would find files of nobody.
-    Journal.remove(folder)
-    sync_folder(folder.parent)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with _writing(folder, partial):
+        partial.mkdir(exist_ok=True)
+        journal = Journal(partial, {**inputs.identify(), "num_parts": num_parts, "direction": direction, "seed": seed})
+        manifest = Builder(partial, journal, inputs, num_parts, direction, piece, seed, progress).build()
+        sync_folder(partial)
+        os.rename(partial, folder)
+        # Behind the name: without either, who goes on would find files of nobody.
+        Journal.remove(folder)
+        sync_folder(folder.parent)
     return manifest
+
+
+@contextlib.contextmanager
+def _writing(folder: Path, partial: Path) -> Iterator[None]:
+    """Keep others from the same partition, as far as the file system has locks."""
+    from filelock import FileLock, Timeout
+
+    path = partial.with_name(partial.name + ".lock")
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ArgumentError(f"out must not be written by anybody else meanwhile, got {str(folder)!r}") from error
+    except (OSError, NotImplementedError):
+        # There are no locks where this lies.
+        pass
+    try:
+        # Somebody else may have just written it.
+        if folder.exists():
+            raise ArgumentError(f"out must not exist yet, got {str(folder)!r}")
+        yield
+    finally:
+        if folder.exists():
+            path.unlink(missing_ok=True)
+        lock.release()

@@ -268,6 +268,26 @@ def test_other_pieces_of_a_file_begin_anew(tmp_path, edges, monkeypatch, case):
     assert manifest == partition_graph(tmp_path / "other", **{"edges": edges, "num_parts": 2, **second})
 
 
+def test_one_at_a_time_writes_a_partition(tmp_path, edges, monkeypatch):
+    compress, errors = buckets.EdgeBuckets.compress, []
+
+    def write_too(*args):
+        # Where this one is in its middle, another process would be begun.
+        with pytest.raises(ArgumentError) as raised:
+            partition_graph(tmp_path / "p", edges, 2)
+        errors.append(str(raised.value))
+        compress(*args)
+
+    monkeypatch.setattr(buckets.EdgeBuckets, "compress", write_too)
+
+    partition_graph(tmp_path / "p", edges, 2)
+
+    assert len(errors) == 2
+    assert all("out must not be written by anybody else meanwhile" in error for error in errors)
+    assert collect_rows(tmp_path / "p", NODES) == list_rows(*edges, NODES)
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+
+
 def test_streaming_and_metis_cut_less_than_hash(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_MOST_PIECE", 1 << 20)
     edges = communities()
