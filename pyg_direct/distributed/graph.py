@@ -86,6 +86,15 @@ class DistGraph:
             raise ArgumentError(f"share_rows needs device='cpu', got {str(self.device)!r}")
         self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout,
                                          silence=silence)  # fmt: skip
+        try:
+            self._open_all(folder, check, device_cache_size, placement, replicas, share_rows, share_graph)
+        except Exception:
+            # The others hear of it; no thread and no group of it stays here.
+            self.communicator.close()
+            raise
+
+    def _open_all(self, folder: str | PathLike[str], check: str | None, device_cache_size: int | str, placement: str,
+                  replicas: Any, share_rows: bool, share_graph: bool | str) -> None:  # fmt: skip
         self.obstacle = self._find_obstacle(share_graph, folder)
         # In turn, so that what is wrong with one part is told to all.
         self.part: GraphPart = self.communicator.run(self._open, folder, check)

@@ -1,9 +1,11 @@
 """What a process of a group hears when another one fails, is killed, or never comes."""
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -174,3 +176,15 @@ def test_what_one_process_fails_at_is_told_to_the_others(tmp_path):
         for text, word in zip(opened, SAID.values(), strict=True):
             assert text.startswith("PartitionError: " if rank == 2 else "RankError: rank 2 failed: PartitionError: ")
             assert word in text
+
+
+def open_in_vain(rank, folder):
+    before = threading.active_count()
+    for _ in range(2):
+        with contextlib.suppress(PartitionError, RankError):
+            open_graph(folder)
+    return threading.active_count() - before
+
+
+def test_a_graph_that_cannot_be_opened_leaves_no_thread(tmp_path):
+    assert run_ranks(open_in_vain, 2, tmp_path / "nowhere") == [0, 0]
