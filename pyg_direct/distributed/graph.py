@@ -21,6 +21,7 @@ from pyg_direct.distributed.together import find_obstacle
 from pyg_direct.distributed.whole import WholeGraph, WholeRows
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
+from pyg_direct.ops.check import as_ids, check_ids
 from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.host import give_back_freed
@@ -46,7 +47,7 @@ class DistGraph:
         placement: Host memory for the part's own rows, see `Feature`; where processes share a graph, it is page-locked.
         replicas: Rows of other parts to keep copies of: bytes, `"200M"`, or a share of the rows of this part such as
             `"20%"`, those that the part's own neighbor lists name most often; or `"plan"` for what `plan_replicas`
-            wrote; or ids of a node type, by type with types.
+            wrote; or ids of a node type, by type with types. Each process chooses its own.
         share_rows: Let processes of one host, on the CPU, read each other's rows in memory that they share; only rows
             of other hosts are then exchanged. The same in all processes.
         share_graph: `"auto"`: where all processes are on the CPUs of one host, or on GPUs of it that NVLink joins, or
@@ -111,8 +112,9 @@ class DistGraph:
         self.rows = RowExchange(self.part, self.communicator, features)
         if share_rows:
             self.communicator.run(self.rows.read_peers)
-        if replicas is not None:
-            self.communicator.run(self._keep, self.rows, folder, replicas)
+        # To fetch them is an exchange, also for those who want none.
+        if any(self.communicator.run(self.communicator.agree, int(replicas is not None))):
+            self.communicator.run(self._keep, self.rows, folder, {} if replicas is None else replicas)
 
     def _find_obstacle(self, share_graph: bool | str, folder: str | PathLike[str]) -> str | None:
         """Why the graph is not kept in one memory."""
@@ -153,10 +155,15 @@ class DistGraph:
             ids = choose_replicas(self.part, parse_size(replicas, own, "replicas"))
         else:
             given = replicas if isinstance(replicas, Mapping) else {self.node_types[0]: replicas}
-            ids = {kind: torch.as_tensor(value) for kind, value in given.items()}
+            ids = {kind: self._check_replicas(kind, value) for kind, value in given.items()}
         rows.keep(ids)
         # To choose them has taken several times what they hold.
         give_back_freed()
+
+    def _check_replicas(self, kind: Any, ids: Any) -> Tensor:
+        if kind not in self.node_types:
+            raise ArgumentError(f"replicas must name known node types, got {kind!r} of {self.node_types}")
+        return check_ids("replicas", as_ids("replicas", ids).cpu(), self.part.books[kind].num_nodes)
 
     @property
     def rank(self) -> int:

@@ -14,9 +14,10 @@ from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.replicas import AccessCounter, choose_replicas, count_listed, plan_replicas, read_replicas
 from pyg_direct.distributed.rows import RowExchange, Wanted
-from pyg_direct.errors import ArgumentError, PartitionError
-from tests.distributed.ranks import write_data
+from pyg_direct.errors import ArgumentError, PartitionError, PygDirectError
+from tests.distributed.ranks import open_graph, write_data
 from tests.distributed.threads import run_threads
+from tests.processes import run_ranks
 
 CPU = torch.device("cpu")
 
@@ -133,6 +134,33 @@ def test_kept_rows_are_not_fetched(folder, data):
         others = Book(300, 2).owners(ids) != rank
         assert all(torch.equal(found[name], data[name]) for name in found)
         assert (num_remote, num_kept) == (int(others[1::2].sum()), int(others[::2].sum()))
+
+
+WRONG = [(True, "replicas must have dtype"), (torch.ones(300, dtype=torch.bool), "replicas must have dtype"),
+         (torch.tensor([0.5]), "replicas must have dtype"), (torch.tensor([300]), r"replicas must lie in [0, 300)"),
+         ({"paper": torch.arange(3)}, "replicas must name known node types")]  # fmt: skip
+
+
+def open_with_copies(rank, folder):
+    errors = []
+    for wrong, _ in WRONG:
+        try:
+            open_graph(folder, replicas=wrong)
+        except PygDirectError as error:
+            errors.append(str(error))
+    with open_graph(folder, replicas=[0, 1, 2, 3] if rank == 1 else None) as graph:
+        rows = graph.run_in_turn(graph.rows.fetch, [Wanted("nodes", torch.arange(300), ["y"])])[0]["y"]
+        return errors, graph.rows.kept_bytes > 0, rows
+
+
+def test_processes_choose_copies_of_their_own_and_hear_what_is_wrong(folder, data):
+    ranks = run_ranks(open_with_copies, 2, folder)
+
+    assert [keeps for _, keeps, _ in ranks] == [False, True]
+    for errors, _, rows in ranks:
+        assert torch.equal(rows, data.y)
+        assert len(errors) == len(WRONG)
+        assert all(words in error for error, (_, words) in zip(errors, WRONG, strict=True))
 
 
 def test_errors_name_the_argument(folder):
