@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.owner import find_buckets
 
 # Constants of splitmix64's finaliser, as signed words.
@@ -62,9 +62,21 @@ class Book:
 
     @classmethod
     def by_table(cls, table: Any, num_parts: int) -> Book:
-        """The parts given for all nodes, integers `[N]`."""
+        """The parts given for all nodes, integers `[N]`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: numbers of no part, or no integers.
+        """
         check_num_parts(num_parts)
-        return cls(len(table), num_parts, table=torch.as_tensor(table).to(table_dtype(num_parts)))
+        table = torch.as_tensor(table)
+        if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
+            raise ArgumentTypeError(f"table must hold integers, got {table.dtype}")
+        # As they are: in fewer bits other numbers would be parts.
+        table = table.long()
+        if table.numel() and not 0 <= int(table.min()) <= int(table.max()) < num_parts:
+            raise ArgumentError(f"table must hold parts in [0, {num_parts}), got {int(table.min())} to "
+                                f"{int(table.max())}")  # fmt: skip
+        return cls(len(table), num_parts, table=table.to(table_dtype(num_parts)))
 
     def owners(self, ids: Tensor) -> Tensor:
         """The part of each node, int64 `[n]`, of ids int64 `[n]`, on their device."""

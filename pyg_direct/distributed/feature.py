@@ -15,7 +15,7 @@ from pyg_direct.distributed.part import Table
 from pyg_direct.distributed.rows import RowExchange, Wanted
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.feature import Feature
-from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.check import as_ids, check_ids
 from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.stream import current_stream
@@ -128,7 +128,7 @@ class DistFeature:
 
     def __getitem__(self, ids: Tensor | Sequence[int]) -> Tensor:
         """Rows of nodes of all hosts; every host calls it, with its own ids."""
-        ids = check_ids("ids", torch.as_tensor(ids), self.info.book.num_nodes).long().to(self._holding.device)
+        ids = check_ids("ids", as_ids("ids", ids), self.info.book.num_nodes).long().to(self._holding.device)
         rows: Tensor = self._comm.run(self._fetch, ids)
         if rows.is_cuda:
             # They were made on the stream of the exchange.

@@ -42,6 +42,12 @@ def test_any_dtype_and_shape(dtype):
     assert all(torch.equal(one, rows) for one in got)
 
 
+def test_a_host_may_want_no_rows():
+    found = run_threads(lambda comm: open_feature(comm)[[5, 6] if comm.rank == 1 else []], 3)
+
+    assert [rows.tolist() for rows in found] == [[], ROWS[5:7].tolist(), []]
+
+
 def test_only_distinct_rows_that_are_not_here_are_sent():
     def run(comm):
         feature = open_feature(comm, replicate=torch.tensor([1]))
@@ -102,6 +108,10 @@ def test_errors_name_the_argument():
         PartitionInfo("cpu", 0, 3, HOSTS, torch.tensor([N]))
     with pytest.raises(ArgumentError, match="table must hold parts"):
         PartitionInfo("cpu", 0, 2, HOSTS)
+    with pytest.raises(ArgumentError, match=r"table must hold parts in \[0, 3\), got 256 to 258"):
+        PartitionInfo("cpu", 0, 3, HOSTS + 256)
+    with pytest.raises(ArgumentTypeError, match="table must hold integers"):
+        PartitionInfo("cpu", 0, 3, HOSTS / 2)
 
     def run(comm):
         feature = open_feature(comm)
