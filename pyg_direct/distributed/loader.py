@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_direct.distributed.alike import check_alike
 from pyg_direct.distributed.attributes import DistAttributes
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.sampler import DistNeighborSampler
@@ -171,6 +172,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         super().__init__(graph.skeleton(), sampler, input_nodes, input_time, transform, transform_sampler_output,
                          input_id=input_id, device=graph.device, prefetch=prefetch, uneven=uneven, **options,
                          **kwargs)  # fmt: skip
+        check_alike(self, ranks)
         self._even_out(ranks)
 
     def _find_plan(self) -> Any:
@@ -251,6 +253,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         super().__init__(graph.skeleton(), sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, input_id=input_id,
                          device=graph.device, prefetch=prefetch, uneven=uneven, **options, **kwargs)  # fmt: skip
+        check_alike(self, ranks)
         self._even_out(ranks)
         if graph.whole is not None and strict_negatives and neg_sampling is not None:
             kind = graph.edge_types[0] if self.input_data.input_type is None else self.input_data.input_type

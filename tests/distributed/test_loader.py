@@ -234,6 +234,34 @@ def test_times_and_samples_are_asked_for_while_batches_are_made_ahead(folder, da
     assert_in_turn([found for found, _ in ranks], alone)
 
 
+def make_unlike(rank, folder):
+    found = []
+    for share in (False, True):
+        with open_graph(folder, share_graph=share) as graph:
+            for own in ({"num_neighbors": [3, 2 + rank]}, {"input_nodes": torch.arange(9) + rank}, {"seed": rank},
+                        {"batch_size": 1 + rank}, {"shuffle": rank == 0}, {"replace": rank == 0}):  # fmt: skip
+                for ranks in ("auto", "own"):
+                    try:
+                        DistNeighborLoader(graph, **{"num_neighbors": [3], "seed": 1, "ranks": ranks, **own})
+                        found.append("")
+                    except ArgumentError as error:
+                        found.append(str(error))
+    return found
+
+
+def test_processes_that_are_given_something_else_are_told(folder):
+    first, second = run_ranks(make_unlike, 2, folder)
+
+    how = "num_neighbors and other options of sampling must be equal in all processes, got others on rank 1 than on"
+    what = "seeds, and seed, batch_size, shuffle and drop_last, must be equal in all processes"
+    exchanging = [how, how, what, "", what, "", what, "", what, "", how, how]
+    # There each samples alone, in a graph that all see.
+    alone = ["", "", what, "", what, "", what, "", what, "", "", ""]
+    assert first == second
+    assert [bool(text) for text in first] == [bool(words) for words in exchanging + alone]
+    assert all(words in text for text, words in zip(first, exchanging + alone, strict=True))
+
+
 def close_early(rank, folder):
     ignored = []
     sys.unraisablehook = lambda failure: ignored.append(str(failure.exc_value))
