@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_direct.distributed.book import Book
 from pyg_direct.distributed.files import read_array
 from pyg_direct.distributed.manifest import Manifest, part_folder
-from pyg_direct.errors import IdError
+from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.graph.hetero import ALIGNMENT
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.compress import order_rows
@@ -149,10 +149,13 @@ class GraphPart:
 
     Raises:
         PartitionError: the partition is missing, damaged, or of another version.
+        ArgumentError: `check` is something else.
     """
 
     def __init__(self, folder: str | PathLike[str], part: int, *, device: torch.device, check: str | None = "size",
                  map_rows: bool = False) -> None:  # fmt: skip
+        if check not in ("full", "size", None):
+            raise ArgumentError(f"check must be 'full', 'size' or None, got {check!r}")
         self.manifest = Manifest.read(folder)
         self.part, self.device = self.manifest.check_part(part), device
         if check is not None:

@@ -12,6 +12,7 @@ from pyg_direct.distributed import buckets, build
 from pyg_direct.distributed.book import Book
 from pyg_direct.distributed.files import Journal
 from pyg_direct.distributed.manifest import Manifest
+from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PartitionError
 from tests.distributed.partitions import EDGES, NODES, collect_rows, list_rows, read_manifest
@@ -347,6 +348,14 @@ def _edit(folder, drop=None, **values):
     found = {**read_manifest(folder), **values}
     found.pop(drop, None)
     (folder / "manifest.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("check", ["ful", True, False])
+def test_files_are_compared_in_known_ways(tmp_path, edges, check):
+    partition_graph(tmp_path / "p", edges, 2)
+
+    with pytest.raises(ArgumentError, match="check must be 'full', 'size' or None, got"):
+        GraphPart(tmp_path / "p", 0, device=torch.device("cpu"), check=check)
 
 
 def test_a_part_missing_elsewhere_does_not_matter(tmp_path, edges):
