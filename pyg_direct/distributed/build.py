@@ -135,10 +135,9 @@ class Builder:
         places = np.lib.format.open_memmap(self._work / f"places-{number}.npy", "r+" if done else "w+", np.int32 if
                                            counts.max(initial=0) < 2**31 else np.int64, (size,))  # fmt: skip
         opened = OpenFiles()
-        files = {name: [ArrayFile(self._folder / part_folder(part) / name, array.dtype,
-                                  (int(counts[part]), *array.shape[1:]), had, opened)
-                        for part, had in enumerate(lengths)]
-                 for name, array in {f"node-{number}.ids.npy": np.empty(0, np.int64), **arrays}.items()}  # fmt: skip
+        files = {name: [ArrayFile(self._folder / part_folder(part) / name, dtype, (int(counts[part]), *shape), had,
+                                  opened) for part, had in enumerate(lengths)]
+                 for name, dtype, shape in self._list_columns(number, arrays)}  # fmt: skip
         written = np.array(lengths)
         with closing_all(file for parts in files.values() for file in parts), \
                 self._bar(f"nodes {kind}", size, done) as bar:  # fmt: skip
@@ -161,6 +160,13 @@ class Builder:
         places.flush()
         self._journal.note(step, [size, written.tolist()])
         return counts
+
+    def _list_columns(self, number: int, arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+        """(name, dtype, shape of a row) of the files of a node type."""
+        yield f"node-{number}.ids.npy", np.int64, ()
+        for name, array in arrays.items():
+            # Times may be given in fewer bits.
+            yield name, np.int64 if name == f"node-{number}.time.npy" else array.dtype, array.shape[1:]
 
     def _node_files(self, number: int) -> Iterator[tuple[str, np.ndarray]]:
         kind = self._types[number]

@@ -57,7 +57,8 @@ class ArrayFile:
 
     def __init__(self, path: Path, dtype: Any, shape: Sequence[int] | None, length: int = 0,
                  opened: OpenFiles | None = None) -> None:  # fmt: skip
-        self._path, self._dtype, self.length = path, np.dtype(dtype), length
+        # Little endian, whatever is given.
+        self._path, self._dtype, self.length = path, np.dtype(dtype).newbyteorder("<"), length
         self._opened, self._is_done = opened or OpenFiles(), False
         with path.open("r+b" if length else "w+b") as file:
             row_bytes = self._dtype.itemsize

@@ -87,6 +87,21 @@ def test_rows_times_and_weights_follow_their_nodes_and_edges(tmp_path, edges):
         assert np.array_equal(np.load(base / "edge-0.rows-0.npy"), attr[in_order])
 
 
+def test_files_are_as_the_format_says_whatever_is_given(tmp_path, edges):
+    x, a, time = np.random.default_rng(0).random((NODES, 2)), np.arange(EDGES), np.arange(NODES)
+    given = {"node_rows": {"x": x.astype(">f8")}, "edge_rows": {"a": a.astype(">i4")}, "node_time": time.astype(">i4")}
+
+    partition_graph(tmp_path / "p", edges.astype(">i8"), 2, **given)
+
+    for number in range(2):
+        part = GraphPart(tmp_path / "p", number, device=torch.device("cpu"))
+        nodes, links = part.tables.values()
+        assert np.array_equal(nodes.rows["x"], x[nodes.ids])
+        assert np.array_equal(links.rows["a"], a[links.ids])
+        assert part.times["nodes"].dtype == torch.int64
+        assert np.array_equal(part.times["nodes"], time[nodes.ids])
+
+
 def test_rows_are_sorted_by_the_times_of_neighbors(tmp_path, edges):
     time = np.random.default_rng(1).integers(0, 9, NODES)
 
