@@ -80,12 +80,15 @@ def read_inputs(edges: Any, num_nodes: Any, node_rows: Any, edge_rows: Any, node
     if is_homogeneous:
         edges = {LINKS: edges}
         num_nodes = {NODES: num_nodes}
-        node_rows, edge_rows = {NODES: node_rows or {}}, {LINKS: edge_rows or {}}
+        node_rows, edge_rows = ({kind: {} if rows is None else rows}
+                                for kind, rows in ((NODES, node_rows), (LINKS, edge_rows)))  # fmt: skip
         node_time, edge_time, edge_weight = (
             None if value is None else {kind: value}
             for kind, value in ((NODES, node_time), (LINKS, edge_time), (LINKS, edge_weight))
         )
         method = method if isinstance(method, str) else {NODES: method}
+    if num_nodes is not None and not isinstance(num_nodes, Mapping):
+        raise ArgumentTypeError(f"num_nodes must map types to their numbers, got {num_nodes!r}")
     sources = {_check_relation(kind): EdgeSource(value) for kind, value in edges.items()}
     num_nodes = dict.fromkeys(dict.fromkeys(kind[end] for kind in sources for end in (0, 2))) | dict(num_nodes or {})
     names: dict[str, dict[str, int]] = {}
@@ -103,18 +106,16 @@ def read_inputs(edges: Any, num_nodes: Any, node_rows: Any, edge_rows: Any, node
     return Inputs(
         is_homogeneous, num_nodes, read,
         {kind: {name: _rows(f"node_rows[{kind!r}][{name!r}]", rows, num_nodes[kind]) for name, rows in part.items()}
-         for kind, part in _by_kind("node_rows", node_rows, types).items()},
+         for kind, part in _rows_by_kind("node_rows", node_rows, types)},
         {kind: {name: _rows(f"edge_rows[{kind}][{name!r}]", rows, counts[kind]) for name, rows in part.items()}
-         for kind, part in _by_kind("edge_rows", edge_rows, relations).items()},
+         for kind, part in _rows_by_kind("edge_rows", edge_rows, relations)},
         {kind: _times(f"node_time[{kind!r}]", value, num_nodes[kind])
          for kind, value in _by_kind("node_time", node_time, types).items()},
         {kind: _times(f"edge_time[{kind}]", value, counts[kind])
          for kind, value in _by_kind("edge_time", edge_time, relations).items()},
         {kind: _weights(f"edge_weight[{kind}]", value, counts[kind])
          for kind, value in _by_kind("edge_weight", edge_weight, relations).items()},
-        method if isinstance(method, str) else {
-            kind: _times(f"method[{kind!r}]", value, num_nodes[kind])
-            for kind, value in _by_kind("method", method, types).items()},
+        method if isinstance(method, str) else _parts(method, num_nodes),
         names,
     )  # fmt: skip
 
@@ -155,11 +156,15 @@ def _by_kind(name: str, parts: Any, known: list[Any]) -> dict[Any, Any]:
 def _rows(name: str, value: Any, count: int) -> np.ndarray:
     if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
         raise ArgumentTypeError(f"{name} must have a dtype that NumPy knows, got {value.dtype}")
-    array = load_array(value)
+    array = load_array(value, name)
     if array.ndim == 0 or len(array) != count:
         raise ArgumentError(f"{name} must have {count} rows, got shape {array.shape}")
     if array.dtype.kind not in "biuf":
         raise ArgumentTypeError(f"{name} must hold numbers, got {array.dtype}")
+    try:
+        torch.from_numpy(np.empty(0, array.dtype.newbyteorder("=")))
+    except TypeError as error:
+        raise ArgumentTypeError(f"{name} must have a dtype that torch knows, got {array.dtype}") from error
     return array
 
 
@@ -169,7 +174,25 @@ def _times(name: str, value: Any, count: int) -> np.ndarray:
         raise ArgumentError(f"{name} must have shape ({count},), got {array.shape}")
     if array.dtype.kind not in "iu":
         raise ArgumentTypeError(f"{name} must hold integers, got {array.dtype}")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and len(array) and int(array.max()) >= 2**63:
+        raise ArgumentError(f"{name} must be below 2**63, got {array.max()}")
     return array
+
+
+def _parts(method: Any, num_nodes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    given = _by_kind("method", method, list(num_nodes))
+    for kind, size in num_nodes.items():
+        if size and kind not in given:
+            raise ArgumentError(f"method must have the part of each node of all types, got none for {kind!r}")
+    return {kind: _times(f"method[{kind!r}]", value, num_nodes[kind]) for kind, value in given.items()}
+
+
+def _rows_by_kind(name: str, parts: Any, known: list[Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    found = _by_kind(name, parts, known)
+    for kind, part in found.items():
+        if not isinstance(part, Mapping) or not all(isinstance(attribute, str) for attribute in part):
+            raise ArgumentTypeError(f"{name}[{kind!r}] must map names of attributes to rows, got {type(part).__name__}")
+    return list(found.items())
 
 
 def _weights(name: str, value: Any, count: int) -> np.ndarray:

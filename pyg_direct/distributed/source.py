@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, strided
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 
@@ -37,19 +37,19 @@ class EdgeSource:
             if not path.exists():
                 raise ArgumentError(f"edges must name a file, got {str(path)!r}, which is not there")
             if path.suffix == ".npy":
-                self._ends = _split(_load(path))
+                self._ends = _split(load_array(path, "edges"))
             elif path.suffix == ".parquet" or path.is_dir():
                 self._open_parquet(path)
                 return
             else:
                 raise ArgumentError(f"edges must be a .npy or a .parquet file, got {str(path)!r}")
         elif isinstance(edges, (tuple, list)) and len(edges) == 2:
-            ends = [_load(end) if isinstance(end, (str, PathLike)) else _as_array(end) for end in edges]
+            ends = [load_array(end, "edges") for end in edges]
             if ends[0].ndim != 1 or ends[0].shape != ends[1].shape:
                 raise ArgumentError(f"edges must be two arrays of one length, got {ends[0].shape} and {ends[1].shape}")
             self._ends = (ends[0], ends[1])
         else:
-            self._ends = _split(_as_array(edges))
+            self._ends = _split(load_array(edges, "edges"))
         for end in self._ends:
             if end.dtype.kind not in "iu":
                 raise ArgumentTypeError(f"edges must hold integers, got {end.dtype}")
@@ -60,7 +60,10 @@ class EdgeSource:
         from pyarrow.parquet import ParquetFile
 
         self.files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-        self._files = [ParquetFile(file) for file in self.files]
+        try:
+            self._files = [ParquetFile(file) for file in self.files]
+        except ValueError as error:
+            raise ArgumentError(f"edges must be .parquet files, got {str(path)!r}: {error}") from error
         if not self._files:
             raise ArgumentError(f"edges must hold .parquet files, got {str(path)!r} without")
         schemas = [file.schema_arrow for file in self._files]
@@ -139,27 +142,36 @@ def _number(names: Any, known: dict[str, int]) -> np.ndarray:
     return np.array(numbers, dtype=np.int64)[coded.indices.to_numpy(zero_copy_only=False)]
 
 
-def load_array(value: Any) -> np.ndarray:
-    """A tensor, an array or a `.npy` file (mapped, not read) as an array."""
-    return _load(value) if isinstance(value, (str, PathLike)) else _as_array(value)
+def load_array(value: Any, name: str) -> np.ndarray:
+    """A tensor, an array or a `.npy` file (mapped, not read) as an array.
 
+    Args:
+        value: It.
+        name: Of the argument that it is.
 
-def _load(path: str | PathLike[str]) -> np.ndarray:
-    if not Path(path).exists():
-        raise ArgumentError(f"a file of arrays is not there: {str(path)!r}")
-    try:
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise ArgumentError(f"{path} must hold an array of numbers: {error}") from error
-    return array
-
-
-def _as_array(value: Any) -> np.ndarray:
-    if isinstance(value, Tensor):
+    Raises:
+        ArgumentError, ArgumentTypeError: something else.
+    """
+    if isinstance(value, (str, PathLike)):
+        return _load(value, name)
+    if isinstance(value, Tensor) and value.layout == strided:
         value = value.detach().cpu().numpy()
     if not isinstance(value, np.ndarray):
-        raise ArgumentTypeError(f"edges must be a tensor, an array or a file, got {type(value).__name__}")
+        raise ArgumentTypeError(f"{name} must be a tensor, an array or a file, got {type(value).__name__}")
     return value
+
+
+def _load(path: str | PathLike[str], name: str) -> np.ndarray:
+    if not Path(path).exists():
+        raise ArgumentError(f"{name} must name a file, got {str(path)!r}, which is not there")
+    try:
+        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ArgumentError(f"{path} must hold an array of numbers: {error}") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise ArgumentError(f"{path} must hold an array of numbers, got an archive")
+    return array
 
 
 def _split(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
