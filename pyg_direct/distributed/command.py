@@ -82,7 +82,11 @@ def _read(values: Sequence[str] | None, typed: bool, kind: Any) -> Any:
         if len(values) > 1:
             raise typer.BadParameter(f"{values} must be one file for a graph without types")
         return values[0]
-    return {kind(name): file for name, file in map(_pair, values)}
+    pairs = [(kind(name), file) for name, file in map(_pair, values)]
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise typer.BadParameter(f"{values} must name each type once")
+    return found
 
 
 def _sizes(values: Sequence[str] | None, typed: bool) -> Any:
@@ -97,11 +101,11 @@ def _nest(values: Sequence[str] | None, typed: bool, kind: Any) -> Any:
     """Files by attribute, or by type and attribute."""
     found: dict[Any, Any] = {}
     for name, file in map(_pair, values or []):
-        if not typed:
-            found[name] = file
-            continue
-        owner, dot, attribute = name.rpartition(".")
+        owner, dot, attribute = name.rpartition(".") if typed else ("", ".", name)
         if not dot:
             raise typer.BadParameter(f"{name!r} must look like TYPE.NAME for a graph with types")
-        found.setdefault(kind(owner), {})[attribute] = file
+        own = found.setdefault(kind(owner), {}) if typed else found
+        if attribute in own:
+            raise typer.BadParameter(f"{values} must name each attribute once, got {name!r} again")
+        own[attribute] = file
     return found or None

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from pyg_direct.cli.app import app
@@ -43,6 +44,20 @@ def test_command_says_what_is_wrong(tmp_path):
 
     assert result.exit_code == 2
     assert "must not exist" in result.output
+
+
+@pytest.mark.parametrize("twice", ["--edges a:to:b=1.npy --edges a:to:b=2.npy",
+                                   "--edges a:to:b=1.npy --node-rows a.x=1.npy --node-rows a.x=2.npy",
+                                   "--edges 1.npy --node-rows x=1.npy --node-rows x=2.npy"])  # fmt: skip
+def test_what_is_named_twice_is_refused(tmp_path, edges, monkeypatch, twice):
+    monkeypatch.chdir(tmp_path)
+    for name in ("1.npy", "2.npy"):
+        np.save(name, edges)
+
+    result = CliRunner().invoke(app, ["partition", "p", "--num-parts", "2", "--no-progress", *twice.split()])
+
+    assert result.exit_code == 2
+    assert "must name each" in result.output
 
 
 def test_the_command_prints_json(tmp_path, edges):
