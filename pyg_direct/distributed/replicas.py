@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.disk import hold
 from pyg_direct.distributed.files import read_array, write_array
 from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.distributed.part import GraphPart
@@ -69,7 +70,7 @@ def plan_replicas(folder: str | PathLike[str], counts: Mapping[int, Mapping[str,
     Args:
         folder: The partition.
         counts: For each part, by node type (`"nodes"` without types), how often its batches met each
-            node, integers `[N]`.
+            node, integers `[N]`. Types that are left out keep none.
         share: Rows to keep, as a share of the nodes of the part, of those met.
 
     Raises:
@@ -78,8 +79,22 @@ def plan_replicas(folder: str | PathLike[str], counts: Mapping[int, Mapping[str,
     manifest = Manifest.read(folder)
     if not 0 <= share <= manifest.num_parts:
         raise ArgumentError(f"share must lie in [0, {manifest.num_parts}], got {share}")
+    sizes = {entry.name: entry.num_nodes for entry in manifest.nodes}
     for part, by_kind in counts.items():
         manifest.check_part(part)
+        for kind, met in by_kind.items():
+            if kind not in sizes:
+                raise ArgumentError(f"counts must name known node types, got {kind!r} of {list(sizes)}")
+            if met.shape != (sizes[kind],):
+                raise ArgumentError(f"counts must have shape ({sizes[kind]},) for {kind!r}, got {tuple(met.shape)}")
+    # Processes may write the plans of their parts at the same time.
+    with hold(Path(folder) / "replicas"):
+        _write_plans(folder, counts, share)
+
+
+def _write_plans(folder: str | PathLike[str], counts: Mapping[int, Mapping[str, Tensor]], share: float) -> None:
+    manifest = Manifest.read(folder)
+    for part, by_kind in counts.items():
         # Files that changed and are not listed yet are no damage, where this is interrupted.
         manifest.forget(Path(folder), f"replicas-{part:05d}/")
         target = Path(folder) / f"replicas-{part:05d}"
@@ -87,10 +102,10 @@ def plan_replicas(folder: str | PathLike[str], counts: Mapping[int, Mapping[str,
         for number, entry in enumerate(manifest.nodes):
             met = by_kind.get(entry.name)
             if met is None:
+                # Not one of a plan before.
+                (target / f"node-{number}.npy").unlink(missing_ok=True)
                 continue
-            if met.shape != (entry.num_nodes,):
-                raise ArgumentError(f"counts must have shape ({entry.num_nodes},) for {entry.name!r}, got "
-                                    f"{tuple(met.shape)}")  # fmt: skip
+            met = met.cpu()
             ids = met.nonzero().view(-1)
             ids = ids[manifest.read_book(folder, number).owners(ids) != part]
             ids = ids[met[ids].argsort(descending=True, stable=True)]

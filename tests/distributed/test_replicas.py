@@ -1,6 +1,7 @@
 """Copies of rows of other parts: which are kept, and what they save."""
 
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -87,6 +88,37 @@ def test_a_plan_hides_no_damage(folder):
         Manifest.read(folder).check(folder, None)
 
 
+def test_processes_write_plans_of_their_parts_at_the_same_time(folder, monkeypatch):
+    plan_replicas(folder, {part: {"nodes": torch.arange(300) % 7} for part in range(2)}, 0.1)
+    write, others = replicas.write_array, []
+
+    def write_beside(path, array):
+        if not others:
+            others.append(threading.Thread(target=plan_replicas, args=(folder, {1: {"nodes": torch.ones(300)}}, 0.5)))
+            others[0].start()
+            # Long enough for a plan that waits for nobody.
+            others[0].join(0.5)
+        write(path, array)
+
+    monkeypatch.setattr(replicas, "write_array", write_beside)
+
+    plan_replicas(folder, {0: {"nodes": torch.ones(300)}}, 0.5)
+
+    others[0].join()
+    manifest = Manifest.read(folder)
+    for part in range(2):
+        manifest.check(folder, part)
+        assert len(read_replicas(folder, manifest, part)["nodes"]) > 30
+
+
+def test_a_type_without_counts_keeps_none(folder):
+    plan_replicas(folder, {0: {"nodes": torch.ones(300)}}, 0.5)
+
+    plan_replicas(folder, {0: {}}, 0.5)
+
+    assert read_replicas(folder, Manifest.read(folder), 0) == {}
+
+
 def test_a_plan_that_is_interrupted_leaves_a_partition(folder, monkeypatch):
     plan(folder)
 
@@ -171,6 +203,8 @@ def test_errors_name_the_argument(folder):
         plan_replicas(folder, {}, -1)
     with pytest.raises(ArgumentError, match="counts must have shape"):
         plan_replicas(folder, {0: {"nodes": torch.zeros(3)}}, 0.1)
+    with pytest.raises(ArgumentError, match=r"counts must name known node types, got 'papers' of \['nodes'\]"):
+        plan_replicas(folder, {0: {"papers": torch.zeros(300)}}, 0.1)
     with pytest.raises(ArgumentError, match="part must be"):
         plan_replicas(folder, {2: {}}, 0.1)
 
