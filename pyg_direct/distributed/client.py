@@ -110,6 +110,9 @@ class _NoPart:
         # Of a part without nodes.
         self.own_starts = np.zeros(len(nodes), np.int64)
 
+    # It holds nothing.
+    num_bytes = 0
+
     def owners(self, kind: str, ids: Tensor) -> Tensor:
         return self.books[kind].owners(ids)
 
@@ -127,6 +130,9 @@ class _Shape:
 
     def read(self, places: Tensor) -> Tensor:
         return torch.empty((0, *self.shape[1:]), dtype=self.dtype, device=self._device)
+
+    def __repr__(self) -> str:
+        return f"rows of {self.dtype} {tuple(self.shape[1:])} on servers"
 
 
 class _ClientPlan(DistPlan):

@@ -248,9 +248,13 @@ class DistGraph:
             ids: int64 `[n]`, on `device`; of any part.
 
         Raises:
+            ArgumentError: a type without times.
             IdError: an id that its owner does not hold.
             RankError: another process failed or is gone.
         """
+        timed = [entry.name for entry in self.part.manifest.nodes if entry.time is not None]
+        if kind not in timed:
+            raise ArgumentError(f"kind must be a node type with times, got {kind!r} of {timed}")
         found: list[dict[str, Tensor]] = self.run_in_turn(self.rows.fetch, [Wanted(kind, ids, [TIME])])
         return found[0][TIME]
 

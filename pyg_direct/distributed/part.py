@@ -104,6 +104,9 @@ class PartTopo:
         self.word_dtype = word_dtype(manifest)
         self._starts: dict[torch.device, Tensor] = {}
 
+    def __repr__(self) -> str:
+        return f"the rows of a part, of {sum(self.num_nodes.values())} nodes in all"
+
     def ids_within(self, ids: Tensor) -> Tensor:
         """Ids within their types, of ids in the id space of all types, int64."""
         if len(self.node_types) < 2:

@@ -107,6 +107,21 @@ def test_a_client_that_closes_in_an_epoch_says_so(folder):
         next(batches)
 
 
+def test_a_client_says_what_it_has(folder):
+    graph = ClientGraph(ServersHere(folder), device="cpu")
+
+    text = str(DistNeighborLoader(graph, [2], SEEDS).report())
+
+    assert graph.num_bytes == 0
+    assert "topology: the rows of a part, of 300 nodes in all" in text
+    assert "x: rows of torch.float32 (5,) on servers" in text
+
+
+def test_a_type_without_times_is_named(folder):
+    with pytest.raises(ArgumentError, match=r"kind must be a node type with times, got 'papers' of \['nodes'\]"):
+        ClientGraph(ServersHere(folder), device="cpu").times_of("papers", torch.arange(3))
+
+
 def test_a_graph_that_is_closed_says_so(folder):
     graph = ClientGraph(ServersHere(folder), device="cpu")
     loader = DistNeighborLoader(graph, [2], SEEDS)
