@@ -109,8 +109,12 @@ def _note(part: Any, sources: list[Any]) -> Any:
     return id(part), version_of(part)
 
 
-def check_graph(data: Any) -> None:
+def check_graph(data: Any, is_sampled: bool = True) -> None:
     """Refuse what loaders do not know.
+
+    Args:
+        data: The graph.
+        is_sampled: Whether its edges are read; a sampler that has its own needs no `GraphStore` beside the features.
 
     Raises:
         ArgumentTypeError: another kind of graph, or a `Feature` in it.
@@ -121,7 +125,8 @@ def check_graph(data: Any) -> None:
     found = type(data).__name__
     if isinstance(data, (tuple, list)):
         names = [type(part).__name__ for part in data]
-        if len(data) == 2 and isinstance(data[0], FeatureStore) and isinstance(data[1], GraphStore):
+        is_graph = len(data) == 2 and (isinstance(data[1], GraphStore) or (data[1] is None and not is_sampled))
+        if is_graph and isinstance(data[0], FeatureStore):
             return
         found += f" of {len(data)}"
         if len(data) == 2 and not isinstance(data[0], FeatureStore):

@@ -46,7 +46,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     """Batches around links, after PyG's `LinkLoader`, on `device`.
 
     Args:
-        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`).
+        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`); with a sampler that has the edges, the latter may
+            be None.
         link_sampler: A `pyg_direct.sampler.NeighborSampler`, or any sampler of PyG's interface.
         edge_label_index: Links, int64 `[2, L]`, sources first, or None for all edges; (relation, links) or a relation
             on a graph with types; (None, links or None) on one without types in stores.
@@ -92,7 +93,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         """Check the inputs and hand them to PyG's loader."""
         check_sampler(self._sampler_name, link_sampler, "sample_from_edges")
         check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
-        check_graph(data)
+        check_graph(data, is_sampled=False)
         check_store_dtype(store_dtype)
         self.store_dtype, self._sampler = store_dtype, link_sampler
         edge_label_index = _read_links(data, edge_label_index)

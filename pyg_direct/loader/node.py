@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NodeLoader as PygNodeLoader
-from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.sampler import HeteroSamplerOutput, NodeSamplerInput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
@@ -29,7 +29,8 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     """Batches around nodes, after PyG's `NodeLoader`, on `device`.
 
     Args:
-        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`).
+        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`); with a sampler that has the edges, the latter may
+            be None.
         node_sampler: A `pyg_direct.sampler.NeighborSampler`, or any sampler of PyG's interface.
         input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all; (type, seeds) on a graph with
             types.
@@ -71,7 +72,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
         check_store_dtype(store_dtype)
         self.store_dtype, self._sampler = store_dtype, node_sampler
-        check_graph(data)
+        check_graph(data, is_sampled=False)
         input_nodes, num_seeds = _read_seeds(data, input_nodes, self._seeds_name)
         check_times("input_time", input_time, num_seeds)
         check_input_id(input_id, num_seeds)
@@ -111,7 +112,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     def _place_inputs(self, batch: Any, out: Output) -> None:
         kind, (input_id, time) = self.input_data.input_type, out.metadata[:2]
         time = time if time is None else time.to(self.device)
-        part = batch if kind is None else batch[kind]
+        part = batch[kind] if isinstance(out, HeteroSamplerOutput) else batch
         if isinstance(batch, HeteroData) and time is not None:
             # PyG's own way to set one attribute takes as long as a kernel's launch.
             part._mapping.update(input_id=input_id, seed_time=time, batch_size=input_id.numel())
@@ -167,6 +168,8 @@ def _read_seeds(data: Any, input_nodes: Any, name: str) -> tuple[Any, int | None
     if is_typed and kind not in data.node_types:
         raise ArgumentError(f"input_nodes must name a known node type, got {kind!r} of {data.node_types}")
     nodes = read_input_nodes(input_nodes[1]) if has_type else None if isinstance(kind, str) else read_input_nodes(kind)
+    if nodes is None and not is_typed and data[1] is None:
+        raise ArgumentError(f"input_nodes must have ids where data has no GraphStore to count nodes, got {input_nodes}")
     num_nodes = data[kind].num_nodes if is_typed else None
     if is_typed and nodes is None and num_nodes is None:
         raise ArgumentError(f"data must know the number of {kind!r} nodes to take all as seeds; set "

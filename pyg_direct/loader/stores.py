@@ -47,17 +47,23 @@ def read_stores(features: FeatureStore, graph: GraphStore, time_attr: str | None
     return num_nodes, edges, node_time, edge_time
 
 
-def list_relations(graph: GraphStore) -> list[Any]:
-    """The relations that a store has edges of; [None] where there are no types."""
+def list_relations(graph: GraphStore | None) -> list[Any]:
+    """The relations that a store has edges of; [None] where there are no types, or no store."""
+    if graph is None:
+        return [None]
     return list(dict.fromkeys(attr.edge_type for attr in graph.get_all_edge_attrs()))
 
 
-def list_links(graph: GraphStore, edge_type: Any) -> Tensor:
+def list_links(graph: GraphStore | None, edge_type: Any) -> Tensor:
     """The edges of a relation, or of a graph without types for None, as the store lists them: `[2, E]`.
 
     Raises:
-        ArgumentError: the store has none of that name.
+        ArgumentError: the store has none of that name, or there is no store.
     """
+    if graph is None:
+        raise ArgumentError(
+            f"edge_label_index must have the links where data has no GraphStore to list them, got {edge_type}"
+        )
     edge_type, known = None if edge_type is None else tuple(edge_type), list_relations(graph)
     if edge_type not in known:
         raise ArgumentError(f"edge_label_index must name a known relation, got {edge_type} of {known}")
@@ -131,16 +137,18 @@ class StoreAttributes:
     """Batches of a graph in stores: rows of nodes by node id, rows of edges by edge id, on the device.
 
     Args:
-        features, graph: The stores; asked anew for every batch.
+        features, graph: The stores; asked anew for every batch. Without a `graph` (None) batches have the edges that
+            the sampler gives, and an attribute without a type belongs to edges where its name says so.
         device: The device of batches.
         custom_cls: What makes the empty batch, if not PyG's class.
     """
 
-    def __init__(self, features: FeatureStore, graph: GraphStore, device: torch.device, custom_cls: Any) -> None:
+    def __init__(self, features: FeatureStore, graph: GraphStore | None, device: torch.device, custom_cls: Any
+                 ) -> None:  # fmt: skip
         self._features, self._graph, self._device, self._class = features, graph, device, custom_cls
-        self._edge_types = list_relations(graph)
+        self._edge_types = None if graph is None else list_relations(graph)
         self._num_edges = self._num_nodes = 0
-        if self._edge_types == [None]:
+        if graph is not None and self._edge_types == [None]:
             self._num_nodes, edges, *_ = read_stores(features, graph, None)
             self._num_edges = count_edges(edges)
 
@@ -191,7 +199,7 @@ class StoreAttributes:
         for kind, ids in out.node.items():
             data[kind].num_nodes = ids.numel()
         self._read(wanted)
-        for edge_type in self._edge_types:
+        for edge_type in out.row if self._edge_types is None else self._edge_types:
             if edge_type in out.row:
                 data[edge_type].edge_index = torch.stack([out.row[edge_type], out.col[edge_type]])
         return data

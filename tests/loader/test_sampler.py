@@ -4,18 +4,20 @@ import copy
 
 import pytest
 import torch
-from torch_geometric.loader import NodeLoader as PygNodeLoader
+from torch_geometric.loader import LinkLoader as PygLinkLoader, NodeLoader as PygNodeLoader
 from torch_geometric.sampler import (
     BaseSampler,
     EdgeSamplerInput,
     HeteroSamplerOutput,
     NodeSamplerInput,
     NumNeighbors,
+    SamplerOutput,
 )
 from torch_geometric.sampler.base import SubgraphType
+from torch_geometric.testing import MyFeatureStore
 
-from pyg_direct import NeighborLoader, NodeLoader
-from pyg_direct.errors import ArgumentError
+from pyg_direct import FeatureStore, LinkLoader, NeighborLoader, NodeLoader
+from pyg_direct.errors import ArgumentError, PygDirectError
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import assert_equal_batches, check_contract, make_data
 from tests.hetero_data import check_rows, make_hetero, name_edges
@@ -101,6 +103,72 @@ def test_types_that_a_foreign_sampler_leaves_out_are_empty(loader_class):
         check_rows(data, batch)
         assert batch["author"].n_id.tolist() == batch["author"].input_id.tolist()
         assert batch["paper"].n_id.tolist() == []
+
+
+class Seeds(BaseSampler):
+    """A graph without edges but a loop at each seed, which only the sampler knows."""
+
+    def sample_from_nodes(self, index):
+        return self.make(index, index.node, (index.time,))
+
+    def sample_from_edges(self, index, neg_sampling=None):
+        ends = torch.arange(2 * index.row.numel()).view(2, -1)
+        return self.make(index, torch.cat([index.row, index.col]), (ends, index.label, index.time))
+
+    def make(self, index, node, rest):
+        loop = torch.arange(node.numel())
+        return SamplerOutput(node, loop, loop, None, metadata=(index.input_id, *rest))
+
+
+class TypedSeeds(Seeds):
+    """Likewise with types."""
+
+    def make(self, index, node, rest):
+        kind = index.input_type if isinstance(index.input_type, str) else index.input_type[0]
+        loop, edge_type = torch.arange(node.numel()), (kind, "to", kind)
+        return HeteroSamplerOutput({kind: node}, {edge_type: loop}, {edge_type: loop}, None,
+                                   metadata=(index.input_id, *rest))  # fmt: skip
+
+
+LINKS = torch.tensor([[3, 5, 6], [9, 2, 4]])
+
+
+@pytest.mark.parametrize("own_store", [False, True])
+@pytest.mark.parametrize(("peer", "loader_class", "seeds"), [
+    (PygNodeLoader, NodeLoader, torch.tensor([3, 5, 6])), (PygNodeLoader, NodeLoader, torch.arange(70) % 9 == 2),
+    (PygNodeLoader, NodeLoader, ("paper", torch.tensor([3, 5, 6]))), (PygLinkLoader, LinkLoader, (None, LINKS)),
+])  # fmt: skip
+def test_features_beside_a_sampler_that_has_the_edges_need_no_graph(own_store, peer, loader_class, seeds, real_device):
+    features = FeatureStore(real_device) if own_store else MyFeatureStore()
+    features.put_tensor(make_data().x, group_name=None, attr_name="x", index=None)
+    expected = list(peer((features, None), Seeds(), seeds, batch_size=2))
+
+    got = list(loader_class((features, None), Seeds(), seeds, batch_size=2, device=real_device))
+
+    for batch, other in zip(got, expected, strict=True):
+        for name in ("x", "edge_index", "n_id", "input_id", "edge_label_index"):
+            assert torch.equal(batch[name].cpu(), other[name].cpu()) if name in other else name not in batch, name
+
+
+def test_types_need_no_graph_either_where_a_sampler_tells_the_edges(real_device):
+    data, features = make_hetero(), FeatureStore(real_device)
+    features.put_tensor(data["paper"].x, group_name="paper", attr_name="x", index=None)
+
+    (batch,) = NodeLoader((features, None), TypedSeeds(), ("paper", [7, 3]), batch_size=2, device=real_device)
+
+    assert batch["paper"].x.tolist() == data["paper"].x[[7, 3]].tolist()
+    assert batch["paper", "to", "paper"].edge_index.tolist() == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda data: NeighborLoader(data, [2], torch.arange(3)), "whose second is a NoneType and no GraphStore"),
+    (lambda data: NodeLoader(data, Seeds()), "input_nodes must be ids or a mask .*, got None"),
+    (lambda data: NodeLoader(data, Seeds(), "paper"), "input_nodes must have ids where .*, got paper"),
+    (lambda data: LinkLoader(data, Seeds(), (None, None)), "edge_label_index must have the links where .*, got None"),
+])  # fmt: skip
+def test_what_only_a_graph_could_tell_must_be_given(make, words):
+    with pytest.raises(PygDirectError, match=words):
+        make((FeatureStore("cpu"), None))
 
 
 def test_copies_share_the_graph_and_have_fanouts_of_their_own(real_device):
