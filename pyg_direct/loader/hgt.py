@@ -14,7 +14,7 @@ from pyg_direct.loader.graph import read_parts, settle_filter
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.output import to_general_output
 from pyg_direct.loader.own import OwnSampler
-from pyg_direct.ops.check import check_fanouts
+from pyg_direct.ops.check import check_fanouts, check_flag
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.sampling.hgt import MOST_NEIGHBORS, HgtPlan
 from pyg_direct.sampling.key import resolve_seed
@@ -47,6 +47,7 @@ class HGTSampler(OwnSampler):
             raise NotImplementedError(
                 f"data must be a HeteroData for HGT sampling, as in PyG, got {type(data).__name__}{hint}"
             )
+        check_flag("is_sorted", is_sorted)
         self.data, self.device, self.placement = data, resolve_device(device), placement
         self._chooses_device = device is None
         self.seed, self._num_calls = resolve_seed(seed), 0

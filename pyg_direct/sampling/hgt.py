@@ -69,7 +69,7 @@ class HgtPlan:
         most_neighbors: Neighbors of a node and relation that are looked at, -1 for all; of more, as many are drawn.
 
     Raises:
-        ArgumentError: a type that is unknown, or numbers below 0.
+        ArgumentError: a type that is unknown, numbers below 0, or no neighbors to look at.
     """
 
     def __init__(self, topology: PlacedHetero, num_samples: Mapping[str, Sequence[int]],
@@ -77,7 +77,11 @@ class HgtPlan:
         self.topology = topology
         topo = topology.topo
         self._samples = read_samples(topo, num_samples)
-        self._fanouts = np.full(len(topo.edge_types), check_fanouts("most_neighbors", [most_neighbors])[0])
+        (most,) = check_fanouts("most_neighbors", [most_neighbors])
+        if most == 0:
+            # Nothing but the seeds would ever be sampled.
+            raise ArgumentError("most_neighbors must be -1 or at least 1, got 0")
+        self._fanouts = np.full(len(topo.edge_types), most)
         self._flags = np.zeros(len(topo.edge_types), np.int64)
         self._starts = torch.from_numpy(topo.type_starts).to(topology.device)
 

@@ -86,7 +86,8 @@ SWITCHES = [(make_neighbor, ("replace", "disjoint", "directed", "layer_dependenc
             (make_typed, ("replace", "disjoint", "directed", "is_sorted", "shuffle")),
             (make_link, ("replace", "disjoint", "directed", "is_sorted", "strict_negatives")),
             (make_sampler, ("replace", "disjoint", "directed", "is_sorted", "strict_negatives")),
-            (make_shadow, ("replace",)), (make_layers, ("return_e_id",))]  # fmt: skip
+            (make_hgt, ("is_sorted", "shuffle")), (make_shadow, ("replace",)),
+            (make_layers, ("return_e_id",))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "names"), SWITCHES)
@@ -139,6 +140,7 @@ def test_transforms_are_functions(make, value):
     (make_sampler, {"topology_cache": "much"}, ArgumentError, "topology_cache must look like .*, got 'much'"),
     (make_hgt, {"num_samples": None}, ArgumentTypeError, r"num_samples\['a'\] must be a list of integers, got None"),
     (make_hgt, {"num_samples": 3}, ArgumentTypeError, r"num_samples\['a'\] must be a list of integers, got 3"),
+    (make_hgt, {"most_neighbors": 0}, ArgumentError, "most_neighbors must be -1 or at least 1, got 0"),
     (make_hgt, {"most_neighbors": 2**70}, ArgumentError, r"most_neighbors must hold values of at most 2\*\*62"),
     (make_shadow, {"depth": 2**63}, ArgumentError, r"depth must be an integer in \[0, 31\], got 9223372036854775808"),
     (make_shadow, {"node_idx": "all"}, ArgumentTypeError, "node_idx must be ids or a mask, got 'all'"),
