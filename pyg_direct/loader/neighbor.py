@@ -98,10 +98,11 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         layer_dependency: With `labor`: all hops of a batch share their draws too, for fewer nodes still.
         super_batch: With node attributes on the host of a GPU: batches whose rows are read together, each row once.
             Up to three times as many are in GPU memory; as many as fit a quarter of what is free there. With types
-            or other options: batches sampled in one call, whose nodes and edges share memory, which stays as long as
-            one of them is kept. The batches are those that come without; with `transform_sampler_output` the rows of
-            each are read alone. None is one batch; for graphs with types, with `prefetch=1`, 1, 2, 4, 8 and then 16,
-            as far as a group takes at most 256 MiB of GPU memory, on a CPU 128 MiB, and a sixteenth of what is free.
+            or other options: batches sampled in one call, whose nodes and edges share memory: one that is kept, saved
+            or sent keeps all of it, or brings it; `batch.clone()` has its own. The batches are those that come without;
+            with `transform_sampler_output` the rows of each are read alone. None is one batch; for graphs with types,
+            with `prefetch=1`, 1, 2, 4, 8 and then 16, as far as a group takes at most 256 MiB of GPU memory, on a CPU
+            128 MiB, and a sixteenth of what is free.
         seed: Seed of shuffling and of all draws; None draws one from torch's generator.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.

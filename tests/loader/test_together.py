@@ -1,6 +1,7 @@
 """Batches of a general sampler that are made together are those that come without."""
 
 import gc
+import io
 
 import pytest
 import torch
@@ -291,6 +292,20 @@ def test_each_batch_is_kept_and_written_to_alone(real_device):
                     value.zero_()
 
     assert [parts for _, parts in kept] == expected
+
+
+def count_saved_bytes(batch):
+    file = io.BytesIO()
+    torch.save(batch, file)
+    return file.tell()
+
+
+def test_a_clone_is_saved_without_the_batches_that_its_batch_came_with(real_device):
+    batch = list(make_loader(real_device, batch_size=2, super_batch=16))[3]
+    alone = list(make_loader(real_device, batch_size=2, super_batch=1))[3]
+
+    assert count_saved_bytes(batch) > 1.5 * count_saved_bytes(alone)
+    assert count_saved_bytes(batch.clone()) < 1.1 * count_saved_bytes(alone.clone())
 
 
 def test_edges_of_each_batch_are_known_to_be_sorted(real_device):
