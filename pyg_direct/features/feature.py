@@ -173,7 +173,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
 
     @ordinary_tensors()
     def from_cpu_tensor(self, cpu_tensor: Tensor) -> Feature:
-        """Take the rows of a tensor; returns self.
+        """Take the rows of a tensor, in the place of those so far; returns self.
 
         The tensor's memory is moved, not copied, where it goes to host memory that a GPU reads: `cpu_tensor` becomes
         a view of it, with the same contents. With `store_dtype` it is copied instead.
@@ -182,22 +182,13 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
             cpu_tensor: `[N, ...]` of any dtype, on the CPU (or on the GPU of this feature).
 
         Raises:
-            ArgumentError: a scalar, or `store_dtype` cannot hold a number of the table; then the feature is empty.
+            ArgumentError: a scalar, rows that `csr_topo` or `hotness` do not fit, or `store_dtype` cannot hold a number
+                of the table. The rows so far stay then; where memory runs out they do not, and the feature is empty.
             ArgumentTypeError: no tensor, or one that is not dense.
         """
-        if not isinstance(cpu_tensor, Tensor) or cpu_tensor.layout != torch.strided:
-            kind = getattr(cpu_tensor, "layout", type(cpu_tensor).__name__)
-            raise ArgumentTypeError(f"cpu_tensor must be a dense tensor, got {kind}")
-        if cpu_tensor.dim() == 0:
-            raise ArgumentError("cpu_tensor must have at least one dimension, got a scalar")
-        self._check_count(cpu_tensor.shape[0])
-        self._clear()
-        try:
+        self._check_rows(cpu_tensor)
+        with self._replacing():
             self._take(cpu_tensor)
-        except BaseException:
-            self._clear()
-            self._shape = None
-            raise
         return self
 
     def _take(self, cpu_tensor: Tensor) -> None:

@@ -14,6 +14,7 @@ from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.features.disk import DiskTier, StagedTier
 from pyg_direct.features.hotness import Listing, choose_hottest, score_rows
 from pyg_direct.features.parts import DeviceConfig, join_parts, open_array
+from pyg_direct.features.replaced import ReplacedRows
 from pyg_direct.features.rowfile import RowFile
 from pyg_direct.features.sharded import ShardedRows
 from pyg_direct.features.spilled import SpilledRows
@@ -27,7 +28,7 @@ from pyg_direct.runtime.size import parse_size
 F = TypeVar("F", bound="FiledRows")
 
 
-class FiledRows:
+class FiledRows(ReplacedRows):
     """What a `Feature` does with rows in files; its constructor sets the attributes."""
 
     rank: int
@@ -100,16 +101,21 @@ class FiledRows:
         host_bytes = min(parse_size(self.host_cache_size, num_bytes, "host_cache_size"), num_bytes)
         if num_bytes == max(hot_bytes, host_bytes):
             return self.from_cpu_tensor(file.stream() if num_bytes > 0 else file.rows.clone())
-        self._clear()
-        self._shape, self._dtype, self._file = shape, dtype, file
-        disk = self._open(file)
         count = shape[0] * max(hot_bytes, host_bytes) // num_bytes
+        scores = score_rows(self.hotness, self.csr_topo, shape[0]) if count > 0 else None
+        with self._replacing():
+            self._shape, self._dtype, self._file = shape, dtype, file
+            self._fill(file, scores, count, hot_bytes)
+        return self
+
+    def _fill(self, file: RowFile, scores: Tensor | None, count: int, hot_bytes: int) -> None:
+        """Read the `count` rows of a file with the highest scores into memory, and say where the others are."""
+        shape, disk = file.rows.shape, self._open(file)
         if count == 0:
             self._spilled = SpilledRows(disk)
-            return self
-        scores = score_rows(self.hotness, self.csr_topo, shape[0])
+            return
         ids = choose_hottest(scores, shape[0], count).ids
-        rows = torch.empty((count, *shape[1:]), dtype=dtype)
+        rows = torch.empty((count, *shape[1:]), dtype=file.rows.dtype)
         with show_wait("reading hot rows of a file"):
             DiskTier(file).read(ids, rows)
         hotness: Any = "degree" if scores is None else scores[ids.to(scores.device)]
@@ -119,7 +125,6 @@ class FiledRows:
         self._resident.from_cpu_tensor(rows)
         directory = Directory.of(ids.to(self.device), shape[0]).wait()
         self._spilled = SpilledRows(disk, lambda found: locate_ids(found, directory, shape[0]), self._resident)
-        return self
 
     def set_mmap_file(self, path: str | PathLike[str], disk_map: Tensor) -> None:
         """Read rows that are not in memory from a file, as Quiver does.
@@ -172,18 +177,10 @@ class FiledRows:
         tier = DiskTier(file)
         return StagedTier(tier, self.device) if self.device.type == "cuda" else tier
 
-    def _check_count(self, num_rows: int) -> None:
-        if self.csr_topo is not None and num_rows < self.csr_topo.node_count:
-            raise ArgumentError(f"cpu_tensor must have a row for each of the {self.csr_topo.node_count} nodes of "
-                                f"csr_topo, got {num_rows}")  # fmt: skip
-
     # What the rest of a `Feature` does.
 
     def from_cpu_tensor(self: F, cpu_tensor: Tensor) -> F:
         """Take the rows of a tensor; returns self."""
-        raise NotImplementedError
-
-    def _clear(self) -> None:
         raise NotImplementedError
 
     def _filled(self) -> torch.Size:

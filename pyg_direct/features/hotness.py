@@ -69,8 +69,8 @@ def check_hotness(hotness: str | Tensor) -> None:
         raise ArgumentError(f"hotness must be one of {', '.join(RANKINGS)} or a tensor of scores, got {hotness!r}")
 
 
-def score_rows(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> Tensor | None:
-    """Scores of all rows, `[num_rows]`; None where nothing tells them apart.
+def check_scores(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> None:
+    """Refuse what does not rank these rows.
 
     Raises:
         ArgumentError: there are other than `num_rows` scores, one is no number, or reads were not counted yet.
@@ -80,12 +80,22 @@ def score_rows(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -
             raise ArgumentError(f"hotness must hold a score for each of the {num_rows} rows, got {len(hotness)}")
         if hotness.is_floating_point() and bool(hotness.isnan().any()):
             raise ArgumentError("hotness must hold numbers, got a NaN")
+    elif hotness != "degree" and not isinstance(csr_topo, Ranked):
+        raise ArgumentError(f"hotness={hotness!r} needs to know what is sampled: pass hotness=count_reads(...) or "
+                            "hotness=expected_reads(...), or let a NeighborLoader do it")  # fmt: skip
+
+
+def score_rows(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> Tensor | None:
+    """Scores of all rows, `[num_rows]`; None where nothing tells them apart.
+
+    Raises:
+        ArgumentError: as of `check_scores`.
+    """
+    check_scores(hotness, csr_topo, num_rows)
+    if isinstance(hotness, Tensor):
         return hotness
     if isinstance(csr_topo, Ranked):
         return csr_topo.scores
-    if hotness != "degree":
-        raise ArgumentError(f"hotness={hotness!r} needs to know what is sampled: pass hotness=count_reads(...) or "
-                            "hotness=expected_reads(...), or let a NeighborLoader do it")  # fmt: skip
     return None if csr_topo is None else count_listings(csr_topo, num_rows)
 
 

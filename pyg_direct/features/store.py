@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -43,22 +45,55 @@ def narrow_rows(rows: Tensor, store_dtype: torch.dtype) -> tuple[Tensor, Tensor 
     Raises:
         ArgumentError: `rows` have another dtype, or hold a number that `store_dtype` cannot.
     """
-    if rows.dtype != torch.float32:
-        raise ArgumentError(f"store_dtype={store_dtype} needs rows of torch.float32, got {rows.dtype}")
+    _check_dtype(rows, store_dtype)
     stored = use_large_pages(torch.empty(rows.shape, dtype=store_dtype, device=rows.device))
     scaled = store_dtype == torch.float8_e4m3fn
     exponents = torch.empty(len(rows), dtype=torch.uint8, device=rows.device) if scaled else None
-    step = max(1, _CHUNK * len(rows) // max(1, rows.numel()))
     with Bar(len(rows), f"narrowing rows to {str(store_dtype).removeprefix('torch.')}", "rows") as bar:
-        for begin in range(0, len(rows) if rows.numel() else 0, step):
-            piece = rows[begin : begin + step]
+        for begin, piece in _list_pieces(rows):
+            step = len(piece)
             if exponents is None:
                 _check_range(piece, store_dtype)
                 stored[begin : begin + step] = piece
             else:
                 stored[begin : begin + step], exponents[begin : begin + step] = _scale_rows(piece)
-            bar.update(len(piece))
+            bar.update(step)
     return stored, exponents
+
+
+def check_narrow(rows: Tensor, store_dtype: torch.dtype) -> None:
+    """Refuse rows as `narrow_rows` does, without making others of them.
+
+    Args:
+        rows: float32 `[N, ...]`.
+        store_dtype: As of `narrow_rows`.
+
+    Raises:
+        ArgumentError: as of `narrow_rows`.
+    """
+    _check_dtype(rows, store_dtype)
+    for _, piece in _list_pieces(rows):
+        if store_dtype == torch.float8_e4m3fn:
+            _check_finite(piece.isinf())
+        else:
+            _check_range(piece, store_dtype)
+
+
+def _list_pieces(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(first row, rows) of some rows at a time."""
+    step = max(1, _CHUNK * len(rows) // max(1, rows.numel()))
+    for begin in range(0, len(rows) if rows.numel() else 0, step):
+        yield begin, rows[begin : begin + step]
+
+
+def _check_dtype(rows: Tensor, store_dtype: torch.dtype) -> None:
+    if rows.dtype != torch.float32:
+        raise ArgumentError(f"store_dtype={store_dtype} needs rows of torch.float32, got {rows.dtype}")
+
+
+def _check_finite(is_inf: Tensor) -> None:
+    if bool(is_inf.any()):
+        raise ArgumentError("store_dtype=torch.float8_e4m3fn holds finite numbers and NaN only, got an infinity")
 
 
 def _check_range(rows: Tensor, store_dtype: torch.dtype) -> None:
@@ -81,8 +116,7 @@ def _scale_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     if bool(size.isnan().any()):
         # A NaN has no size: it stays one whatever its row is divided by.
         size = flat.nan_to_num(0.0, torch.inf, -torch.inf).abs().amax(1)
-    if bool(size.isinf().any()):
-        raise ArgumentError("store_dtype=torch.float8_e4m3fn holds finite numbers and NaN only, got an infinity")
+    _check_finite(size.isinf())
     share, exponent = torch.frexp(size / most)
     exponent = (exponent - (share == 0.5).int()).clamp(_LEAST_EXPONENT, _MOST_EXPONENT).int()
     # Powers of two from their bits, as a computed power need not be exact.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyg_direct import CSRTopo, Feature
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError, PygDirectError
 from pyg_direct.features.hotness import choose_hottest, count_listings
 from tests.features.contract import DTYPES, bytes_of, make_rows
 from tests.poison import poisoned_memory
@@ -267,6 +267,39 @@ def test_a_scalar_is_no_table(device):
 def test_what_is_not_dense_is_no_table(device, table, kind):
     with pytest.raises(ArgumentTypeError, match=f"cpu_tensor must be a dense tensor, got {kind}"):
         Feature(device=device).from_cpu_tensor(table)
+
+
+@pytest.mark.parametrize(("options", "table", "words"), [
+    ({"store_dtype": torch.float16}, torch.full((40, 5), 1e6), "holds numbers up to 65504, got 1e"),
+    ({"store_dtype": torch.float16}, torch.arange(40).view(40, 1), "needs rows of torch.float32, got torch.int64"),
+    ({"store_dtype": torch.float8_e4m3fn}, torch.full((40, 5), -torch.inf), "got an infinity"),
+    ({"hotness": torch.arange(40), "device_cache_size": "20%"}, torch.rand(41, 5), "each of the 41 rows, got 40"),
+    ({}, torch.empty(40, 5, device="meta"), "cpu_tensor must be a dense tensor, got one on device meta"),
+    ({}, torch.tensor(1.0), "at least one dimension"),
+])  # fmt: skip
+def test_rows_that_are_refused_leave_those_so_far(device, options, table, words):
+    feature = Feature(device=device, **options).from_cpu_tensor(torch.ones(40, 5))
+    # Only a GPU has rows that must be ranked; what is refused goes to none.
+    own, feature.device = feature.device, torch.device("cuda", 0)
+
+    with pytest.raises(PygDirectError, match=words):
+        feature.from_cpu_tensor(table)
+
+    feature.device = own
+    assert feature.shape == (40, 5)
+    assert feature[[39, 0]].tolist() == [[1.0] * 5] * 2
+
+
+@pytest.mark.parametrize("store_dtype", [torch.float16, torch.float8_e4m3fn])
+def test_rows_with_infinities_and_nans_that_are_taken_first_are_taken_again(device, store_dtype):
+    table = torch.ones(40, 5)
+    table[3, 2], table[4, 1] = torch.nan, torch.inf if store_dtype == torch.float16 else 0.5
+    feature = Feature(device=device, store_dtype=store_dtype).from_cpu_tensor(table)
+    expected = feature[[3, 4]].cpu()
+
+    feature.from_cpu_tensor(table)
+
+    assert torch.equal(feature[[3, 4]].cpu().nan_to_num(9.0), expected.nan_to_num(9.0))
 
 
 def test_every_node_needs_a_row(device):

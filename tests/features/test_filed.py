@@ -1,6 +1,7 @@
 """A feature gives the rows of a file bit for bit, whatever part of them is in memory."""
 
 import os
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from pyg_direct import CSRTopo, DeviceConfig, Feature, save_rows
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError, IdError
+from pyg_direct.features.disk import DiskTier
 from tests.features.contract import DTYPES, bytes_of, make_rows
 from tests.poison import poisoned_memory
 
@@ -165,6 +167,29 @@ def test_a_changed_file_is_not_read(device, tmp_path):
 
     with pytest.raises(FileError, match="changed while it was read"):
         read(feature, [39], device)
+
+
+def test_a_file_that_is_refused_leaves_the_rows_so_far(device, tmp_path):
+    path = save_rows(tmp_path / "rows.npy", make_rows())
+    rows = make_rows(9)
+    feature = Feature(device=device, host_cache_size="20%", hotness=torch.arange(9)).from_cpu_tensor(rows)
+
+    with pytest.raises(ArgumentError, match="hotness must hold a score for each of the 40 rows, got 9"):
+        feature.from_file(path)
+
+    assert torch.equal(read(feature, [8, 0], device), bytes_of(rows)[[8, 0]])
+
+
+def test_a_file_that_cannot_be_read_leaves_an_empty_feature(device, tmp_path, monkeypatch):
+    path = save_rows(tmp_path / "rows.npy", make_rows())
+    feature = Feature(device=device, host_cache_size="20%").from_cpu_tensor(make_rows(9))
+    monkeypatch.setattr(DiskTier, "read", Mock(side_effect=FileError("gone")))
+
+    with pytest.raises(FileError, match="gone"):
+        feature.from_file(path)
+
+    with pytest.raises(ArgumentError, match="holds no rows yet"):
+        feature[[0]]
 
 
 def test_filling_again_forgets_the_file(device, tmp_path):
