@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pyg_direct.dynamic.lazy import LazyTensor, tag
-from pyg_direct.dynamic.operator import Operator
+from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.others import NotReplayableError, Others
 from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.dynamic.slots import Slots
@@ -203,6 +203,10 @@ class FramePlan(SnapshotPlan):
     def _check_recording(self, what: str) -> None:
         if self.is_recording:
             raise NotReplayableError(f"the model reads {what}")
+
+    def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:
+        """What an operator makes of the snapshot at a place of the frame."""
+        return self.real.factorise(operator, self.times[self.first + time], weighted)
 
     def get_window(self, operator: Operator, weighted: bool) -> Tensor:
         """Aggregated features of the frame, `[W, N, F]`."""

@@ -25,6 +25,8 @@ class Factors(NamedTuple):
         keys: target * N + source of the edges of W, int64 `[E]`, ascending and unique.
         weight: Their weights, `[E]`, fp32 or float64 as all numbers here; None for ones.
         row, column, diagonal: a, b and d, `[N]`; None for ones, ones and zeros.
+        refusal: What is wrong with a snapshot that the operator does not take, whose edges are then left out, so that
+            others of its group can be aggregated; None where nothing is.
     """
 
     keys: Tensor
@@ -32,6 +34,7 @@ class Factors(NamedTuple):
     row: Tensor | None
     column: Tensor | None
     diagonal: Tensor | None
+    refusal: str | None = None
 
 
 class Operator(Protocol):

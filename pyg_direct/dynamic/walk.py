@@ -34,6 +34,16 @@ def walk_against(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor
     Raises:
         RuntimeError: an edge is there several times or weighs 0.
     """
+    against, shares, refusal = _turn(edge_index, edge_weight)
+    if refusal is not None:
+        raise RuntimeError(refusal)
+    return against, shares
+
+
+def _turn(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor, str | None]:
+    """What `walk_against` gives, and what is wrong with the edges, if anything is: then there are other numbers of
+    edges and of weights.
+    """
     row, col = edge_index
     size = int(edge_index.max()) + 1 if edge_index.numel() else 0
     weight = torch.ones(row.numel(), device=row.device) if edge_weight is None else edge_weight
@@ -42,12 +52,11 @@ def walk_against(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor
     source, target = merged // max(1, size), merged % max(1, size)
     order = torch.argsort(target[value != 0], stable=True)
     against = torch.stack([target[value != 0][order], source[value != 0][order]])
+    refusal = None
     if against.shape[1] != row.numel():
-        raise RuntimeError(
-            f"edge_index must hold each edge once, with a weight other than 0: {row.numel()} edges are "
-            f"{against.shape[1]} different ones"
-        )
-    return against, _degrees(target, value, size).reciprocal()[row]
+        refusal = (f"edge_index must hold each edge once, with a weight other than 0: {row.numel()} edges are "
+                   f"{against.shape[1]} different ones")  # fmt: skip
+    return against, _degrees(target, value, size).reciprocal()[row], refusal
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,9 @@ class Walk:
         assert snapshot.given is not None, "the order in which edges were given counts"
         edges, weight = snapshot.given
         if self.is_against:
-            edges, shares = walk_against(edges, weight)
+            edges, shares, refusal = _turn(edges, weight)
+            if refusal is not None:
+                return Factors(snapshot.keys[:0], None, None, None, None, refusal)
             ordered = order_edges(edges, shares, snapshot.num_nodes)
             return Factors(ordered.keys, ordered.weight, None, None, None)
         # The edges of a source have one share, whatever they weigh: they are there as often as they were given.

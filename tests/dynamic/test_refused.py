@@ -72,6 +72,50 @@ def test_edges_to_nodes_that_only_others_have_are_refused():
         both.factorise(TGCN(2, 2).operator, 1)
 
 
+RING = torch.stack([torch.arange(NODES), (torch.arange(NODES) + 1) % NODES])
+
+
+def make_ring(edges, weights):
+    return Data(x=torch.randn(NODES, 1), edge_index=edges, edge_attr=weights, y=torch.randn(NODES))
+
+
+@pytest.mark.parametrize("options", [{}, {"group_size": 4, "form": "split"}, {"group_size": 2, "memory": 1000}])
+@pytest.mark.parametrize(("edges", "weights"), [
+    (torch.cat([RING, RING[:, :1]], 1), torch.rand(NODES + 1) + 0.5), (RING, torch.arange(NODES).float()),
+], ids=["twice", "weightless"])  # fmt: skip
+def test_edges_that_cannot_be_walked_against_are_refused_where_their_snapshot_is_visited(edges, weights, options):
+    cell, snapshots = CELLS["DCRNN"](), [make_ring(RING.flip(time % 2), torch.ones(NODES)) for time in range(4)]
+    snapshots[2] = make_ring(edges, weights)
+    given = stream(snapshots, "cpu", **options)
+
+    for time in (0, 1, 3):
+        got = cell(given[time].x, given[time].edge_index, given[time].edge_attr)
+        expected = cell(snapshots[time].x, snapshots[time].edge_index, snapshots[time].edge_attr)
+        torch.testing.assert_close(got, expected)
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"must hold each edge once, .* different ones, at snapshot 2$"):
+            cell(given[2].x, given[2].edge_index, given[2].edge_attr)
+
+
+def run_whole(model, snapshot, state):
+    out = model(snapshot.x, snapshot.edge_index, None, state)
+    return out.mean(1), out
+
+
+def test_frames_tell_the_snapshot_that_cannot_be_walked_against():
+    cell, snapshots = DCRNN(1, NODES, 2), [make_ring(RING, None) for _ in range(5)]
+    snapshots[4] = make_ring(torch.cat([RING, RING[:, :1]], 1), None)
+
+    def train(last):
+        optimizer = torch.optim.SGD(cell.parameters(), lr=0.1)
+        return FrameTrainer(cell, snapshots[:last], optimizer, window=2, step=run_whole, device="cpu").train_epoch()
+
+    assert train(4) > 0
+    with pytest.raises(RuntimeError, match=r"must hold each edge once, .*, at snapshot 4$"):
+        train(5)
+
+
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("part", ["x", "edge_index"])
 def test_parts_that_a_snapshot_lacks_are_refused_by_layers(name, part):

@@ -67,6 +67,7 @@ class DCRNN(torch.nn.Module):
 
         Raises:
             ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+            RuntimeError: an edge is there several times or weighs 0, and `K` is more than 1.
         """
         found = locate(X, edge_index, edge_weight)
         if H is None:
@@ -84,6 +85,8 @@ class DCRNN(torch.nn.Module):
             features = _join_terms(X, firsts, later)
         else:
             features = _diffuse(X, steps, self.K)
+        if found is not None and self.K > 1:
+            _check_edges(found)
         state = _diffuse(H, steps, self.K)
         gates = self._combine([self.conv_x_z, self.conv_x_r], features, state).sigmoid()
         update, reset = gates.split(self.out_channels, 1)
@@ -106,6 +109,13 @@ def _join(weight: Tensor) -> Tensor:
 def _step_located(found: Located, walk: Walk, rows: Tensor) -> Tensor:
     """Of the features of a snapshot, those of all snapshots of its group at once, and kept."""
     return convolve_located(found, rows, walk)
+
+
+def _check_edges(found: Located) -> None:
+    """Raise unless a snapshot has edges that can be walked against; that of another one in its group need not have."""
+    refusal = found.plan.factorise(_WALKS[1], found.time, found.weighted).refusal
+    if refusal is not None:
+        raise RuntimeError(f"{refusal}, at snapshot {found.plan.tell_time(found.time)}")
 
 
 def _step_plain(edge_index: Tensor, weight: Tensor, rows: Tensor) -> Tensor:
