@@ -145,8 +145,9 @@ class _Scores(Function):
         counts, wants, grad = list(ctx.counts), ctx.needs_input_grad[4:], grad.unsqueeze(-1)
         to_both = None
         if ctx.needs_input_grad[0] and torch.is_grad_enabled():
-            # In what torch can differentiate once more.
-            spread = torch.cat([part * vector for part, vector in zip(grad.split(counts), vectors, strict=True)])
+            # In what torch can differentiate once more; what belongs to no result used has no part in that.
+            live = [vector if used else vector.detach() for vector, used in zip(vectors, ctx.used, strict=True)]
+            spread = torch.cat([part * vector for part, vector in zip(grad.split(counts), live, strict=True)])
             to_both = torch.where(both > 0, spread, spread * ctx.slope)
         elif ctx.needs_input_grad[0]:
             spread = torch.empty_like(both)
