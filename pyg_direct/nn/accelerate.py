@@ -19,7 +19,7 @@ from torch_geometric.nn import conv
 from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.nn import attention, gcn, gin, relational, root, transformer
 from pyg_direct.nn.joined import forget_relations, watch_relations
-from pyg_direct.nn.propagate import MESSAGES, STEPS, propagate
+from pyg_direct.nn.propagate import MESSAGES, STEPS, is_own, propagate
 from pyg_direct.nn.replayed import Replay, attach, check, detach
 from pyg_direct.nn.transformed import forget_graph, watch_graph
 from pyg_direct.nn.trimmed import forget_trimming, watch_trimming
@@ -136,7 +136,7 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
 def accelerate_one(module: torch.nn.Module) -> bool:
     """Accelerate a convolution, and nothing that it holds; whether it is one that can be."""
     kind = next((kind for kind in KINDS if isinstance(module, kind)), None)
-    if kind is None or not _is_untouched(module, kind):
+    if kind is None or not _is_untouched(module):
         return False
     if kind in _PROPAGATES:
         module.__dict__["propagate"] = MethodType(_PROPAGATES[kind], module)
@@ -151,7 +151,7 @@ def accelerate_one(module: torch.nn.Module) -> bool:
     return True
 
 
-def _is_untouched(module: Any, kind: type) -> bool:
+def _is_untouched(module: Any) -> bool:
     """Whether a subclass and the instance do with messages what PyG's class does."""
     _strip(module)
     # PyG writes a `propagate` for each class, and puts it on instances that were explained.
@@ -161,7 +161,7 @@ def _is_untouched(module: Any, kind: type) -> bool:
     return (
         is_written
         and instance is written
-        and all(getattr(type(module), name, None) is getattr(kind, name, None) for name in STEPS)
+        and is_own(type(module))
         and module.__dict__.keys().isdisjoint((*STEPS, "forward"))
     )
 

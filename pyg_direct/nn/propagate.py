@@ -73,6 +73,8 @@ def is_plain(self: Any, edge_index: Any) -> bool:
         and self.decomposed_layers == 1
         # Also those that an instance was given since, as in the `__init__` of a subclass that runs unedited.
         and self.__dict__.keys().isdisjoint(STEPS)
+        # And those that its class was given.
+        and is_own(self.__class__)
         # Asked for several times a layer, so without a loop over their names.
         and not (
             self._propagate_forward_pre_hooks
@@ -200,6 +202,24 @@ MESSAGES: dict[type, Callable[..., _Message]] = {
     conv.GATConv: _attend,
     conv.GATv2Conv: _attend,
 }
+
+
+def _read_steps(kind: Any) -> tuple[Any, ...]:
+    return kind.message, kind.aggregate, kind.update, kind.edge_update, kind.message_and_aggregate
+
+
+# As PyG has them: programs may put others in their place.
+_OWN_STEPS = {kind: _read_steps(kind) for kind in (*MESSAGES, conv.RGCNConv, conv.HGTConv)}
+
+
+def is_own(kind: type) -> bool:
+    """Whether a class, or one that is made of it, does with messages what PyG's class does."""
+    return _read_steps(kind) == _find_steps(kind)
+
+
+@functools.cache
+def _find_steps(kind: type) -> tuple[Any, ...]:
+    return next(steps for known, steps in _OWN_STEPS.items() if issubclass(kind, known))
 
 
 @functools.cache

@@ -286,6 +286,27 @@ def test_messages_that_an_instance_is_given_later_are_sent(name, calls):
     assert calls == []
 
 
+@pytest.mark.parametrize("name", ["sage", "graph", "gcn", "gin", "gine", "gat", "gatv2"])
+@pytest.mark.parametrize("of_subclass", [False, True])
+def test_messages_that_a_class_is_given_are_sent_as_long_as_it_has_them(name, of_subclass, calls, monkeypatch):
+    batch, conv = Batch(), CONVOLUTIONS[name]()
+    if of_subclass:
+        # PyG writes code for each class by its name.
+        conv.__class__ = type(f"Named{type(conv).__name__}", (type(conv),), {})
+    x, extras, accelerated = torch.randn(batch.num_nodes, WIDTH), extras_of(conv, batch), copy.deepcopy(conv)
+    accelerate(accelerated)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(conv), "message", lambda self, x_j, **_: x_j.square())
+        got, expected = (one(x, batch.edge_index, **extras) for one in (accelerated, conv))
+        late = accelerate(copy.deepcopy(conv)).convolutions
+        assert (late, calls) == ({}, [])
+
+    assert torch.equal(got, expected)
+    assert_near([accelerated(x, batch.edge_index, **extras)], [conv(x, batch.edge_index, **extras)])
+    assert len(calls) > 0
+
+
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_undo_brings_back_the_bits_of_pyg(name, calls):
     batch, conv = Batch(), CONVOLUTIONS[name]()
