@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.datasets.archive import open_archive, read_arrays
 from pyg_direct.datasets.arguments import check_float_dtype
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.datasets.edges import add_reverse_edges
@@ -44,7 +45,8 @@ def load_folder(
         The graph on the CPU, with int64 edges and as many classes as `y` names.
 
     Raises:
-        ArgumentError: The folder or an array is missing, or arrays do not fit each other.
+        ArgumentError: The folder or an array is missing, an archive is damaged, or arrays are of other kinds than
+            these or do not fit each other.
         ArgumentTypeError: `dtype` is no dtype.
     """
     check_float_dtype("dtype", dtype)
@@ -72,24 +74,17 @@ def find_graph(path: Path) -> Path:
     return found[0]
 
 
-def read_arrays(file: Path, names: tuple[str, ...]) -> list[np.ndarray]:
-    """The arrays `names` of the archive `file`."""
-    if not file.is_file():
-        raise ArgumentError(f"features must name a file of the folder, got {file.name!r}")
-    with np.load(file, allow_pickle=False) as archive:
-        missing = [name for name in names if name not in archive]
-        if missing:
-            raise ArgumentError(f"{file.name} must hold {', '.join(names)}, got no {', '.join(missing)}")
-        return [archive[name] for name in names]
-
-
 def check_ids(edge_index: Tensor, y: Tensor, split: list[Tensor]) -> None:
     """Raise unless edges `[2, E]` and split name nodes that `y` `[N]` has."""
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise ArgumentError(f"edge_index must be [2, E], got {list(edge_index.shape)}")
     if y.dim() != 1:
         raise ArgumentError(f"y must be [N], got {list(y.shape)}")
+    if y.numel() and int(y.min()) < -1:
+        raise ArgumentError(f"y must hold classes, or -1 where one is unknown, got {int(y.min())}")
     for name, ids in zip(("edge_index", "train", "valid", "test"), (edge_index, *split), strict=True):
+        if name != "edge_index" and ids.dim() != 1:
+            raise ArgumentError(f"{name} must be a list of ids, got the shape {list(ids.shape)}")
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(y):
             low, high = int(ids.min()), int(ids.max())
             raise ArgumentError(f"{name} must hold ids in [0, {len(y)}), got {low} to {high}")
@@ -99,7 +94,7 @@ def find_features(folder: Path) -> Path | None:
     """The one archive of `folder` that holds features, or None."""
     found = []
     for file in sorted(folder.glob("*.npz")):
-        with np.load(file, allow_pickle=False) as archive:
+        with open_archive(file) as archive:
             if all(name in archive for name in FEATURE_ARRAYS):
                 found.append(file)
     if len(found) > 1:
@@ -110,8 +105,10 @@ def find_features(folder: Path) -> Path | None:
 
 def read_features(file: Path, num_nodes: int, dtype: torch.dtype) -> Tensor:
     """Features `q * scale` of the archive `file`, `[N, F]`."""
-    q, scale = (torch.from_numpy(array) for array in read_arrays(file, FEATURE_ARRAYS))
+    if not file.is_file():
+        raise ArgumentError(f"features must name a file of the folder, got {file.name!r}")
+    q, scale = (torch.from_numpy(array.astype(np.float32)) for array in read_arrays(file, FEATURE_ARRAYS, "iuf"))
     if q.dim() != 2 or len(q) != num_nodes or scale.shape != q.shape[1:]:
         shapes = f"{list(q.shape)} and {list(scale.shape)}"
         raise ArgumentError(f"{file.name} must hold q [{num_nodes}, F] and scale [F], got {shapes}")
-    return q.float().mul_(scale).to(dtype)
+    return q.mul_(scale).to(dtype)

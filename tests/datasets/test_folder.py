@@ -116,9 +116,16 @@ def test_several_folders_with_a_graph_are_named(folder: Path) -> None:
     [
         ({"edge_index": np.array([[0], [5]])}, r"edge_index must hold ids in \[0, 5\), got 0 to 5"),
         ({"edge_index": np.array([0, 1])}, r"edge_index must be \[2, E\], got \[2\]"),
-        ({"y": np.zeros((5, 1))}, r"y must be \[N\], got \[5, 1\]"),
+        ({"y": np.zeros((5, 1), dtype=int)}, r"y must be \[N\], got \[5, 1\]"),
         ({"valid": np.array([-1])}, r"valid must hold ids in \[0, 5\), got -1 to -1"),
-        ({"y": np.zeros(6)}, r"x_int8.npz must hold q \[6, F\] and scale \[F\], got \[5, 2\] and \[2\]"),
+        ({"valid": np.array([[1]])}, r"valid must be a list of ids, got the shape \[1, 1\]"),
+        # As numbers these would be the nodes 1 and 0.
+        ({"train": np.array([True, False])}, r"graph.npz must hold integers as train, got bool"),
+        ({"y": np.array([0, 1, np.nan, 0, 0])}, r"graph.npz must hold integers as y, got float64"),
+        ({"y": np.array([0, 1, -2, 0, 0])}, r"y must hold classes, or -1 where one is unknown, got -2"),
+        ({"edge_index": np.array([["a"], ["b"]])}, r"graph.npz must hold integers as edge_index, got <U1"),
+        ({"edge_index": np.array([[None], [1]])}, r"graph.npz must be a whole NumPy archive"),
+        ({"y": np.zeros(6, dtype=int)}, r"x_int8.npz must hold q \[6, F\] and scale \[F\], got \[5, 2\] and \[2\]"),
     ],
 )
 def test_array_outside_its_rule_is_named(folder: Path, arrays: dict[str, Any], message: str) -> None:
@@ -142,3 +149,35 @@ def test_missing_files_are_named(folder: Path) -> None:
         load_folder(folder, features="y.npz")
     with pytest.raises(ArgumentTypeError, match=r"dtype must be a torch.dtype, got 'half'"):
         load_folder(folder, dtype="half")
+
+
+@pytest.mark.parametrize("name", ["graph.npz", "x_int8.npz"])
+@pytest.mark.parametrize("damage", [lambda whole: b"", lambda whole: b"text", lambda whole: whole[: len(whole) // 2],
+                                    lambda whole: whole[:60] + bytes(8) + whole[68:]])  # fmt: skip
+def test_damaged_archive_is_named(folder: Path, name: str, damage: Any) -> None:
+    (folder / name).write_bytes(damage((folder / name).read_bytes()))
+
+    with pytest.raises(ArgumentError, match=rf"{name} must be a whole NumPy archive \(.npz\) of numbers, got"):
+        load_folder(folder)
+
+
+def test_single_array_is_no_archive(folder: Path) -> None:
+    np.save(folder / "x.npy", np.zeros((5, 2)))
+
+    with pytest.raises(ArgumentError, match=r"x.npy must be a NumPy archive \(.npz\), got a single array"):
+        load_folder(folder, features="x.npy")
+
+
+def test_features_are_real_numbers(folder: Path) -> None:
+    np.savez(folder / "x_int8.npz", q=FEATURES["q"].astype(">i2"), scale=FEATURES["scale"])
+    assert load_folder(folder).x[0].tolist() == [-2.5, -8.0]
+    np.savez(folder / "x_int8.npz", q=FEATURES["q"].astype(complex), scale=FEATURES["scale"])
+
+    with pytest.raises(ArgumentError, match=r"x_int8.npz must hold real numbers as q, got complex128"):
+        load_folder(folder)
+
+
+def test_split_without_nodes_may_be_of_any_dtype(folder: Path) -> None:
+    np.savez(folder / "graph.npz", **(GRAPH | {"valid": np.array([])}))
+
+    assert load_folder(folder).val_idx.tolist() == []
