@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_direct.datasets.archive import open_archive, read_arrays
+from pyg_direct.datasets.arguments import check_int
 from pyg_direct.errors import ArgumentError
+
+# What comes of a file that looks like one of those known and lacks a part, or holds something else there.
+_STRANGE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 def load_temporal(path: str | Path, lags: int = 8) -> list[Data]:
@@ -21,7 +26,8 @@ def load_temporal(path: str | Path, lags: int = 8) -> list[Data]:
         path: `england_covid.json`, `twitter_tennis_*.json` or `chickenpox.json` as PyTorch Geometric Temporal has them,
             or a `snapshots.npz` of undirected edges stored once: `ptr` `[T + 1]`, `src`, `dst`, `num_nodes`; or an
             `.npz` of papers (ogbn-arxiv): `edge_index` `[2, E]`, a paper and one that it cites, and `node_year` `[N]`.
-        lags: Past values that are features, where the file holds one value a node and step.
+        lags: Past values that are features, where the file holds one value a node and step: at least 1, and fewer
+            than the steps.
 
     Returns:
         `x` fp32 `[N, F]`, `edge_index`, `edge_attr` (None without weights) and `y` fp32 `[N]` for each snapshot. Of
@@ -29,16 +35,34 @@ def load_temporal(path: str | Path, lags: int = 8) -> list[Data]:
         snapshot a year, of all citations up to it, both ways: see `read_years`.
 
     Raises:
-        ArgumentError: there is no such file, or it holds something else.
+        ArgumentError: there is no such file, or it is damaged or holds something else; or `lags` are none or too many.
+        ArgumentTypeError: `lags` is no integer.
     """
-    path = Path(path)
+    path, lags = Path(path), check_int("lags", lags, least=1)
     if not path.is_file():
         raise ArgumentError(f"path must name a file, got {path}")
-    if path.suffix == ".npz":
-        with np.load(path) as file:
-            if "node_year" in file:
-                return read_years(file["edge_index"], file["node_year"])
-            return _read_edges(file)
+    try:
+        snapshots = _read_archive(path) if path.suffix == ".npz" else _read_text(path, lags)
+        for snapshot in snapshots:
+            _check_ids(snapshot)
+    except ArgumentError:
+        raise
+    except _STRANGE as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ArgumentError(f"path must hold whole snapshots in a known form, got {path}, which gives {what}"
+                            ) from error  # fmt: skip
+    if not snapshots:
+        raise ArgumentError(f"path must hold two snapshots at least, the last for its targets, got {path}")
+    return snapshots
+
+
+def _check_ids(snapshot: Data) -> None:
+    ends = snapshot.edge_index
+    if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < len(snapshot.y):
+        raise ValueError(f"edges between nodes {int(ends.min())} to {int(ends.max())} of {len(snapshot.y)}")
+
+
+def _read_text(path: Path, lags: int) -> list[Data]:
     data = json.loads(path.read_text())
     if "edge_mapping" in data:
         return _read_mapping(data, lags)
@@ -50,8 +74,19 @@ def load_temporal(path: str | Path, lags: int = 8) -> list[Data]:
     raise ArgumentError(f"path must hold snapshots in a known form, got {path} with {sorted(data)[:5]}")
 
 
+def _read_archive(path: Path) -> list[Data]:
+    with open_archive(path) as file:
+        of_papers = "node_year" in file
+    if of_papers:
+        edge_index, node_year = read_arrays(path, ("edge_index", "node_year"))
+        return read_years(edge_index, node_year)
+    return _read_edges(*read_arrays(path, ("ptr", "src", "dst", "num_nodes")))
+
+
 def _lag(values: np.ndarray, lags: int, edges: list[Any], weights: list[Any]) -> list[Data]:
     """Standardised values `[T, N]`, `lags` of them the features and the next one the target."""
+    if lags >= len(values):
+        raise ArgumentError(f"lags must be fewer than the steps of the file, got {lags} of {len(values)} steps")
     values = (values - values.mean(0)) / (values.std(0) + 1e-10)
     out = []
     for t in range(len(values) - lags):
@@ -79,9 +114,11 @@ def _read_numbered(data: dict[str, Any]) -> list[Data]:
     return out
 
 
-def _read_edges(file: Any) -> list[Data]:
-    ptr, num_nodes = file["ptr"], int(file["num_nodes"])
-    ends = torch.from_numpy(np.stack([file["src"], file["dst"]]).astype(np.int64))
+def _read_edges(ptr: np.ndarray, src: np.ndarray, dst: np.ndarray, count: np.ndarray) -> list[Data]:
+    num_nodes = int(count)
+    if not (ptr[0] == 0 and ptr[-1] == len(src) and (np.diff(ptr) >= 0).all()):
+        raise ValueError(f"ptr that does not ascend from 0 to {len(src)} edges")
+    ends = torch.from_numpy(np.stack([src, dst]).astype(np.int64))
     edges = [ends[:, begin:end] for begin, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True)]
     edges = [torch.cat([part, part.flip(0)], 1) for part in edges]
     degrees = [torch.bincount(part[1], minlength=num_nodes).float().log1p() for part in edges]

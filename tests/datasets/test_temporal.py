@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyg_direct.datasets.temporal import load_temporal
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 
 
 def test_mapped_edges_and_lagged_values_are_read(tmp_path):
@@ -76,3 +76,55 @@ def test_other_files_are_refused(tmp_path):
         load_temporal(tmp_path / "a.json")
     with pytest.raises(ArgumentError, match="name a file"):
         load_temporal(tmp_path / "b.json")
+
+
+LAGGED = {"edges": [[0, 1]], "FX": [[1, 2], [2, 4], [4, 3]]}
+NUMBERED = {"edges": [[0, 1]], "weights": [1], "y": [1, 2], "X": [[1], [2]]}
+
+
+@pytest.mark.parametrize("text", [
+    "", "{", "3", "null", '{"edge_mapping": 3}', '{"FX": []}', '{"FX": [[1], [2]]}',
+    json.dumps(LAGGED | {"edges": [[0, 2]]}), json.dumps(LAGGED | {"edges": [["a", 0]]}),
+    json.dumps({"time_periods": 2, "0": NUMBERED}), json.dumps({"time_periods": 1, "0": {**NUMBERED, "X": None}}),
+])  # fmt: skip
+def test_damaged_json_is_named(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+
+    with pytest.raises(ArgumentError, match=r"path must hold whole snapshots in a known form, got .*a.json, which"):
+        load_temporal(tmp_path / "a.json", lags=1)
+
+
+EDGES = {"ptr": [0, 2, 3], "src": [0, 1, 0], "dst": [1, 2, 2], "num_nodes": 3}
+
+
+@pytest.mark.parametrize(("arrays", "message"), [
+    ({"ptr": [0, 3]}, r"s.npz must hold ptr, src, dst, num_nodes, got no src, dst, num_nodes"),
+    (EDGES | {"ptr": [0, 2, 9]}, r"got .*s.npz, which gives ValueError: ptr that does not ascend from 0 to 3"),
+    (EDGES | {"num_nodes": 2}, r"s.npz, which gives"), (EDGES | {"src": [0.5, 1, 0]}, r"integers as src, got float64"),
+    (EDGES | {"ptr": [0, 3]}, r"path must hold two snapshots at least"),
+    ({"edge_index": [[0], [2]], "node_year": [2000, 2001]}, r"s.npz, which gives"),
+    ({"edge_index": [[0], [1]], "node_year": [2000, 2000]}, r"path must hold two snapshots at least"),
+])  # fmt: skip
+def test_damaged_archives_are_named(tmp_path, arrays, message):
+    np.savez(tmp_path / "s.npz", **arrays)
+
+    with pytest.raises(ArgumentError, match=message):
+        load_temporal(tmp_path / "s.npz")
+
+
+def test_an_archive_that_is_none_is_named(tmp_path):
+    (tmp_path / "s.npz").write_bytes(b"PK")
+
+    with pytest.raises(ArgumentError, match=r"s.npz must be a whole NumPy archive"):
+        load_temporal(tmp_path / "s.npz")
+
+
+@pytest.mark.parametrize(("lags", "kind", "message"), [
+    (0, ArgumentError, "lags must be at least 1, got 0"), ("2", ArgumentTypeError, "lags must be an integer, got '2'"),
+    (3, ArgumentError, "lags must be fewer than the steps of the file, got 3 of 3 steps"),
+])  # fmt: skip
+def test_lags_that_leave_no_snapshot_are_refused(tmp_path, lags, kind, message):
+    (tmp_path / "a.json").write_text(json.dumps(LAGGED))
+
+    with pytest.raises(kind, match=message):
+        load_temporal(tmp_path / "a.json", lags=lags)
