@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
-import numpy as np
 import typer
 
 from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.distributed.source import load_array
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, PygDirectError
 
 
@@ -41,7 +41,7 @@ def partition(
         manifest = partition_graph(
             out, _read(edges, typed, _relation), num_parts,
             num_nodes=_sizes(num_nodes, typed),
-            method=np.load(method) if method.endswith(".npy") else method, direction=direction,
+            method=load_array(method) if method.endswith(".npy") else method, direction=direction,
             node_rows=_nest(node_rows, typed, str), edge_rows=_nest(edge_rows, typed, _relation),
             node_time=_read(node_time, typed, str), edge_time=_read(edge_time, typed, _relation),
             edge_weight=_read(edge_weight, typed, _relation), memory=memory, seed=seed, progress=progress)  # fmt: skip
@@ -49,6 +49,10 @@ def partition(
         raise typer.BadParameter(str(error)) from error
     except (PygDirectError, OSError) as error:
         typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    except ModuleNotFoundError as error:
+        # METIS, and parquet files, are of the extra.
+        typer.echo(f'{error}: pip install ".[distributed]" in the clone of pyg_direct', err=True)
         raise typer.Exit(1) from error
     written = sum(entry.num_nodes for entry in manifest.nodes)
     num_edges = sum(entry.num_edges for entry in manifest.edges)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,7 @@ class EdgeSource:
         from pyarrow.parquet import ParquetFile
 
         self.files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-        try:
-            self._files = [ParquetFile(file) for file in self.files]
-        except ValueError as error:
-            raise ArgumentError(f"edges must be .parquet files, got {str(path)!r}: {error}") from error
+        self._files = [_read_parquet(partial(ParquetFile, file), file) for file in self.files]
         if not self._files:
             raise ArgumentError(f"edges must hold .parquet files, got {str(path)!r} without")
         schemas = [file.schema_arrow for file in self._files]
@@ -85,14 +83,15 @@ class EdgeSource:
                 yield at, self._ends[0][at : at + size], self._ends[1][at : at + size]
             return
         at = 0
-        for file in self._files:
+        for path, file in zip(self.files, self._files, strict=True):
             rows = file.metadata.num_rows
             if at + rows <= begin:
                 at += rows
                 continue
-            for batch in file.iter_batches(
+            batches = file.iter_batches(
                 _ROWS if self.has_names else min(size, _ROWS), columns=file.schema_arrow.names[:2]
-            ):
+            )
+            while (batch := _read_parquet(partial(next, batches, None), path)) is not None:
                 if at + batch.num_rows > begin:
                     part = batch.slice(max(0, begin - at))
                     yield max(at, begin), *(self._column(part, i) for i in (0, 1))
@@ -140,6 +139,14 @@ def _number(names: Any, known: dict[str, int]) -> np.ndarray:
     coded = names.dictionary_encode()
     numbers = [known.setdefault(name, len(known)) for name in coded.dictionary.to_pylist()]
     return np.array(numbers, dtype=np.int64)[coded.indices.to_numpy(zero_copy_only=False)]
+
+
+def _read_parquet(read: Callable[[], Any], path: Path) -> Any:
+    """What pyarrow reads of a file, whose own errors do not tell which one is damaged."""
+    try:
+        return read()
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"edges must be a whole parquet file, got {str(path)!r}: {error}") from error
 
 
 def load_array(value: Any, name: str) -> np.ndarray:

@@ -1,9 +1,12 @@
 """The command that partitions: what it writes, prints and ends with."""
 
 import json
+import sys
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from pyg_direct.cli.app import app
@@ -82,3 +85,43 @@ def test_a_partition_that_cannot_be_written_is_a_failure(tmp_path, edges, monkey
 
     assert result.exit_code == 1
     assert "the disk is full" in result.output
+
+
+@pytest.mark.parametrize("name", ["edges.npy", "x.npy", "parts.npy", "edges.parquet"])
+@pytest.mark.parametrize("content", [b"", b"text", np.lib.format.MAGIC_PREFIX])
+def test_a_damaged_file_is_named(tmp_path, edges, name, content):
+    for other, array in (("edges", edges), ("x", np.ones((NODES, 2))), ("parts", np.zeros(NODES, dtype=int))):
+        np.save(tmp_path / f"{other}.npy", array)
+    (tmp_path / name).write_bytes(content)
+    given = tmp_path / (name if name.startswith("edges") else "edges.npy")
+
+    result = CliRunner(env={"COLUMNS": "500"}).invoke(app, [
+        "partition", str(tmp_path / "p"), "--edges", str(given), "--num-parts", "2", "--method",
+        str(tmp_path / "parts.npy"), "--node-rows", f"x={tmp_path / 'x.npy'}"])  # fmt: skip
+
+    assert result.exit_code == 2
+    assert str(tmp_path / name) in result.stderr
+
+
+def test_a_parquet_file_that_is_damaged_further_on_is_named(tmp_path):
+    parquet.write_table(pyarrow.table({"src": range(1000), "dst": range(1000)}), tmp_path / "edges.parquet")
+    whole = (tmp_path / "edges.parquet").read_bytes()
+    (tmp_path / "edges.parquet").write_bytes(whole[:4] + bytes(200) + whole[204:])
+
+    result = CliRunner(env={"COLUMNS": "500"}).invoke(app, [
+        "partition", str(tmp_path / "p"), "--edges", str(tmp_path / "edges.parquet"), "--num-parts", "2"])  # fmt: skip
+
+    assert result.exit_code == 2
+    assert f"edges must be a whole parquet file, got '{tmp_path / 'edges.parquet'}'" in result.stderr
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, edges, monkeypatch):
+    np.save(tmp_path / "edges.npy", edges)
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+
+    result = CliRunner().invoke(app, ["partition", str(tmp_path / "p"), "--edges", str(tmp_path / "edges.npy"),
+                                      "--num-parts", "2", "--method", "metis"])  # fmt: skip
+
+    assert result.exit_code == 1
+    assert "pymetis" in result.stderr
+    assert 'pip install ".[distributed]"' in result.stderr
