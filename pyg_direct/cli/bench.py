@@ -22,6 +22,7 @@ from pyg_direct.bench.beside import measure_loaders
 from pyg_direct.bench.gather import measure_cached_rows, measure_cold_rows, measure_cpu_rows, measure_hot_rows
 from pyg_direct.bench.launch import measure_launch
 from pyg_direct.bench.loader import measure_loader
+from pyg_direct.bench.picture import UNITS, draw_panels
 from pyg_direct.bench.row import Machine, Row, to_json
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.datasets import NodeDataset, synthetic_graph
@@ -109,7 +110,7 @@ def bench(
     machine = Machine(commit=f"of version {pyg_direct.__version__}")
     rows, failed = _measure(size, on_gpu)
     entries = [to_json(row, machine) for row in rows]
-    path = out / f"pyg_direct_bench_{machine.gpu.split()[-1].lower() if on_gpu else 'cpu'}.json"
+    path = out / f"pyg_direct_bench_{machine.name}.json"
     if entries:
         write_whole(path, json.dumps(entries, indent=1) + "\n")
     picture = _draw(entries, path.with_suffix(".png"))
@@ -186,10 +187,8 @@ def _list_peers(size: Size) -> dict[str, Part]:
 
 def _draw(entries: list[dict[str, Any]], path: Path) -> Path | None:
     """The picture; None where there is nothing to draw, or nothing to draw with."""
-    if not entries or find_spec("matplotlib") is None:
+    if find_spec("matplotlib") is None or not any(entry["unit"] in UNITS for entry in entries):
         return None
-    from pyg_direct.bench.picture import draw_panels
-
     draw_panels(entries, path, "pyg_direct bench")
     return path
 
@@ -207,4 +206,5 @@ def _print(rows: list[Row], failed: list[str], path: Path, picture: Path | None)
         console.print(f"not measured: {sentence}", markup=False)
     if rows:
         console.print(f"rows: {path.absolute()}", markup=False)
-        console.print(f"picture: {picture.absolute() if picture else 'none; pip install matplotlib'}", markup=False)
+        why = "pip install matplotlib" if find_spec("matplotlib") is None else "no row is of a unit that is drawn"
+        console.print(f"picture: {picture.absolute() if picture else f'none; {why}'}", markup=False)

@@ -7,6 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from pyg_direct.bench.gather import measure_cpu_rows
+from pyg_direct.bench.row import Machine, Row
 from pyg_direct.cli import bench as bench_module
 from pyg_direct.cli.app import app
 from pyg_direct.cli.bench import Size, choose_size
@@ -109,6 +110,27 @@ def test_without_matplotlib_there_is_no_picture(parts, tmp_path, monkeypatch):
     assert "made the folder" not in done.stderr
     assert "picture: none; pip install matplotlib" in done.stdout
     assert "torch.index_select" in done.stdout
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+def test_files_are_named_after_the_model_of_the_gpu(monkeypatch, tmp_path):
+    here = Machine("NVIDIA H100 80GB HBM3", "8 cores", {}, "abc1234", "2026-11-26")
+    monkeypatch.setattr(bench_module, "Machine", lambda commit: here)
+    monkeypatch.setattr(bench_module, "_measure", lambda *args: ([Row.of("rows", "ours", "GB/s", [1, 2])], []))
+
+    done = invoke(str(tmp_path))
+
+    assert done.exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"pyg_direct_bench_h100.{e}" for e in ("json", "png")]
+
+
+def test_rows_of_units_that_are_not_drawn_are_kept_without_a_picture(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_module, "_measure", lambda *args: ([Row.of("launch", "time", "us", [5])], ["rows: none"]))
+
+    done = invoke(str(tmp_path))
+
+    assert done.exit_code == 1
+    assert "picture: none; no row is of a unit that is drawn" in done.stdout
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
