@@ -91,7 +91,7 @@ def measure_cold_rows(table_bytes: int = 8 << 30) -> Iterator[Row]:
         for width in (512, 400):
             for order in ("random", "ascending"):
                 rates = time_cold_rows(memory, width, ascending=order == "ascending")
-                case = f"gather/cold/{width} B/{table_bytes >> 30} GiB {placement}/{order}"
+                case = f"gather/cold/{width} B/{table_bytes / 2**30:.3g} GiB {placement}/{order}"
                 yield Row.of(case, "rows, one way", "GB/s", [r / 1e9 for r in rates], limit, "page-locked copy")
         for width in _COLD_WIDTHS if placement == "unified" else ():
             rates = time_cold_rows(memory, width, ascending=False)
