@@ -26,9 +26,12 @@ _STYLES = {"fix": "bold red", "hint": "yellow", "note": "dim"}
 
 def _read_count(text: str | int) -> int:
     """A number of the command line that is none is shown in the message."""
-    if not str(text).isdecimal():
-        raise typer.BadParameter(f"it must be an integer of at least 0, written in digits, got {text!r}")
-    return int(text)
+    digits = str(text)
+    # 64-bit, as ids are; Python itself reads no more than some thousand digits.
+    if not digits.isdecimal() or len(digits) > 1000 or int(digits) >= 2**63:
+        shown = digits if len(digits) <= 40 else f"{digits[:40]}..."
+        raise typer.BadParameter(f"it must be an integer from 0 on, below 2^63, in digits, got {shown!r}")
+    return int(digits)
 
 
 def doctor(

@@ -37,4 +37,7 @@ def parse_size(size: int | str, whole: int | None = None, name: str = "device_ca
         number = size.strip()
         raise ArgumentError(f"{name} must have a unit where it is a string, got {size!r}: write '{number}%', "
                             f"'{number}MB' or '{number}B'")  # fmt: skip
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    num_bytes = float(match[1]) * _UNITS[match[2].upper()]
+    if num_bytes >= 2**63:
+        raise ArgumentError(f"{name} must be less than 2^63 bytes, got {size!r}")
+    return int(num_bytes)

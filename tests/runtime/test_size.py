@@ -59,6 +59,12 @@ def test_more_than_all_rows_is_refused():
         parse_size("101%", 1000)
 
 
+@pytest.mark.parametrize("size", ["9000000T", f"1{'0' * 400}B"])
+def test_more_than_any_memory_is_refused(size):
+    with pytest.raises(ArgumentError, match=f"device_cache_size must be less than 2.63 bytes, got '{size}'"):
+        parse_size(size)
+
+
 def test_a_negative_number_is_refused():
     with pytest.raises(ArgumentError, match="must be at least 0, got -1"):
         parse_size(-1)
