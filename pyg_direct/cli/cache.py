@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from enum import Enum
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pyg_direct.disk import cache_root
-from pyg_direct.kernels.cache import cache_folder
+from pyg_direct.kernels.cache import cache_name
 from pyg_direct.loader.placement import in_words
 
 _DIGITS = set("0123456789abcdef")
@@ -52,9 +53,13 @@ class Entry(NamedTuple):
 
 
 def list_kept() -> list[Entry]:
-    """What this package keeps; anything else in the folder is not its own, and left alone."""
-    root, current = cache_root(), cache_folder("cpu").parent.name
-    if not root.is_dir():
+    """What this package keeps; anything else in the folder is not its own, and left alone.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    root, current = cache_root(), cache_name()
+    if not os.path.isdir(root):
         return []
     entries = []
     for path in sorted(root.iterdir()):
@@ -100,11 +105,15 @@ def cache(
 
     It lies in ~/.cache/pyg_direct, or in the folder that PYG_DIRECT_CACHE names, and is made again when needed.
 
-    Exit codes: 0 done, 1 something could not be deleted, 2 bad usage.
+    Exit codes: 0 done, 1 something could not be read or deleted, 2 bad usage.
     """
-    entries = [entry for entry in list_kept() if only in (None, entry.kind)]
+    entries: list[Entry] = []
     failed: list[str] = []
     removed: list[Entry] = []
+    try:
+        entries = [entry for entry in list_kept() if only in (None, entry.kind)]
+    except OSError as error:
+        failed.append(f"{cache_root()}: {error}")
     if action is Action.clear:
         for entry in entries:
             try:
@@ -119,7 +128,7 @@ def cache(
         if action is Action.clear:
             _tell(len(entries), removed, failed)
         else:
-            _print(entries)
+            _print(entries, failed)
     raise typer.Exit(int(bool(failed)))
 
 
@@ -141,7 +150,7 @@ def _tell(count: int, removed: list[Entry], failed: list[str]) -> None:
         console.print(sentence)
 
 
-def _print(entries: list[Entry]) -> None:
+def _print(entries: list[Entry], failed: list[str]) -> None:
     console = Console(highlight=False)
     total = in_words(sum(entry.num_bytes for entry in entries))
     table = Table(title=escape(str(cache_root())), title_justify="left")
@@ -152,3 +161,5 @@ def _print(entries: list[Entry]) -> None:
     console.print(table)
     hint = "; `pyg-direct cache clear --only old` deletes what no longer serves"
     console.print(f"{total} in all{hint if any(entry.kind is Kind.old for entry in entries) else ''}")
+    for sentence in failed:
+        console.print(sentence, markup=False)

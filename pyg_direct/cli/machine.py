@@ -110,7 +110,8 @@ def list_outdated() -> list[str]:
 
 def can_write(folder: Path) -> bool:
     """Whether files can be made in a folder, or in the one that it would be made in."""
-    while not folder.exists() and folder != folder.parent:
+    # `Path.exists` would raise below a folder of somebody else's.
+    while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     try:
         with tempfile.TemporaryFile(dir=folder):

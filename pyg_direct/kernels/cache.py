@@ -35,20 +35,26 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
-@functools.cache
-def cache_folder(kind: str) -> Path:
-    """Folder of compiled code; one that ends with the process where the usual one cannot be written."""
+def cache_name() -> str:
+    """Name of the folder of compiled code of these sources and compilers."""
     import importlib.metadata as metadata
 
     digest = hashlib.sha256(f"{source_digest()}{COMPILER}".encode())
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             digest.update(f"{package}{metadata.version(package)}".encode())
-    folder = cache_root() / digest.hexdigest()[:16] / kind
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def cache_folder(kind: str) -> Path:
+    """Folder of compiled code; one that ends with the process where the usual one cannot be written."""
+    folder = cache_root() / cache_name() / kind
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     # GPU code is read from a folder that cannot be written; Numba would look for another place, and keep less apart.
-    if folder.is_dir() and (kind == "gpu" or os.access(folder, os.W_OK)):
+    # `Path.is_dir` would raise for one below a folder of somebody else's.
+    if os.path.isdir(folder) and (kind == "gpu" or os.access(folder, os.W_OK)):
         return folder
     from multiprocessing.util import Finalize
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from pyg_direct.cli import cache as cache_module
 from pyg_direct.cli.app import app
-from pyg_direct.kernels.cache import cache_folder
+from pyg_direct.kernels.cache import cache_folder, cache_name
 
 OLD = "0123456789abcdef"
 
@@ -43,7 +43,7 @@ def test_what_is_kept_is_shown(root):
     assert told["folder"] == str(root)
     found = {entry["name"]: (entry["kind"], entry["files"], entry["bytes"], entry["facts"])
              for entry in told["entries"]}  # fmt: skip
-    current = cache_folder("cpu").parent.name
+    current = cache_name()
     assert found == {OLD: ("old", 1, 1000, None), current: ("kernels", 1, 10, None),
                      "rates.json": ("facts", 1, 10, {"GPU": 3}), "broken.json": ("facts", 1, 1, None)}  # fmt: skip
     table = invoke().stdout
@@ -52,7 +52,7 @@ def test_what_is_kept_is_shown(root):
 
 @pytest.mark.parametrize("only", [None, "kernels", "old", "facts"])
 def test_what_is_meant_is_cleared_and_nothing_else(root, only):
-    current = cache_folder("cpu").parent.name
+    current = cache_name()
     names = {"kernels": {current}, "old": {OLD}, "facts": {"rates.json", "rates.json.lock", "broken.json"}}
     gone = set().union(*names.values()) if only is None else names[only]
     before = {path.name for path in root.iterdir()}
@@ -81,9 +81,33 @@ def test_what_cannot_be_deleted_is_told(root, monkeypatch):
 
 def test_a_folder_that_is_not_there_holds_nothing(root, monkeypatch):
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(root / "none"))
+    cache_folder.cache_clear()
 
     assert json.loads(invoke("--json").stdout)["entries"] == []
     assert not (root / "none").exists()
+
+
+def test_kernels_that_cannot_be_written_are_of_this_version(root, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    cache_folder.cache_clear()
+
+    kinds = {entry["name"]: entry["kind"] for entry in json.loads(invoke("--json").stdout)["entries"]}
+
+    assert kinds[cache_name()] == "kernels"
+
+
+@pytest.mark.parametrize("action", ["show", "clear"])
+def test_a_folder_that_cannot_be_read_is_told(root, monkeypatch, action):
+    def refuse(path):
+        raise PermissionError("no right")
+
+    monkeypatch.setattr("pathlib.Path.iterdir", refuse)
+
+    done, as_json = invoke(action), invoke(action, "--json")
+
+    assert (done.exit_code, as_json.exit_code) == (1, 1)
+    assert f"{root}: no right" in done.stdout
+    assert json.loads(as_json.stdout)["failed"] == [f"{root}: no right"]
 
 
 def test_an_unknown_action_is_bad_usage():

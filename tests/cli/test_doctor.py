@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import os
 import platform
 from importlib import metadata
 from importlib.metadata import PackageNotFoundError
@@ -256,6 +257,20 @@ def test_a_folder_that_cannot_be_made_cannot_be_written(tmp_path):
     assert can_write(tmp_path / "new" / "below")
     assert not can_write(tmp_path / "file" / "below")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_below_one_of_somebody_else_cannot_be_written(monkeypatch, tmp_path):
+    stat = os.stat
+
+    def refuse(path, *args, **options):
+        if "theirs" in str(path):
+            raise PermissionError("no right to enter")
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(machine.tempfile, "TemporaryFile", lambda dir: refuse(f"{dir}/theirs"))
+
+    assert not can_write(tmp_path / "theirs" / "below")
 
 
 @pytest.mark.parametrize("num_edges", [0, 1, 4000])

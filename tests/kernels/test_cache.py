@@ -140,6 +140,22 @@ def test_folder_that_cannot_be_written_is_read_for_the_gpu_alone(tmp_path, monke
     assert tmp_path not in cpu.parents
 
 
+def test_folder_below_one_of_somebody_else_is_replaced(tmp_path, monkeypatch):
+    stat = os.stat
+
+    def refuse(path, *args, **options):
+        if str(path).startswith(str(tmp_path)):
+            raise PermissionError(errno.EACCES, "no right to enter", str(path))
+        return stat(path, *args, **options)
+
+    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path / "home"))
+    monkeypatch.setattr(os, "mkdir", lambda path, *args: refuse(path))
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(cache.tempfile, "mkdtemp", lambda prefix: "mine")
+
+    assert [find_folder(kind) for kind in ("gpu", "cpu")] == [Path("mine")] * 2
+
+
 def test_text_is_made_once_and_then_read(tmp_path):
     texts = iter(["first", "second"])
 
