@@ -115,8 +115,8 @@ def bench(
         write_whole(path, json.dumps(entries, indent=1) + "\n")
     picture = _draw(entries, path.with_suffix(".png"))
     if as_json:
-        typer.echo(json.dumps({"rows": entries, "file": str(path), "picture": picture and str(picture),
-                               "failed": failed}, indent=1))  # fmt: skip
+        typer.echo(json.dumps({"rows": entries, "file": str(path) if rows else None,
+                               "picture": picture and str(picture), "failed": failed}, indent=1))  # fmt: skip
     else:
         _print(rows, failed, path, picture)
     raise typer.Exit(int(bool(failed)))

@@ -73,6 +73,16 @@ def test_an_interrupted_run_keeps_what_it_has(parts, tmp_path):
     assert len(json.loads(next(tmp_path.glob("*.json")).read_text())) == 2
 
 
+def test_a_file_that_was_not_written_is_not_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_module, "_measure", lambda *args: ([], ["sampling: KeyboardInterrupt"]))
+
+    done = invoke(str(tmp_path), "--json")
+
+    assert json.loads(done.stdout) == {"rows": [], "file": None, "picture": None,
+                                       "failed": ["sampling: KeyboardInterrupt"]}  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("folder", ["file", "file/below"])
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(folder, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("mine")
