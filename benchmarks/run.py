@@ -4,6 +4,9 @@ Rows go to `benchmarks/results/<name>.json` (one file for a GPU, one for a CPU) 
 """
 
 import json
+import math
+import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +15,8 @@ import typer
 from pyg_direct.bench.cases import LONG_CASES, SHORT_CASES
 from pyg_direct.bench.paper import draw_beside_paper
 from pyg_direct.bench.picture import draw_file
-from pyg_direct.bench.row import Machine, save_rows
-from pyg_direct.errors import DeviceError
+from pyg_direct.bench.row import Machine, read_rows, save_rows
+from pyg_direct.errors import ArgumentError, DeviceError
 
 RESULTS = Path(__file__).parent / "results"
 CASES = {**SHORT_CASES, **LONG_CASES}
@@ -35,23 +38,44 @@ def main(
     if draw:
         print(*(picture for file in sorted(out.glob("*.json")) for picture in _draw(file)), sep="\n")
         return
-    for name in names or SHORT_CASES:
-        if name not in CASES:
-            raise typer.BadParameter(f"names must be of {', '.join(CASES)}, got {name}")
     machine = Machine()
-    for name in names or SHORT_CASES:
+    for name, file in _choose_files(names or list(SHORT_CASES), scale, out, machine.name).items():
         rows = []
         try:
             for row in CASES[name](scale):
                 print(row, flush=True)
                 rows.append(row)
         except DeviceError as error:
-            raise typer.BadParameter(f"{name} is measured on a GPU: {error}") from error
+            sentence = f"{name} is measured on a GPU: {error}"
+            if names:
+                raise typer.BadParameter(sentence) from error
+            # Of all cases, those that this machine can measure.
+            print(sentence, file=sys.stderr, flush=True)
+            continue
         finally:
             # Also of a run that Ctrl-C ends.
             if rows:
-                save_rows(out / f"{name}_{machine.name}.json", rows, machine)
-        _draw(out / f"{name}_{machine.name}.json")
+                save_rows(file, rows, machine)
+        _draw(file)
+
+
+def _choose_files(names: list[str], scale: float, out: Path, machine: str) -> dict[str, Path]:
+    """Where the rows of each case go, once it is clear that they can: some take many minutes."""
+    if not 0 < scale < math.inf:
+        raise typer.BadParameter(f"--scale must be a finite number above 0, got {scale}")
+    for name in names:
+        if name not in CASES:
+            raise typer.BadParameter(f"names must be of {', '.join(CASES)}, got {name}")
+    files = {name: out / f"{name}_{machine}.json" for name in names}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+        for file in files.values():
+            read_rows(file)
+    except (OSError, ArgumentError) as error:
+        raise typer.BadParameter(f"--out must be a folder that rows can be written to: {error}") from error
+    return files
 
 
 if __name__ == "__main__":

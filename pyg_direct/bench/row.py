@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 
+from pyg_direct.disk import write_whole
+from pyg_direct.errors import ArgumentError
+
 # Of the name of a GPU, words that its model does not need.
 _BESIDE = re.compile(r"nvidia|\d+gb|hbm\w*|sxm\w*|pcie")
 
@@ -114,14 +117,31 @@ def to_json(row: Row, machine: Machine) -> dict[str, Any]:
     return {**asdict(row), "ratio": row.ratio, **asdict(machine)}
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; none where there is no file.
+
+    Raises:
+        ArgumentError: it holds something else.
+    """
+    if not path.exists():
+        return []
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text())
+        _ = [_key(row) for row in found]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArgumentError(f"path must be a file of rows, got {path}: {type(error).__name__}: {error}") from error
+    return found
+
+
 def save_rows(path: Path, rows: Iterable[Row], machine: Machine) -> None:
     """Merge rows into a JSON file: a row replaces the one of equal case, metric and GPU."""
-    known = {} if not path.exists() else {_key(r): r for r in json.loads(path.read_text())}
+    known = {_key(row): row for row in read_rows(path)}
     for row in rows:
         entry = to_json(row, machine)
         known[_key(entry)] = entry
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+    # Whole, also where a second Ctrl-C ends it.
+    write_whole(path, json.dumps(list(known.values()), indent=1) + "\n")
 
 
 def _key(entry: dict[str, object]) -> tuple[object, ...]:
