@@ -93,7 +93,8 @@ def measure_loaders(topology: CSRTopo, name: str, workers: Sequence[int], size: 
     if WITH_PYG_LIB or WITH_TORCH_SPARSE:
         sampler = "pyg-lib" if WITH_PYG_LIB else "torch-sparse"
         for count in workers:
-            loader = PygNeighborLoader(data, is_sorted=True, num_workers=count, **common)
+            # Of a small graph an epoch is shorter than a window: workers that start in it would be timed.
+            loader = PygNeighborLoader(data, is_sorted=True, num_workers=count, persistent_workers=count > 0, **common)
             # What the workers prepare before they are asked does not count.
             title = f"PyG's loader, {sampler}, {count} workers"
             contenders.append(_measure_loader(title, loader, 3 * count + 2, batches))

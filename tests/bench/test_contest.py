@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from pyg_direct import CSRTopo, NeighborLoader
+from pyg_direct.bench import beside
 from pyg_direct.bench.contest import WINDOWS, Contender, hold_contest, rows_of_contest
 
 BATCHES = [torch.arange(10)] * 6
@@ -45,3 +47,20 @@ def test_other_work_is_refused():
 
     with pytest.raises(RuntimeError, match=r"other 1\.0 samples 60 edges a batch, pyg_direct 50"):
         list(rows_of_contest("peers/x", contenders, "G/s"))
+
+
+def test_workers_of_pygs_loader_start_once(monkeypatch):
+    given = []
+
+    def make(data, **options):
+        given.append([options.pop(name) for name in ("num_workers", "persistent_workers", "is_sorted")])
+        return NeighborLoader(data, seed=0, **options)
+
+    monkeypatch.setattr(beside, "PygNeighborLoader", make)
+    monkeypatch.setattr(beside, "WITH_PYG_LIB", True)
+    topology = CSRTopo(torch.randint(500, (2, 30_000)), num_nodes=500)
+
+    rows = list(beside.measure_loaders(topology, "tiny", (0, 2), size=64, batches=3))
+
+    assert given == [[0, False, True], [2, True, True]]
+    assert "PyG's loader, pyg-lib, 2 workers" in {row.metric for row in rows}
