@@ -52,6 +52,7 @@ def main() -> None:
 
     model = RecurrentGCN(train[0].num_features, args.hidden).to(train[0].y.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+    h = None
     for epoch in range(1, args.epochs + 1):
         begin, cost, h = time.perf_counter(), 0.0, None
         for snapshot in train:

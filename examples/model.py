@@ -40,7 +40,7 @@ def stay_on_host() -> None:
 
 
 def load_dataset(folder: str | None, scale: float | None, device: torch.device) -> NodeDataset:
-    """The folder if one is named, else ogbn-products if `ogb` has it, else a generated graph of its shape."""
+    """The folder if one is named, else ogbn-products if `ogb` has it and no scale is given, else a generated graph."""
     folder = folder or os.environ.get("PYG_DIRECT_DATA")
     if folder:
         return load_folder(folder)
