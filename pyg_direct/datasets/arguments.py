@@ -71,6 +71,8 @@ def check_device(name: str, value: Any) -> torch.device:
         raise ArgumentTypeError(f"{name} must be a torch device or its name, got {value!r}") from error
     except RuntimeError as error:
         raise ArgumentError(f"{name} must name a torch device, got {value!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"{name} must be the CPU or a CUDA device, got {value!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise DeviceError(
             f"{name} must be a device of this machine, got {value!r}: torch sees "

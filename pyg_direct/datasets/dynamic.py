@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_direct.errors import ArgumentError
+from pyg_direct.datasets.arguments import check_fraction, check_int
 
 
 class DynamicShape(NamedTuple):
@@ -40,11 +40,11 @@ def draw_snapshots(shape: DynamicShape, seed: int = 0, device: str | torch.devic
 
     Raises:
         ArgumentError: a size below 1, or a share outside [0, 1].
+        ArgumentTypeError: one that is no number.
     """
-    if min(shape.num_nodes, shape.num_edges, shape.num_snapshots) < 1:
-        raise ArgumentError(f"shape must have at least one node, edge and snapshot, got {shape}")
-    if not 0 <= shape.change <= 1:
-        raise ArgumentError(f"shape.change must lie in [0, 1], got {shape.change}")
+    for name in ("num_nodes", "num_edges", "num_snapshots"):
+        check_int(f"shape.{name}", getattr(shape, name), least=1)
+    check_fraction("shape.change", shape.change)
     generator = torch.Generator(device).manual_seed(seed)
     place = torch.randperm(shape.num_nodes, generator=generator, device=device)
 
@@ -68,10 +68,17 @@ def synthetic_dtdg(num_nodes: int = 1000, num_edges: int = 10_000, num_snapshots
                    num_features: int = 4, seed: int = 0, weighted: bool = False) -> list[Data]:  # fmt: skip
     """A generated dynamic graph with something to learn: the target of a node is the mean of its neighbors' signal.
 
+    Args:
+        num_nodes, num_edges, num_snapshots, change: As those of `DynamicShape`.
+        num_features: F, at least 1: the last feature is the signal.
+        seed: Equal seeds give equal graphs.
+        weighted: Whether edges have weights.
+
     Returns:
         For each snapshot `x` fp32 `[N, F]`, `edge_index` `[2, E]`, `edge_attr` fp32 `[E]` if `weighted`, and
         `y` fp32 `[N]`.
     """
+    check_int("num_features", num_features, least=1)
     edges = draw_snapshots(DynamicShape(num_nodes, num_edges, num_snapshots, change), seed)
     generator = torch.Generator().manual_seed(seed + 1)
     phase = torch.rand(num_nodes, generator=generator)

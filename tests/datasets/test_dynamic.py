@@ -5,7 +5,7 @@ import torch
 
 from pyg_direct.datasets.dynamic import DynamicShape, draw_snapshots, synthetic_dtdg
 from pyg_direct.dynamic.snapshot import order_edges
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.overlap import measure_overlap, unite
 
 
@@ -36,3 +36,13 @@ def test_degrees_are_skewed():
 def test_impossible_shapes_are_refused(shape):
     with pytest.raises(ArgumentError, match="shape"):
         draw_snapshots(shape)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"num_features": 0}, "num_features must be at least 1, got 0"),
+    ({"num_nodes": 2.5}, "shape.num_nodes must be an integer, got 2.5"),
+    ({"change": "some"}, "shape.change must be a number, got 'some'"),
+])  # fmt: skip
+def test_arguments_that_are_none_are_named(arguments, message):
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=message):
+        synthetic_dtdg(**arguments)
