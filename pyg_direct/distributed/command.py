@@ -41,7 +41,7 @@ def partition(
         manifest = partition_graph(
             out, _read(edges, typed, _relation), num_parts,
             num_nodes=_sizes(num_nodes, typed),
-            method=load_array(method) if method.endswith(".npy") else method, direction=direction,
+            method=load_array(method, "method") if method.endswith(".npy") else method, direction=direction,
             node_rows=_nest(node_rows, typed, str), edge_rows=_nest(edge_rows, typed, _relation),
             node_time=_read(node_time, typed, str), edge_time=_read(edge_time, typed, _relation),
             edge_weight=_read(edge_weight, typed, _relation), memory=memory, seed=seed, progress=progress)  # fmt: skip

@@ -318,7 +318,8 @@ def test_a_graph_that_does_not_fit_is_something_to_fix(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [(["--nodes", "5"], "--nodes and --edges"), (["--features", "5"], "must come with"),
-     (["--gpu-memory", "8G"], "must come with"), (["--nodes", "1", "--edges", "1", "--gpu-memory", "much"], "80G"),
+     (["--gpu-memory", "8G"], "must come with"),
+     (["--nodes", "1", "--edges", "1", "--gpu-memory", "much"], "--gpu-memory must look like"),
      (["--nodes", "-1", "--edges", "1"], "got '-1'"), (["--nodes", "1e6", "--edges", "1"], "got '1e6'"),
      (["--nodes", "9" * 400, "--edges", "1"], "below 2^63"), (["--nodes", "1", "--edges", "9" * 5000], "below 2^63"),
      (["--nodes", "1", "--edges", "1", "--features", str(2**63)], "got '9223372036854775808'"),
@@ -328,7 +329,7 @@ def test_bad_usage_is_told(arguments, words):
     done = invoke(*arguments)
 
     assert done.exit_code == 2
-    assert words in done.output or "--gpu-memory must look like" in done.output
+    assert words in done.output
 
 
 @pytest.mark.gpu

@@ -30,7 +30,7 @@ from tests.distributed.partitions import EDGES, NODES
     ({"edge_rows": {1: np.ones(EDGES)}}, ArgumentTypeError, "must map names of attributes to rows"),
     ({"node_rows": {"x": "{}/archive.npy"}}, ArgumentError, "must hold an array of numbers, got an archive"),
     ({"edges": "{}/empty.npy"}, ArgumentError, "empty.npy must hold an array of numbers: No data"),
-    ({"edges": "{}/empty.parquet"}, ArgumentError, r"edges must be \.parquet files"),
+    ({"edges": "{}/empty.parquet"}, ArgumentError, r"edges must be a whole parquet file"),
     ({"edge_time": np.ones(EDGES, int), "node_time": np.ones(NODES, int)}, ArgumentError, "not both"),
 ])  # fmt: skip
 def test_bad_arguments_are_named(tmp_path, edges, arguments, error, words):
