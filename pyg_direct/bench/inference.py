@@ -63,7 +63,8 @@ def measure_inference(data: Data, num_classes: int, name: str, workers: int, hid
                  note="features copied to unified memory included" if where == "unified" else "")  # fmt: skip
     if theirs is None:
         return
-    peer = PygNeighborLoader(theirs, [-1], batch_size=batch_size, num_workers=workers, shuffle=False)
+    peer = PygNeighborLoader(theirs, [-1], batch_size=batch_size, num_workers=workers, shuffle=False,
+                            persistent_workers=workers > 0)  # fmt: skip
     with torch.no_grad():
         (seconds,) = time_on_clock(partial(model.inference, peer, device), 1, 0)
     yield Row.of(case, f"PyG's inference, pyg-lib, {workers} workers", "s", [seconds],

@@ -18,6 +18,7 @@ import torch
 
 from pyg_direct.disk import write_whole
 from pyg_direct.errors import ArgumentError
+from pyg_direct.runtime.host import count_cores
 
 # Of the name of a GPU, words that its model does not need.
 _BESIDE = re.compile(r"nvidia|\d+gb|hbm\w*|sxm\w*|pcie")
@@ -79,7 +80,7 @@ class Machine:
     """Where and with what a row was measured."""
 
     gpu: str = field(default_factory=lambda: torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
-    cpu: str = field(default_factory=lambda: f"{os.cpu_count()} cores, {platform.machine()}")
+    cpu: str = field(default_factory=lambda: f"{count_cores()} cores, {platform.machine()}")
     versions: dict[str, str] = field(default_factory=lambda: _versions())
     commit: str = field(default_factory=lambda: read_commit())
     date: str = field(default_factory=lambda: datetime.date.today().isoformat())

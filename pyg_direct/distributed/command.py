@@ -49,7 +49,11 @@ def partition(
         raise typer.BadParameter(str(error)) from error
     except (PygDirectError, OSError) as error:
         typer.echo(str(error), err=True)
+        _tell_begun(out)
         raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        _tell_begun(out)
+        raise
     except ModuleNotFoundError as error:
         # METIS, and parquet files, are of the extra.
         typer.echo(f'{error}: pip install ".[distributed]" in the clone of pyg_direct', err=True)
@@ -62,6 +66,13 @@ def partition(
     else:
         typer.echo(f"{out}: {written} nodes and {num_edges} edges in {num_parts} parts, "
                    f"{manifest.num_cut / max(1, num_edges):.1%} of the edges between parts")  # fmt: skip
+
+
+def _tell_begun(out: Path) -> None:
+    """Say where the parts are that a run which did not come to its end has made."""
+    begun = out.with_name(out.name + ".partial")
+    if begun.exists():
+        typer.echo(f"{begun} holds what is done: the same command goes on from there", err=True)
 
 
 def _relation(name: str) -> tuple[str, ...]:

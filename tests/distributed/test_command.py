@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from pyg_direct.cli.app import app
 from pyg_direct.distributed import command
+from pyg_direct.distributed.build import Builder
 from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.errors import PartitionError
 from tests.distributed.partitions import EDGES, NODES, collect_rows, list_rows
@@ -73,6 +74,20 @@ def test_the_command_prints_json(tmp_path, edges):
     assert result.exit_code == 0
     assert (told["num_parts"], told["num_edges"]) == (2, EDGES)
     assert told["num_cut"] == Manifest.read(tmp_path / "p").num_cut
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no space left")], ids=["interrupt", "error"])
+def test_what_was_begun_is_told_and_gone_on_with(tmp_path, edges, monkeypatch, error):
+    np.save(tmp_path / "edges.npy", edges)
+    arguments = ["partition", str(tmp_path / "parts"), "--edges", str(tmp_path / "edges.npy"), "--num-parts", "2"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Builder, "build", lambda *_: (_ for _ in ()).throw(error))
+        failed = CliRunner().invoke(app, arguments)
+
+    assert failed.exit_code != 0
+    assert f"{tmp_path / 'parts'}.partial holds what is done: the same command goes on" in failed.output
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert not (tmp_path / "parts.partial").exists()
 
 
 def test_a_partition_that_cannot_be_written_is_a_failure(tmp_path, edges, monkeypatch):
