@@ -34,6 +34,8 @@ def fill(found: re.Match) -> str:
     row = read_rows(name)[case, metric]
     if what == ["of limit"]:
         return show(row["p50"] / row["limit"])
+    if row["unit"] == "cases":
+        return f"{row['p50']:.0f}"
     return show(row[FIGURES[what[0] if what else "median"]])
 
 

@@ -180,12 +180,13 @@ def test_losses_that_are_farther_than_the_goal_are_told_beside_pygt_from_itself(
     near = [(1e-4, 1e-4)] * 6 + [(3e-12, 5e-12)]
     far = [(2e-3, 4e-3), (0.0, 1e-3), (1e-3, 2e-3), (0.0, 0.0), (1.0, 1.0), (4e-8, 1.0), (3e-8, 1.0)]
 
-    double, within, ratio = dynamic_losses._tell_all({"a": near, "b": far})
+    script, frames, within, ratio = dynamic_losses._tell_all({"a/script": near, "a/frames": far})
 
-    assert (double.p50, double.note) == (1, "of 2; farther: b 3.0e-08, PyGT 4.0e-08 from itself")
-    assert (within.p50, within.note) == (1, "of 2; farther: b")
-    assert (ratio.p50, ratio.note) == (2, "b 2")
-    assert len(list(dynamic_losses._tell_all({"a": near}))) == 2
+    assert (script.case, script.p50, script.note) == ("dynamic/all/script", 1, "of 1; farther: none")
+    assert (frames.p50, frames.note) == (0, "of 1; farther: a/frames 3.0e-08, PyGT 4.0e-08 from itself")
+    assert (within.p50, within.note) == (1, "of 2; farther: a/frames")
+    assert (ratio.p50, ratio.note) == (2, "a/frames 2")
+    assert len(list(dynamic_losses._tell_all({"a/script": near}))) == 2
 
 
 @pytest.mark.parametrize(("num_snapshots", "window"), [(10, 8), (24, 8), (8, 8), (9, 3)])
