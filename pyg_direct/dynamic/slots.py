@@ -136,7 +136,9 @@ class Slots:
         ends = torch.tensor(self._counts, dtype=torch.int32, device=made_at)
         offsets = ends.view(1, times, 1).repeat(2, 1, self._num_slices)
         others = torch.zeros(2, times, self._num_edges, dtype=torch.int32, device=made_at)
-        weights = torch.zeros(2, times, self._num_edges, dtype=sides[0][0].weight.dtype, device=made_at)
+        # Those of snapshots whose edges all weigh one are fp32 beside others of float64.
+        dtype = max((part.weight.dtype for part in sides[0]), key=lambda dtype: dtype.itemsize)
+        weights = torch.zeros(2, times, self._num_edges, dtype=dtype, device=made_at)
         for number, side in enumerate(sides):
             for part in side:
                 self._lay(part, rows[number], offsets[number], others[number], weights[number])
@@ -162,13 +164,15 @@ class Slots:
         offsets[times].view(-1)[place] = (first - before[part.time[segment]]).int()
         place = _spread(self._counts[times], self._num_edges, device)
         others[times].view(-1)[place] = part.others
-        weights[times].view(-1)[place] = part.weight
+        weights[times].view(-1)[place] = part.weight.to(weights.dtype)
 
     @staticmethod
     def count_bytes(factors: Sequence[Factors], num_nodes: int, window: int) -> int:
         """About as much as `num_bytes` would be."""
         edges = max(_count_edges(f, num_nodes) for f in factors)
-        return 2 * (len(factors) + window) * (8 * edges + 9 * (num_nodes + edges // 32))
+        numbers = (number for f in factors for number in (f.weight, f.row, f.column, f.diagonal) if number is not None)
+        size = 4 + max((number.element_size() for number in numbers), default=4)
+        return 2 * (len(factors) + window) * (size * edges + 9 * (num_nodes + edges // 32))
 
     def move(self, first: int) -> None:
         """Put snapshots [first, first + W) in their places."""

@@ -79,6 +79,23 @@ def test_snapshots_are_sorted_so_many_edges_at_a_time(device, monkeypatch, most)
     assert all(torch.equal(a, b) for a, b in zip(apart._all, together._all, strict=True))
 
 
+@pytest.mark.parametrize("first", [1, 0], ids=["ones first", "others first"])
+def test_snapshots_of_ones_lie_beside_others_in_double_precision(device, monkeypatch, first):
+    # Edges that weigh one have no weights, which are fp32 then, where those of other snapshots are added up.
+    ones, weight = torch.arange(20), torch.rand(20, dtype=torch.float64)
+    factors = [Factors(ones, None, None, None, None), Factors(ones, weight, None, None, None)]
+    plain = Slots.count_bytes(factors[:1] * 2, 20, 2)
+    assert Slots.count_bytes(factors, 20, 2) - plain == 2 * (2 + 2) * 4 * 20
+    monkeypatch.setattr(slots, "_MOST_EDGES", dict.fromkeys(("cpu", "cuda"), 1))
+
+    here = Slots(factors[::-1] if first == 0 else factors, 20, 2, torch.device(device))
+    here.move(0)
+
+    out = here.multiply(torch.ones(20, 2, 1, dtype=torch.float64, device=device)).cpu()
+    torch.testing.assert_close(out[0, [1 - first, first], 0], torch.stack([torch.tensor(20.0).double(), weight.sum()]),
+                               rtol=1e-12, atol=0)  # fmt: skip
+
+
 def test_nothing_is_at_places_of_graphs_without_nodes(device):
     factors = [Factors(torch.empty(0, dtype=torch.int64), None, None, None, None)] * 2
     here = Slots(factors, 0, 2, torch.device(device))
