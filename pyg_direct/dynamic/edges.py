@@ -158,6 +158,13 @@ class SequenceEdges:
         is_double = any(part.x is not None and part.x.dtype == torch.float64 for part in self._parts)
         return torch.float64 if is_double else torch.float32
 
+    @cached_property
+    def _given_dtype(self) -> torch.dtype:
+        """Of weights for operators that normalise as these are given: theirs, where features have as many bits."""
+        given = (part.edge_weight for part in self._parts)
+        is_double = any(weight is not None and weight.dtype == torch.float64 for weight in given)
+        return self.dtype if is_double else torch.float32
+
     @property
     def are_on_device(self) -> bool:
         """Whether they are put in order there, and structures made of them."""
@@ -262,4 +269,4 @@ class SequenceEdges:
         part = self._parts[time]
         weight = part.edge_weight if weighted else None
         edge_index, *rest = self._move(part.edge_index, *(() if weight is None else (weight,)))
-        return edge_index.long(), rest[0].reshape(-1).float() if rest else None
+        return edge_index.long(), rest[0].reshape(-1).to(self._given_dtype) if rest else None

@@ -75,7 +75,7 @@ class Walk:
             edges, shares, refusal = _turn(edges, weight)
             if refusal is not None:
                 return Factors(snapshot.keys[:0], None, None, None, None, refusal)
-            ordered = order_edges(edges, shares, snapshot.num_nodes)
+            ordered = order_edges(edges, shares, snapshot.num_nodes, dtype=shares.dtype)
             return Factors(ordered.keys, ordered.weight, None, None, None)
         # The edges of a source have one share, whatever they weigh: they are there as often as they were given.
         ordered, sources = order_edges(edges, None, snapshot.num_nodes), edges[0]

@@ -110,3 +110,16 @@ def test_frames_share_what_is_made_of_features(widths, name):
     assert 0 < first < 3 * TIMES * 4
     assert widths.count(CHANNELS) == first
     assert widths.count(HIDDEN) > first
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_weights_of_a_diffusion_in_double_precision_stay_what_they_are(dtype):
+    layer, signal = DCRNN(CHANNELS, HIDDEN, 3).double(), make_signal(None)
+    for snapshot in signal:
+        snapshot.x = snapshot.x.double()
+        snapshot.edge_attr = torch.rand(snapshot.num_edges, dtype=dtype) + 0.1
+
+    for given, plain in zip(stream(signal, "cpu", group_size=2), signal, strict=True):
+        got = layer(given.x, given.edge_index, given.edge_attr)
+        expected = layer(plain.x, plain.edge_index, plain.edge_attr)
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
