@@ -35,6 +35,8 @@ class _DistLoader(GeneralLoader):
     """What loaders of a graph in parts share: batches made in step with the other processes."""
 
     graph: DistGraph
+    # What the batch that is being built was sampled from, if in both directions.
+    _sampled: Any = None
 
     def _even_out(self, ranks: str) -> None:
         """Have as many batches as the other processes, where each has seeds of its own and `uneven` asks for it."""
@@ -85,9 +87,17 @@ class _DistLoader(GeneralLoader):
             finally:
                 self.transform_sampler_output = transform
 
+    def _build(self, out: Any, memory: list[Any] | None = None, read: Any = None) -> Any:
+        # Also where a transform gives back an output of its own, of the same edges.
+        self._sampled = getattr(out, "sampled", None)
+        try:
+            return super()._build(out, memory, read)
+        finally:
+            self._sampled = None
+
     def _build_homogeneous(self, out: Any, attributes: Any, is_ours: bool) -> Any:
         if isinstance(attributes, DistAttributes):
-            attributes = attributes.knowing(getattr(out, "sampled", None))
+            attributes = attributes.knowing(self._sampled)
         return super()._build_homogeneous(out, attributes, is_ours)
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
+from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput, SamplerOutput
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
@@ -18,6 +18,12 @@ from tests.hetero_data import make_hetero
 from tests.hetero_graphs import make_parts
 from tests.processes import run_ranks
 
+
+def copy_output(out):
+    """What a transform may give back: an output of its own."""
+    return SamplerOutput(out.node, out.row, out.col, out.edge, out.batch, metadata=out.metadata)
+
+
 NODE_CASES = {
     "plain": {},
     "replace": {"replace": True},
@@ -27,6 +33,7 @@ NODE_CASES = {
     "last times": {"time_attr": "time", "temporal_strategy": "last", "time_window": 20},
     "induced": {"subgraph_type": "induced"},
     "bidirectional": {"subgraph_type": "bidirectional"},
+    "transformed": {"subgraph_type": "bidirectional", "transform_sampler_output": copy_output},
 }
 LINK_CASES = {
     "links": {},
