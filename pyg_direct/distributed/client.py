@@ -50,6 +50,7 @@ class _Alone:
         self._worker: threading.Thread | None = None
         self._pool = ThreadPoolExecutor(1, "pyg_direct_client", self._note_worker)
         self._followed: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def follow(self, steps: Any) -> None:
         self._followed[steps] = None
@@ -57,7 +58,21 @@ class _Alone:
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         if self._is_closed:
             raise ArgumentError("the graph is closed, and so is its way to servers")
-        return self._pool.submit(fn, *args)
+        # What the caller's stream still does comes before.
+        waits = self._stream is not None and not torch.cuda.is_current_stream_capturing()
+        event = torch.cuda.current_stream(self.device).record_event() if waits else None
+        return self._pool.submit(self._do, event, fn, *args)
+
+    def _do(self, event: Any, fn: Callable[..., Any], *args: Any) -> Any:
+        if self._stream is None:
+            return fn(*args)
+        # Those of the caller are not those of a thread.
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            if event is not None:
+                event.wait()
+            result = fn(*args)
+            self._stream.synchronize()
+        return result
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
         # A plan makes one batch at a time: not while another is made ahead.

@@ -26,6 +26,7 @@ from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.host import give_back_freed
 from pyg_direct.runtime.size import parse_size
+from pyg_direct.runtime.stream import current_stream
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.options import GeneralRecipe
 from pyg_direct.typing import Device
@@ -256,7 +257,11 @@ class DistGraph:
         if kind not in timed:
             raise ArgumentError(f"kind must be a node type with times, got {kind!r} of {timed}")
         found: list[dict[str, Tensor]] = self.run_in_turn(self.rows.fetch, [Wanted(kind, ids, [TIME])])
-        return found[0][TIME]
+        times = found[0][TIME]
+        if times.is_cuda:
+            # They were made on the stream of the exchange.
+            times.record_stream(current_stream(times.device.index))
+        return times
 
     def run_in_turn(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Have something done that exchanges, behind batches that are made ahead; at once where nothing is exchanged.

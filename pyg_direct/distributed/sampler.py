@@ -22,10 +22,10 @@ from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.pairs import EdgesOfAll
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType
+from pyg_direct.loader.drawn import Drawn
 from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.links import NegativeSource
 from pyg_direct.loader.opened import Opened
-from pyg_direct.loader.pipeline import hold_for
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.runtime.stream import current_stream
 from pyg_direct.sampling.key import resolve_seed
@@ -159,12 +159,9 @@ class DistNeighborSampler(NeighborSampler):
         return self._hold(self.graph.run_in_turn(partial(super().sample_from_edges, index, neg_sampling, key=key)))
 
     def _hold(self, out: Any) -> Any:
-        if self.device.type == "cuda":
-            # It was made on the stream of the exchange.
-            packed = getattr(out, "packed", None)
-            parts = [out.node, out.row, out.col, out.edge, out.batch] if packed is None else packed.memory
-            found = [one for part in parts for one in (part.values() if isinstance(part, dict) else [part])]
-            hold_for([one for one in found if one is not None], current_stream(self.device.index))
+        if self.device.type == "cuda" and self.graph.whole is None:
+            # It was made on the stream of the exchange, and what it says of the seeds with it.
+            Drawn(out).record_stream(current_stream(self.device.index))
         return out
 
     def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None
