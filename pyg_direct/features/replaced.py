@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -45,7 +45,10 @@ class ReplacedRows:
         dtype = cpu_tensor.dtype if self.store_dtype is None else self.store_dtype
         if dtype != cpu_tensor.dtype:
             check_narrow(cpu_tensor.detach(), dtype)
-        num_bytes = cpu_tensor.numel() * dtype.itemsize
+        num_bytes, me = cpu_tensor.numel() * dtype.itemsize, cast("Any", self)
+        if cpu_tensor.device == self.device and not me._is_for_many():
+            # Rows of this GPU all stay there, whatever ranks them.
+            return
         if self.device.type == "cuda" and 0 < parse_size(self.device_cache_size, num_bytes) < num_bytes:
             check_scores(self.hotness, self.csr_topo, len(cpu_tensor))
 
