@@ -249,11 +249,10 @@ class Communicator:
 
     def _tell(self, reason: str) -> None:
         """Tell the others that this process failed; they are about to meet."""
-        if self._broken is not None:
+        if self._broken is not None or self.size == 1:
+            # Alone, nobody is out of step.
             return
         self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
-        if self.size == 1:
-            return
         text = torch.tensor(list(reason.encode()[:_MOST_WORDS]), dtype=torch.uint8)
         others = self.size - 1
         try:

@@ -12,7 +12,7 @@ from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLo
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.distributed.sampler import DistNeighborSampler
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, IdError
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, make_data, open_graph, write_data
 from tests.hetero_data import make_hetero
 from tests.hetero_graphs import make_parts
@@ -239,6 +239,20 @@ def test_times_and_samples_are_asked_for_while_batches_are_made_ahead(folder, da
     alone = NeighborLoader(data, [4, 3], torch.arange(100), batch_size=5, seed=1, device="cpu")
     assert [wrong for _, wrong in ranks] == [0, 0]
     assert_in_turn([found for found, _ in ranks], alone)
+
+
+def sample_wrongly(rank, folder):
+    with open_graph(folder) as graph:
+        sampler = DistNeighborSampler(graph, [3, 2])
+        with pytest.raises(IdError, match=r"seeds must lie in \[0, 300\), got 1000"):
+            sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([1000])))
+        return len(list(DistNeighborLoader(graph, [2], torch.arange(10), batch_size=5, seed=1)))
+
+
+def test_a_process_alone_goes_on_after_ids_that_are_refused(tmp_path):
+    write_data(tmp_path / "one", make_data(), 1)
+
+    assert run_ranks(sample_wrongly, 1, tmp_path / "one") == [2]
 
 
 def make_unlike(rank, folder):
