@@ -38,6 +38,9 @@ class DistPlan(GeneralPlan):
         timed, weighted: Whether times and weights of the partition decide.
     """
 
+    # It tells the owners of edges.
+    _keeps_sampled = True
+
     def __init__(self, part: GraphPart, recipe: GeneralRecipe, communicator: Communicator, *, timed: bool,
                  weighted: bool) -> None:  # fmt: skip
         placed: Any = part.place(timed=timed, weighted=weighted)

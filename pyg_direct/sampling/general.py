@@ -75,6 +75,9 @@ class GeneralPlan:
         ArgumentError: fanouts that do not fit the relations.
     """
 
+    # Whether samples in both directions hold what they were made from.
+    _keeps_sampled = False
+
     def __init__(self, topology: PlacedHetero, recipe: GeneralRecipe) -> None:
         self.topology, self.recipe = topology, recipe
         topo = topology.topo
@@ -215,7 +218,9 @@ class GeneralPlan:
             hops.append(_Hop(rows, trees, of_type, start.times if is_last else _find_times(start, trees, of_batches)))
         samples = self._collect(hops, edges, len(keys))
         if self.recipe.subgraph_type == "bidirectional":
-            return [sample.to_bidirectional(keep_ids=self.topology.topo.is_homogeneous) for sample in samples]
+            has_ids = self.topology.topo.is_homogeneous
+            return [sample.to_bidirectional(keep_ids=has_ids, keep_sampled=has_ids and self._keeps_sampled)
+                    for sample in samples]  # fmt: skip
         if self.recipe.subgraph_type == "induced":
             return [self._induce(samples[0], start, keys, numbering)]
         return samples

@@ -26,7 +26,7 @@ class GeneralSample:
         num_sampled_nodes: Seeds, and new nodes of each hop; None for subgraphs that have no hops.
         num_sampled_edges: Edges of each hop; None likewise.
         memory: The tensors whose memory those of all types and relations share; empty where each has its own.
-        sampled: What edges that kept their ids in both directions were made from; None for others.
+        sampled: What edges that kept their ids in both directions were made from, of a graph in parts; else None.
     """
 
     node: dict[str, Tensor]
@@ -48,12 +48,13 @@ class GeneralSample:
         """Local ids of targets, int64 `[E']`."""
         return {kind: pair[1] for kind, pair in self.edge_index.items()}
 
-    def to_bidirectional(self, *, keep_ids: bool = False) -> GeneralSample:
+    def to_bidirectional(self, *, keep_ids: bool = False, keep_sampled: bool = False) -> GeneralSample:
         """Every edge in both directions, once each, sorted by target, then source, as PyG makes it.
 
         A relation (a, r, b) meets its reverse (b, rev_r, a); without one, a relation from a type to itself is its own
         reverse; else the only relation from b to a is. Ids of merged edges are dropped, or (`keep_ids`, for a graph of
-        one relation) an edge sampled in both directions, or several times, keeps the first.
+        one relation) an edge sampled in both directions, or several times, keeps the first. With `keep_sampled` it
+        holds this one too.
         """
         row, col, edge = self.row, self.col, dict(self.edge)
         sources, targets = dict(row), dict(col)
@@ -79,7 +80,7 @@ class GeneralSample:
                 row[reverse], col[reverse], edge[reverse] = col[edge_type], row[edge_type], None
         pairs = {kind: torch.stack([row[kind], col[kind]]) for kind in row}
         return replace(self, edge_index=pairs, edge=edge, num_sampled_nodes=None, num_sampled_edges=None, memory=(),
-                       sampled=self if keep_ids else None)  # fmt: skip
+                       sampled=self if keep_sampled else None)  # fmt: skip
 
 
 def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:

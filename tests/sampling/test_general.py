@@ -234,6 +234,8 @@ def test_bidirectional_edges_of_one_relation_keep_their_ids(device):
     assert col.tolist() == expected.col.tolist()
     ends = graph.edge_index[:, got.edge[LINKS].cpu()].sort(dim=0).values
     assert torch.equal(ends, torch.stack([n_id[row], n_id[col]]).sort(dim=0).values)
+    # It would be sent with a sample, and stay with it.
+    assert got.sampled is None
 
 
 @pytest.mark.sparse
