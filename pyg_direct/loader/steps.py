@@ -57,8 +57,10 @@ class Steps:
             self.close()
             raise
         if event is not None:
-            event.wait()
-            _record(batch)
+            # That of the batch's GPU, which need not be the current one.
+            stream = torch.cuda.current_stream(self._communicator.device)
+            event.wait(stream)
+            _record(batch, stream)
         # One more while this one is used.
         self._start(self._ahead)
         return batch
@@ -108,9 +110,8 @@ def _serve(communicator: Communicator, take_part: Callable[[], Any]) -> None:
         take_part()
 
 
-def _record(batch: Any) -> None:
-    """Tell torch's allocator that a batch is used on the current stream."""
-    stream = torch.cuda.current_stream()
+def _record(batch: Any, stream: Any) -> None:
+    """Tell torch's allocator that a batch is used on a stream."""
     for store in batch.stores:
         for value in store.values():
             for tensor in value if isinstance(value, (list, tuple)) else [value]:

@@ -1,7 +1,9 @@
 """What is made on the stream of an exchange comes behind what its caller does, and stays as long as that needs it."""
 
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import torch
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
@@ -10,6 +12,7 @@ from pyg_direct.distributed import sampler as sampler_module
 from pyg_direct.distributed.client import ClientGraph, _Alone
 from pyg_direct.distributed.sampler import DistNeighborSampler
 from pyg_direct.loader.drawn import Drawn
+from pyg_direct.loader.steps import Steps
 from tests.distributed.test_client import ServersHere
 
 
@@ -59,3 +62,14 @@ def test_a_client_works_on_its_gpu_behind_its_caller(monkeypatch):
 
     assert alone.run(work) == 7
     assert log == ["record", torch.device("cuda", 1), "stream", "wait", "work", "synchronize"]
+
+
+def test_batches_are_waited_for_on_their_own_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
+    event, done = Mock(), Future()
+    done.set_result((SimpleNamespace(stores=[]), event))
+    communicator = Mock(device=torch.device("cuda", 1), submit=lambda *work: done)
+
+    next(Steps(communicator, iter([(0, None)]), Mock(), Mock(), 0))
+
+    event.wait.assert_called_once_with("stream of cuda:1")
