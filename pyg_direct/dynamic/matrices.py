@@ -133,6 +133,17 @@ class MatrixCache:
         # What was packed or left out is made by the stream that computes.
         return (sent.to(self._device) if coming is None else coming.take(self._device)).complete()
 
+    def drop(self, key: Hashable) -> None:
+        """Let matrices go wherever they are, as nobody asks for them again."""
+        self._weigh()
+        if self._here.pop(key, None) is not None:
+            self._budget.used -= self._held[key]
+        if self._packed.pop(key, None) is not None:
+            self._budget.used -= self.sent_bytes[key]
+        known: dict[Hashable, Any]
+        for known in (self._there, self._visiting, self._coming, self._times, self._asked, self._held, self.sent_bytes):
+            known.pop(key, None)
+
     def visit(self, times: range) -> None:
         """Say which snapshots a frame has: until the next one, matrices of others leave the device if the budget has no
         room for them.

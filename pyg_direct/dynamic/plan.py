@@ -156,10 +156,10 @@ class SnapshotPlan:
             channels = self._count_channels(time)
             group = self._choice.find(operator, time, weighted, channels, once=True)
             following = self._choice.find_block(time)[1]
-            if group.form == APART:
-                self.edges.join(range(group.first, group.last), weighted)
-            self._begin_following(operator, following, weighted)
             try:
+                if group.form == APART:
+                    self.edges.join(range(group.first, group.last), weighted)
+                self._begin_following(operator, following, weighted)
                 self._keep_group(operator, group, weighted)
                 has_room = True
             except torch.OutOfMemoryError:
@@ -167,9 +167,16 @@ class SnapshotPlan:
                     raise
                 has_room = False
             if not has_room:
-                self._choice.halve(operator, weighted, group)
+                self._halve(operator, weighted, group)
                 return self.aggregate_features(operator, time, weighted)
         return self._rows.fetch(key)
+
+    def _halve(self, operator: Operator, weighted: bool, group: Option) -> None:
+        """Let the matrices of a group go that memory has no room for, and put two groups in its place."""
+        if group.form != APART:
+            factors = [self.factorise(operator, time, weighted) for time in range(group.first, group.last)]
+            self.matrices.drop(name_matrices(group.form, factors))
+        self._choice.halve(operator, weighted, group)
 
     def _count_channels(self, time: int) -> int:
         """Numbers of a row of the features of a snapshot."""
@@ -322,16 +329,30 @@ class SnapshotPlan:
         """Aggregate other rows `[N, W, F]` of snapshots from `first` on, or with `transposed` their gradient; without a
         gradient of its own.
         """
-        num_nodes, parts = x.shape[0], self._find_parts(operator, first, first + x.shape[1], weighted, x.shape[2])
+        num_nodes, last = x.shape[0], first + x.shape[1]
         x = F.pad(x, (0, 0, 0, 0, 0, self.num_nodes - num_nodes)) if num_nodes < self.num_nodes else x
-        return multiply_parts(x, parts, transposed)[:num_nodes]
+        while True:
+            try:
+                parts = self._find_parts(operator, first, last, weighted, x.shape[2])
+                return multiply_parts(x, parts, transposed)[:num_nodes]
+            except torch.OutOfMemoryError:
+                groups = list(self._find_groups(operator, first, last, weighted, x.shape[2]))
+                largest = max(groups, key=lambda group: group.last - group.first)
+                if largest.last - largest.first == 1:
+                    raise
+            # Out here nothing refers any more to what was made.
+            self._halve(operator, weighted, largest)
+
+    def _find_groups(self, operator: Operator, time: int, last: int, weighted: bool, channels: int) -> Iterator[Option]:
+        while time < last:
+            yield (group := self._choice.find(operator, time, weighted, channels))
+            time = group.last
 
     def _find_parts(self, operator: Operator, time: int, last: int, weighted: bool, channels: int) -> Iterator[Part]:
-        while time < last:
-            group = self._choice.find(operator, time, weighted, channels)
+        for group in self._find_groups(operator, time, last, weighted, channels):
             matrices = self.get_matrices(operator, group.first, group.last, weighted, group.form)
-            yield Part(matrices, time - group.first, min(group.last, last) - time)
-            time = group.last
+            low = max(time, group.first)
+            yield Part(matrices, low - group.first, min(group.last, last) - low)
 
     def summary(self) -> str:
         """Sizes and choices, a line each."""

@@ -88,42 +88,6 @@ def test_features_are_aggregated_once_a_group(monkeypatch, keep):
     assert given.plan.describe()["aggregated_bytes"] == 8 * NODES * CHANNELS * 4
 
 
-@pytest.mark.parametrize(
-    ("most", "groups"), [(8, [8]), (4, [8, 4, 4]), (1, [8, 4, 2, 1, 1, 2, 1, 1, 4, 2, 1, 1, 2, 1, 1])]
-)
-def test_groups_that_memory_has_no_room_for_are_halved(monkeypatch, most, groups):
-    calls = []
-
-    def aggregate(x, *args):
-        calls.append(x.shape[1])
-        if x.shape[1] > most:
-            raise torch.OutOfMemoryError("no room")
-        return ops.aggregate_snapshots(x, *args)
-
-    snapshots, layer = make_list(8), TGCN(CHANNELS, 5)
-    given = stream(snapshots, "cpu", group_size=8)
-    monkeypatch.setattr("pyg_direct.dynamic.plan.aggregate_snapshots", aggregate)
-
-    for got, plain in zip(given, snapshots, strict=True):
-        expected = layer(plain.x, plain.edge_index, plain.edge_attr)
-        torch.testing.assert_close(layer(got.x, got.edge_index, got.edge_attr), expected, rtol=1e-4, atol=1e-5)
-
-    assert calls == groups
-    told = [line for line in given.plan.decisions if "memory ran out" in line]
-    assert len(told) == sum(size > most for size in groups)
-
-
-def test_memory_that_is_short_of_one_snapshot_is_an_error(monkeypatch):
-    def aggregate(*args):
-        raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr("pyg_direct.dynamic.plan.aggregate_snapshots", aggregate)
-    snapshot = stream(make_list(2), "cpu", group_size=2)[0]
-
-    with pytest.raises(torch.OutOfMemoryError, match="no room"):
-        TGCN(CHANNELS, 5)(snapshot.x, snapshot.edge_index, snapshot.edge_attr)
-
-
 def test_groups_lie_at_absolute_times():
     snapshots, layer = make_list(8), TGCN(CHANNELS, 5)
     whole = stream(snapshots, "cpu", group_size=4)
