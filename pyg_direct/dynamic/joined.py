@@ -42,9 +42,9 @@ class Joined:
             mine, looped, each = slice(*part), slice(*loops), slice(*given)
             # Where no edge was there twice, each weighs one.
             is_repeated = part[1] - part[0] < self.counts[t]
-            has_weight = graph.weight is not None and (self.is_weighted or is_repeated)
+            weight = graph.weight if self.is_weighted or is_repeated else None
             out.append(Snapshot(
-                keys[mine], graph.weight[mine] if has_weight and graph.weight is not None else None, num_nodes,
+                keys[mine], None if weight is None else weight[mine], num_nodes,
                 graph.loop_nodes[looped] - t * num_nodes,
                 None if graph.loop_weight is None else graph.loop_weight[looped],
                 graph.num_in[t * num_nodes : (t + 1) * num_nodes],

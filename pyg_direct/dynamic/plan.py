@@ -333,8 +333,9 @@ class SnapshotPlan:
         x = F.pad(x, (0, 0, 0, 0, 0, self.num_nodes - num_nodes)) if num_nodes < self.num_nodes else x
         while True:
             try:
-                parts = self._find_parts(operator, first, last, weighted, x.shape[2])
-                return multiply_parts(x, parts, transposed)[:num_nodes]
+                # Held by nothing here, so that they go with the error.
+                return multiply_parts(x, self._find_parts(operator, first, last, weighted, x.shape[2]),
+                                      transposed)[:num_nodes]  # fmt: skip
             except torch.OutOfMemoryError:
                 groups = list(self._find_groups(operator, first, last, weighted, x.shape[2]))
                 largest = max(groups, key=lambda group: group.last - group.first)
