@@ -129,6 +129,22 @@ def dynamic_memory(scale: float) -> Iterator[Row]:
         yield from measure_dynamic_memory(_read_dynamic(), device="cpu")
 
 
+def dynamic_large(scale: float) -> Iterator[Row]:
+    """Epochs of dynamic graph networks on graphs of published sizes, under caps on GPU memory.
+
+    On a CPU of a hundredth as large.
+    """
+    device = resolve_device(None).type
+    scale = scale if device == "cuda" else scale / 100
+    ways = ("PyGT", "PyGT-A", "PyGT-R", "PyGT-G", "resident PyGT")
+    for name, shape in PRESETS.items():
+        nodes, edges = max(1, int(shape.num_nodes * scale)), max(1, int(shape.num_edges * scale))
+        smaller = "" if scale == 1 else f" x {scale:g}"
+        sets = {f"generated, {name}{smaller}": synthetic_dtdg(nodes, edges, 10, shape.change)}
+        # What a frame leaves for its gradients is 32 times as wide as the state, for each of its snapshots, in PyGT.
+        yield from measure_dynamic_memory(sets, ways=ways if device == "cuda" else ways[:1], hidden=16, device=device)
+
+
 _NAMES = {"graph.npz": "papers by year", "snapshots.npz": "as733"}
 
 
@@ -148,6 +164,7 @@ DYNAMIC_CASES: dict[str, Callable[[float], Iterator[Row]]] = {
     "dynamic": dynamic,
     "dynamic_compiled": dynamic_compiled,
     "dynamic_delta": dynamic_delta,
+    "dynamic_large": dynamic_large,
     "dynamic_losses": dynamic_losses,
     "dynamic_memory": dynamic_memory,
     "dynamic_tuner": dynamic_tuner,

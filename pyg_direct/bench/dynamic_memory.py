@@ -50,16 +50,19 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
 
             courses = take_turns({way: partial(make, way) for way in (*ways, *caps)}, epochs, seconds_each)
             done = {way: course for way, course in courses.items() if isinstance(course, Course)}
-            for way in ways:
-                yield Row.of(case, way, "ms", [1e3 * s for s in done[way].measured])
-            for cap in caps:
+            for way, course in courses.items():
+                if isinstance(course, str):
+                    yield Row(case, f"{way}, failed", "ms", 0, 0, 0, note=course)
+                elif way in ways:
+                    yield Row.of(case, way, "ms", [1e3 * s for s in course.measured])
+            for cap in filter(done.__contains__, caps):
                 trainer, seconds = done[cap].run.trainer, done[cap].measured
                 moved = trainer.history[-1]["moved_bytes"]
                 limited = f"{case}/memory {cap}"
                 yield Row.of(limited, "ours, FrameTrainer", "ms", [1e3 * s for s in seconds],
                              note=f"last loss {done[cap].losses[-1]:.6g}; {'; '.join(trainer.decisions)}")  # fmt: skip
-                for way in ways:
-                    turns = zip(done[way].measured, seconds, strict=True)
+                for way in filter(done.__contains__, ways):
+                    turns = zip(done[way].measured, seconds, strict=False)
                     yield Row.of(limited, f"{way} over ours", "x", [others / mine for others, mine in turns])
                 yield Row.of(limited, "moved an epoch", "MB", [moved / 1e6],
                              note=f"frames of {window} of {len(signal)} snapshots")  # fmt: skip
