@@ -97,6 +97,8 @@ class DistGraph:
 
     def _open_all(self, folder: str | PathLike[str], check: str | None, device_cache_size: int | str, placement: str,
                   replicas: Any, share_rows: bool, share_graph: bool | str) -> None:  # fmt: skip
+        # A graph on CPUs, in one memory, uses neither: what is wrong with them is told all the same.
+        Feature(device=self.device, device_cache_size=device_cache_size, placement=placement)
         self.obstacle = self._find_obstacle(share_graph, folder)
         # In turn, so that what is wrong with one part is told to all.
         self.part: GraphPart = self.communicator.run(self._open, folder, check)

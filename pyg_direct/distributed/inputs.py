@@ -17,6 +17,9 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType
 
 _SIZE = 1 << 20
+# What batches have of their own, beside the rows.
+_TAKEN = ("adj_t", "batch", "batch_size", "e_id", "edge_index", "edge_label", "edge_label_index", "input_id", "n_id",
+          "num_nodes", "num_sampled_edges", "num_sampled_nodes")  # fmt: skip
 
 
 @dataclass
@@ -100,6 +103,8 @@ def read_inputs(edges: Any, num_nodes: Any, node_rows: Any, edge_rows: Any, node
         elif edge_type[0] in names or edge_type[2] in names:
             raise ArgumentError(f"edges must have names or numbers for all relations of a type, got numbers for "
                                 f"{edge_type}")  # fmt: skip
+    if is_homogeneous:
+        _check_apart(node_rows, edge_rows)
     _find_sizes(num_nodes, read)
     types, relations = list(num_nodes), list(read)
     counts = {kind: source.num_edges for kind, source in read.items()}
@@ -124,6 +129,14 @@ def _check_relation(kind: Any) -> EdgeType:
     if not isinstance(kind, tuple) or len(kind) != 3 or not all(isinstance(name, str) for name in kind):
         raise ArgumentTypeError(f"edges must map (source type, name, target type) to edges, got the key {kind!r}")
     return kind
+
+
+def _check_apart(node_rows: Any, edge_rows: Any) -> None:
+    """Without types rows of nodes and of edges come into one store of a batch."""
+    nodes, edges = node_rows[NODES], edge_rows[LINKS]
+    twice = sorted(set(nodes) & set(edges)) if isinstance(nodes, Mapping) and isinstance(edges, Mapping) else []
+    if twice:
+        raise ArgumentError(f"edge_rows must have other names than node_rows, got {twice[0]!r} in both")
 
 
 def _find_sizes(num_nodes: dict[str, Any], edges: Mapping[EdgeType, EdgeSource | NamedSource]) -> None:
@@ -192,6 +205,10 @@ def _rows_by_kind(name: str, parts: Any, known: list[Any]) -> list[tuple[Any, Ma
     for kind, part in found.items():
         if not isinstance(part, Mapping) or not all(isinstance(attribute, str) for attribute in part):
             raise ArgumentTypeError(f"{name}[{kind!r}] must map names of attributes to rows, got {type(part).__name__}")
+        for attribute in part:
+            if attribute in _TAKEN:
+                raise ArgumentError(f"{name}[{kind!r}] must have other names than what batches hold beside rows, got "
+                                    f"{attribute!r}")  # fmt: skip
     return list(found.items())
 
 

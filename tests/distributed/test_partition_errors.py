@@ -28,6 +28,10 @@ from tests.distributed.partitions import EDGES, NODES
     ({"node_rows": {"x": [1] * NODES}}, ArgumentTypeError, r"node_rows\['nodes'\]\['x'\] must be a tensor, an array"),
     ({"node_rows": np.ones(NODES)}, ArgumentTypeError, "must map names of attributes to rows, got ndarray"),
     ({"edge_rows": {1: np.ones(EDGES)}}, ArgumentTypeError, "must map names of attributes to rows"),
+    ({"node_rows": {"n_id": np.ones(NODES)}}, ArgumentError, "must have other names than what batches hold beside rows, "
+                                                             "got 'n_id'"),
+    ({"node_rows": {"x": np.ones(NODES)}, "edge_rows": {"x": np.ones(EDGES)}}, ArgumentError,
+     "edge_rows must have other names than node_rows, got 'x' in both"),
     ({"node_rows": {"x": "{}/archive.npy"}}, ArgumentError, "must hold an array of numbers, got an archive"),
     ({"edges": "{}/empty.npy"}, ArgumentError, "empty.npy must hold an array of numbers: No data"),
     ({"edges": "{}/empty.parquet"}, ArgumentError, r"edges must be a whole parquet file"),
@@ -54,6 +58,7 @@ def _fill(value, folder):
     ({"method": {"a": np.zeros(NODES, int)}}, ArgumentError, "the part of each node of all types, got none for 'b'"),
     ({"num_nodes": NODES}, ArgumentTypeError, "num_nodes must map types to their numbers, got 60"),
     ({"node_rows": {"a": np.ones(NODES)}}, ArgumentTypeError, r"node_rows\['a'\] must map names of attributes"),
+    ({"node_rows": {"a": {"edge_index": np.ones(NODES)}}}, ArgumentError, "got 'edge_index'"),
 ])  # fmt: skip
 def test_bad_arguments_of_types_are_named(tmp_path, edges, arguments, error, words):
     sizes = {"a": NODES, "b": NODES}

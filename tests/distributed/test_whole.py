@@ -206,9 +206,9 @@ def test_gpus_that_cannot_are_named(monkeypatch, told, words):
 
 def fail_to_open(rank, folder):
     found = []
-    for value in ("never", 2):
+    for wrong in ({"share_graph": "never"}, {"share_graph": 2}, {"placement": "gpu"}, {"device_cache_size": "much"}):
         try:
-            DistGraph(folder, device=CPU, share_graph=value)
+            DistGraph(folder, device=CPU, **wrong)
         except ArgumentError as error:
             found.append(str(error))
     if rank == 1:
@@ -248,7 +248,9 @@ def test_errors_are_told_and_who_is_killed_leaves_the_others_all_they_read(tmp_p
 
     assert [rank.exitcode for rank in ranks] == [0, -signal.SIGKILL]
     for rank in range(2):
-        *wrong, damaged = torch.load(tmp_path / f"{rank}-errors")
+        *wrong, placement, size, damaged = torch.load(tmp_path / f"{rank}-errors")
+        assert placement == "placement must be 'unified' or 'pinned', got 'gpu'"
+        assert size.startswith("device_cache_size must look like") and size.endswith("got 'much'")
         assert wrong == [f"share_graph must be True, False or 'auto', got {value!r}" for value in ("never", 2)]
         assert damaged.startswith("PartitionError: " if rank == 1 else "RankError: rank 1 failed: PartitionError: ")
         assert "edge-0.indices.npy" in damaged
