@@ -191,6 +191,17 @@ def test_a_case_of_dynamic_networks_gives_its_rows(signals, name):
     assert {row.case.split("/")[1] for row in CASES[name](0.01)} >= {"tiny"}
 
 
+@pytest.mark.slow
+@pytest.mark.temporal
+def test_dynamic_graphs_of_the_published_sizes_are_named_by_their_scale():
+    rows = list(CASES["dynamic_large"](0.01))
+
+    shapes = {f"generated, {name} x 0.0001" for name in dynamic_cases.PRESETS}
+    assert {row.case.split("/")[1] for row in rows} == shapes
+    assert {row.case.split("/")[2] for row in rows} == {"T-GCN", "EvolveGCN-O", "MPNN-LSTM"}
+    assert all(row.p20 > 0 for row in rows if row.metric in ("PyGT", "PyGT over ours"))
+
+
 def test_files_of_the_folder_of_data_are_read(monkeypatch, tmp_path):
     monkeypatch.setenv("PYG_DIRECT_DATA", str(tmp_path))
     values = [[float(10 * step + node) for node in range(3)] for step in range(12)]

@@ -38,6 +38,28 @@ def test_a_model_that_cannot_be_compiled_ends_nothing(monkeypatch):
     assert "ours, FrameTrainer" in {row.metric for row in rows}
 
 
+def test_a_way_that_memory_does_not_hold_is_told_beside_the_others(monkeypatch):
+    class TooLarge:
+        def __init__(self, *args):
+            pass
+
+        def epoch(self):
+            raise torch.OutOfMemoryError("no room\nfor it")
+
+    monkeypatch.setitem(sys.modules, "torch_geometric_temporal.nn", SimpleNamespace(recurrent=nn))
+    monkeypatch.setitem(sys.modules, "torch_geometric_temporal", SimpleNamespace())
+    monkeypatch.setitem(dynamic_memory.WAYS, "PyGT", TooLarge)
+    signal = {"tiny": synthetic_dtdg(40, 300, 6, 0.1)}
+
+    rows = {row.metric: row for row in dynamic_memory.measure_dynamic_memory(
+        signal, ["T-GCN"], ["100%"], ["PyGT", "PyGT-A"], window=3, hidden=4, epochs=2, device="cpu")}  # fmt: skip
+
+    assert rows["PyGT, failed"].note == "no room"
+    assert "PyGT over ours" not in rows
+    assert rows["PyGT-A over ours"].p50 > 0
+    assert rows["ours, FrameTrainer"].p50 > 0
+
+
 class Sleeping:
     """Epochs that take what they are told, by a clock of their own; the making too."""
 
