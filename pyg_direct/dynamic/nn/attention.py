@@ -58,6 +58,6 @@ class A3TGCN(torch.nn.Module):
         if H is None:
             H = torch.zeros(X.shape[0], self.out_channels, dtype=X.dtype, device=X.device)  # noqa: N806
         # Every period starts from the same state: they are so many more nodes.
-        inputs = cell.project(aggregated.transpose(1, 2)).transpose(0, 1).flatten(0, 1)
-        states = cell.step(inputs, H.repeat(self.periods, 1)).view(self.periods, *H.shape)
+        rows = aggregated.permute(2, 0, 1).flatten(0, 1)
+        states = cell.advance(rows, H.repeat(self.periods, 1)).view(self.periods, *H.shape)
         return torch.einsum("p,pnc->nc", shares, states)

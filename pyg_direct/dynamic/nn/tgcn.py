@@ -10,6 +10,7 @@ from torch_geometric.nn import GCNConv
 
 from pyg_direct.dynamic.nn.convolve import convolve, locate
 from pyg_direct.dynamic.operator import GCN
+from pyg_direct.ops.gated import step_by_torch, step_gated, suits_gpu
 
 # Nodes, on a CPU and on a GPU, for which products take less time than the calls that would save some.
 _FEW = {"cpu": 2**9, "cuda": 2**14}
@@ -63,7 +64,7 @@ class TGCN(torch.nn.Module):
         if self.cached:
             # Then PyG keeps the matrix of the first graph for all that follow.
             inputs = torch.cat([conv(X, edge_index, edge_weight) for conv in self._convs()], 1)
-            return self.step(self._fold_states(inputs), H)
+            return step_by_torch(self._fold_states(inputs), H, *self._right())
         window = None
         if found is not None and found.holds(X):
             window = found.plan.get_window(self.operator, found.weighted)
@@ -71,11 +72,24 @@ class TGCN(torch.nn.Module):
             aggregated = convolve(X, edge_index, edge_weight, self.operator)
             if X.shape[0] <= _FEW.get(X.device.type, 0):
                 return self._step_gate_by_gate(aggregated, H)
-            return self.step(self.project(aggregated), H)
-        # All snapshots of a frame in one product.
+            return self.advance(aggregated, H)
+        # What weights are made of, and rows of snapshots, once for a frame.
         key = id(self), torch.is_grad_enabled()
-        inputs = found.plan.once((*key, found.weighted), lambda: self.project(window).unbind(0))
-        return self.step(inputs[found.time], H, found.plan.once((*key, "right"), self._right))
+        once = found.plan.once
+        left, right = once((*key, "left"), self._fold), once((*key, "right"), self._right)
+        rows = once((*key, found.weighted, "rows"), lambda: window.unbind(0))[found.time]
+        if suits_gpu(rows, H, left[0]):
+            return step_gated(rows, H, *left, *right)
+        # All snapshots of a frame in one product.
+        inputs = once((*key, found.weighted), lambda: torch.nn.functional.linear(window, *left).unbind(0))
+        return step_by_torch(inputs[found.time], H, *right)
+
+    def advance(self, aggregated: Tensor, H: Tensor) -> Tensor:  # noqa: N803
+        """The next state from that before and features that `operator` has aggregated, floats `[N, in_channels]`."""
+        left, right = self._fold(), self._right()
+        if suits_gpu(aggregated, H, left[0]):
+            return step_gated(aggregated, H, *left, *right)
+        return step_by_torch(torch.nn.functional.linear(aggregated, *left), H, *right)
 
     def _step_gate_by_gate(self, aggregated: Tensor, H: Tensor) -> Tensor:  # noqa: N803
         """The next state from aggregated features, in the fewest calls."""
@@ -94,23 +108,21 @@ class TGCN(torch.nn.Module):
     def _linears(self) -> list[Any]:
         return [self.linear_z, self.linear_r, self.linear_h]
 
-    def project(self, aggregated: Tensor) -> Tensor:
-        """What aggregated features add to the gates: floats `[..., 3 * out_channels]`.
+    def _fold(self) -> tuple[Tensor, Tensor]:
+        """What makes of aggregated features what they add to the gates: a weight, floats `[3 * out_channels,
+        in_channels]`, and a bias.
 
-        A convolution's weight and the half of the linear layer behind it are multiplied with each other first, for all
-        three gates at once.
-
-        Args:
-            aggregated: Features that `operator` has aggregated, floats `[..., in_channels]`.
+        A convolution's weight and the half of the linear layer behind it are multiplied with each other, for all three
+        gates at once.
         """
         left = torch.stack([linear.weight[:, : self.out_channels] for linear in self._linears()])
         weight = torch.bmm(left, torch.stack([conv.lin.weight for conv in self._convs()])).flatten(0, 1)
         bias = torch.stack([conv.bias for conv in self._convs()]).unsqueeze(2)
         total = torch.baddbmm(torch.stack([linear.bias for linear in self._linears()]).unsqueeze(2), left, bias)
-        return torch.nn.functional.linear(aggregated, weight, total.flatten())
+        return weight, total.flatten()
 
     def _fold_states(self, convolved: Tensor) -> Tensor:
-        """The same of convolved features `[N, 3 * out_channels]`."""
+        """What convolved features `[N, 3 * out_channels]` add to the gates."""
         parts = convolved.split(self.out_channels, 1)
         return torch.cat([
             torch.nn.functional.linear(part, linear.weight[:, : self.out_channels], linear.bias)
@@ -121,22 +133,3 @@ class TGCN(torch.nn.Module):
         """The halves of the linear layers that see the state: of both gates, and of the proposal."""
         update, reset, proposed = (linear.weight[:, self.out_channels :] for linear in self._linears())
         return torch.cat([update, reset]).t(), proposed.t()
-
-    def step(self, inputs: Tensor, H: Tensor, right: tuple[Tensor, Tensor] | None = None) -> Tensor:  # noqa: N803
-        """The next state from what the features add to the gates, and the state before.
-
-        Args:
-            inputs: What `project` gives, floats `[N, 3 * out_channels]`.
-            H: The state before, floats `[N, out_channels]`.
-            right: The halves of the linear layers that see the state, of both gates and of the proposal, floats
-                `[out_channels, 2 * out_channels]` and `[out_channels, out_channels]`; None takes those of now.
-
-        Returns:
-            The next state, floats `[N, out_channels]`.
-        """
-        width = self.out_channels
-        of_gates, of_proposal = self._right() if right is None else right
-        gates = torch.addmm(inputs[:, : 2 * width], H, of_gates).sigmoid()
-        update, reset = gates.split(width, 1)
-        proposed = torch.addmm(inputs[:, 2 * width :], H * reset, of_proposal).tanh()
-        return torch.lerp(proposed, H, update)

@@ -1,0 +1,96 @@
+"""What a gated step with reset states does between its products, number by number, and its adjoint.
+
+update and reset = sigmoid(inputs + state @ weights); proposed = tanh(inputs + (reset * state) @ weights); the next
+state is proposed + update * (state - proposed). `inputs`, `[N, 3 * C]`, are what features `x`, `[N, F]`, add to update,
+reset and proposal: x @ weight.T + bias, computed here where `inputs` is empty. For GPUs: on a CPU torch has vector
+instructions for exponentials, which Numba's loops have not.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pyg_direct.kernels.jit import THREADS, body, cuda, gpu_kernel
+
+
+@body
+def add_input(inputs, x, weight, bias, n, at, width, features):
+    """What the features of node n add to the gate `at` of `width`."""
+    if inputs.shape[0] > 0:
+        return inputs[n * width + at]
+    total = bias[at]
+    for k in range(features):
+        total += x[n * features + k] * weight[at * features + k]
+    return total
+
+
+@body
+def sigmoid(value, one):
+    """1 / (1 + exp(-value)); 1 is given in the precision of the value."""
+    return one / (one + math.exp(-value))
+
+
+@gpu_kernel("T[] T[] T[] T[] T[] i8 i4 i4 T[] T[]", T=("f4", "f8"))
+def open_gates_gpu(inputs, x, weight, bias, state, count, channels, features, gates, shown):
+    """Update and reset in the place of what the state adds to them, `gates` `[N, 2 * C]`, and reset * state, `shown`
+    `[N, C]`; a thread for each of the N * C numbers.
+    """
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    one = state.dtype.type(1)
+    while i < count:
+        n = i // channels
+        c = i - n * channels
+        at = n * 2 * channels + c
+        value = gates[at] + add_input(inputs, x, weight, bias, n, c, 3 * channels, features)
+        gates[at] = sigmoid(value, one)
+        value = gates[at + channels] + add_input(inputs, x, weight, bias, n, channels + c, 3 * channels, features)
+        reset = sigmoid(value, one)
+        gates[at + channels] = reset
+        shown[i] = reset * state[i]
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("T[] T[] T[] T[] T[] T[] i8 i4 i4 T[] T[]", T=("f4", "f8"))
+def close_gates_gpu(inputs, x, weight, bias, state, gates, count, channels, features, proposed, out):
+    """The proposal in the place of what `shown` adds to it, `proposed` `[N, C]`, and the next state, `out`."""
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < count:
+        n = i // channels
+        c = i - n * channels
+        value = proposed[i] + add_input(inputs, x, weight, bias, n, 2 * channels + c, 3 * channels, features)
+        value = math.tanh(value)
+        proposed[i] = value
+        out[i] = value + gates[n * 2 * channels + c] * (state[i] - value)
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("T[] T[] T[] T[] i8 i4 T[]", T=("f4", "f8"))
+def pull_close_gpu(grad, state, gates, proposed, count, channels, to_inputs):
+    """Gradients of what goes into update and proposal, in `to_inputs` `[N, 3 * C]`."""
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    one = state.dtype.type(1)
+    while i < count:
+        n = i // channels
+        c = i - n * channels
+        update, value = gates[n * 2 * channels + c], proposed[i]
+        at = n * 3 * channels + c
+        to_inputs[at] = grad[i] * (state[i] - value) * update * (one - update)
+        to_inputs[at + 2 * channels] = grad[i] * (one - update) * (one - value * value)
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("T[] T[] T[] T[] i8 i4 T[] T[]", T=("f4", "f8"))
+def pull_open_gpu(grad, state, gates, to_shown, count, channels, to_inputs, to_state):
+    """Gradient of what goes into the reset, in `to_inputs`, and of the state but for what the gates' weights bring."""
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    one = state.dtype.type(1)
+    while i < count:
+        n = i // channels
+        c = i - n * channels
+        at = n * 2 * channels + c
+        update, reset = gates[at], gates[at + channels]
+        to_inputs[n * 3 * channels + channels + c] = to_shown[i] * state[i] * reset * (one - reset)
+        to_state[i] = grad[i] * update + to_shown[i] * reset
+        i += np.int64(cuda.gridDim.x) * THREADS

@@ -1,0 +1,131 @@
+"""A gated step whose reset comes before the product with the state, as T-GCN has it; differentiable.
+
+On a GPU what lies between its products takes one kernel each way and product (`kernels/gated.py`); torch's own
+functions would read and write the numbers of a node several times as often. Nothing is added up in an order that
+changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from pyg_direct.kernels import gated as kernels
+from pyg_direct.ops.launch import grid_of, is_heard, run_gpu, runs_on_gpu
+
+_DTYPES = (torch.float32, torch.float64)
+# Features up to which a kernel makes of them what they add to the gates, each time it needs it.
+_NARROW = 16
+# Pieces of rows whose products are added up in the end: a product of few columns uses few of a GPU's multiprocessors.
+_PIECES = 512
+_LEAST_ROWS = 64
+
+
+def suits_gpu(x: Tensor, state: Tensor, weight: Tensor) -> bool:
+    """Whether `step_gated` takes these: on one GPU, of one floating type and of shapes that fit, and nothing watches
+    torch's calls. What does not fit is torch's to refuse.
+    """
+    return (
+        runs_on_gpu(x)
+        and x.dtype == state.dtype == weight.dtype
+        and x.dtype in _DTYPES
+        and x.device == state.device == weight.device
+        and x.dim() == state.dim() == 2
+        and x.shape[0] == state.shape[0]
+        and weight.shape == (3 * state.shape[1], x.shape[1])
+        and 0 < 3 * state.numel() < 2**31
+        and not torch.is_autocast_enabled(x.device.type)
+        and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and not is_heard(x)
+    )
+
+
+def step_gated(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates: Tensor, of_proposal: Tensor) -> Tensor:
+    """The next state of nodes whose rows `suits_gpu` has been asked for.
+
+    Args:
+        x: Features, floats `[N, F]`.
+        state: The state before, `[N, C]`.
+        weight, bias: What makes of features what they add to update, reset and proposal, `[3 * C, F]` and `[3 * C]`.
+        of_gates: The same of the state for update and reset, `[C, 2 * C]`.
+        of_proposal: And of the reset state for the proposal, `[C, C]`.
+
+    Returns:
+        proposed + update * (state - proposed), `[N, C]`.
+    """
+    made: Tensor = _Step.apply(x, state, weight, bias, of_gates, of_proposal)
+    return made
+
+
+def step_by_torch(inputs: Tensor, state: Tensor, of_gates: Tensor, of_proposal: Tensor) -> Tensor:
+    """The same by torch's functions, from what the features add, `inputs` `[N, 3 * C]`, on any device."""
+    width = state.shape[1]
+    gates = torch.addmm(inputs[:, : 2 * width], state, of_gates).sigmoid()
+    update, reset = gates.split(width, 1)
+    proposed = torch.addmm(inputs[:, 2 * width :], state * reset, of_proposal).tanh()
+    return torch.lerp(proposed, state, update)
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates: Tensor,
+                of_proposal: Tensor) -> Tensor:  # fmt: skip
+        x, state, weight, bias = (value.contiguous() for value in (x, state, weight, bias))
+        channels, features = state.shape[1], x.shape[1]
+        inputs = x.new_empty(0) if features <= _NARROW else F.linear(x, weight, bias)
+        gates, shown, out = state @ of_gates, torch.empty_like(state), torch.empty_like(state)
+        given = inputs, x, weight, bias, state
+        count, grid = state.numel(), grid_of(state.numel(), 0)
+        run_gpu(kernels.open_gates_gpu, grid, *given, count, channels, features, gates, shown)
+        proposed = shown @ of_proposal
+        run_gpu(kernels.close_gates_gpu, grid, *given, gates, count, channels, features, proposed, out)
+        ctx.save_for_backward(x, state, weight, bias, of_gates, of_proposal, gates, shown, proposed)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *given, gates, shown, proposed = ctx.saved_tensors
+        x, state, weight, _, of_gates, of_proposal = given
+        again = torch.is_grad_enabled()
+        if again or is_heard(grad):
+            # Gradients of gradients, or many at once: of views, since some of what is given may be one tensor.
+            with torch.enable_grad():
+                views = [value.view_as(value) if again else value.detach().requires_grad_() for value in given]
+                out = step_by_torch(F.linear(views[0], *views[2:4]), views[1], *views[4:])
+            wanted = [view for view, needed in zip(views, ctx.needs_input_grad, strict=True) if needed]
+            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
+            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+        grad, channels = grad.contiguous(), state.shape[1]
+        to_inputs, to_state = state.new_empty(state.shape[0], 3 * channels), torch.empty_like(state)
+        to_gates, to_proposal = to_inputs[:, : 2 * channels], to_inputs[:, 2 * channels :]
+        count, grid = state.numel(), grid_of(state.numel(), 0)
+        run_gpu(kernels.pull_close_gpu, grid, grad, state, gates, proposed, count, channels, to_inputs)
+        to_shown = to_proposal @ of_proposal.t()
+        run_gpu(kernels.pull_open_gpu, grid, grad, state, gates, to_shown, count, channels, to_inputs, to_state)
+        needs_x, needs_state, needs_weight, needs_bias, needs_gates, needs_proposal = ctx.needs_input_grad
+        return (
+            to_inputs @ weight if needs_x else None,
+            to_state.addmm_(to_gates, of_gates.t()) if needs_state else None,
+            _multiply_columns(to_inputs, x) if needs_weight else None,
+            to_inputs.sum(0) if needs_bias else None,
+            _multiply_columns(state, to_gates) if needs_gates else None,
+            _multiply_columns(shown, to_proposal) if needs_proposal else None,
+        )
+
+
+def _multiply_columns(left: Tensor, right: Tensor) -> Tensor:
+    """`left.t() @ right` of `[N, A]` and `[N, B]`: `[A, B]`."""
+    rows = left.shape[0] // _PIECES
+    if rows < _LEAST_ROWS:
+        return left.t() @ right
+    whole = rows * _PIECES
+    pieces = [side[:whole].unflatten(0, (_PIECES, rows)) for side in (left, right)]
+    out = torch.bmm(pieces[0].mT, pieces[1]).sum(0)
+    return torch.addmm(out, left[whole:].t(), right[whole:]) if whole < left.shape[0] else out
