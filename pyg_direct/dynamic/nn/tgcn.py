@@ -85,7 +85,15 @@ class TGCN(torch.nn.Module):
         return step_by_torch(inputs[found.time], H, *right)
 
     def advance(self, aggregated: Tensor, H: Tensor) -> Tensor:  # noqa: N803
-        """The next state from that before and features that `operator` has aggregated, floats `[N, in_channels]`."""
+        """The next state from features that are aggregated, and the state before.
+
+        Args:
+            aggregated: Features that `operator` has aggregated, floats `[N, in_channels]`.
+            H: The state before, floats `[N, out_channels]`.
+
+        Returns:
+            The next state, floats `[N, out_channels]`.
+        """
         left, right = self._fold(), self._right()
         if suits_gpu(aggregated, H, left[0]):
             return step_gated(aggregated, H, *left, *right)
