@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.gine import sum_messages
 from pyg_direct.nn.sorted import SortedBatch, SortedEdges, find_batch, is_plain_tensor, is_registered
 from pyg_direct.nn.whole import WholeGraph, find_whole, may_find
 from pyg_direct.ops.aggregate import DTYPES, aggregate
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.launch import is_ordinary, runs_on_gpu
 
 _REDUCES = {
     aggr.SumAggregation: "sum",
@@ -47,18 +46,6 @@ def _may_find(edge_index: Any, kwargs: dict[str, Any]) -> bool:
 def find_reduce(self: Any) -> str:
     """How an accelerated convolution reduces, in the words of `ops.aggregate`."""
     return _REDUCES[type(self.aggr_module)]
-
-
-def is_ordinary() -> bool:
-    """Whether a model runs as it is written, neither compiled, traced nor transformed."""
-    return (
-        not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        # Transforms of functions (`torch.func`).
-        and torch._C._functorch.peek_interpreter_stack() is None
-        # Derivatives on the way forward.
-        and forward_ad._current_level < 0
-    )
 
 
 def is_plain(self: Any, edge_index: Any) -> bool:

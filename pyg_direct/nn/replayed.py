@@ -21,7 +21,7 @@ from pyg_direct.nn.call import Call, read_call
 from pyg_direct.nn.norms import find_norm_over_nodes
 from pyg_direct.nn.padded import Sizes
 from pyg_direct.nn.passes import RecordedPasses
-from pyg_direct.nn.propagate import is_ordinary
+from pyg_direct.ops.launch import is_ordinary
 
 # Ordinary passes before one is recorded, and batches in a row that found no room after which there is made more.
 _WARM_UP = 8

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from pyg_direct.kernels import gated as kernels
-from pyg_direct.ops.launch import grid_of, is_heard, run_gpu, runs_on_gpu
+from pyg_direct.ops.launch import grid_of, is_heard, is_ordinary, run_gpu, runs_on_gpu
 
 _DTYPES = (torch.float32, torch.float64)
 # Features up to which a kernel makes of them what they add to the gates, each time it needs it.
@@ -39,10 +38,7 @@ def suits_gpu(x: Tensor, state: Tensor, weight: Tensor) -> bool:
         and weight.shape == (3 * state.shape[1], x.shape[1])
         and 0 < 3 * state.numel() < 2**31
         and not torch.is_autocast_enabled(x.device.type)
-        and not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
+        and is_ordinary()
         and not is_heard(x)
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from pyg_direct.kernels.jit import SIMULATED, THREADS, CpuKernel, GpuKernel, get_cpu_threads, run_alone
 from pyg_direct.runtime.device import abilities
@@ -31,6 +32,16 @@ def is_heard(tensor: Tensor) -> bool:
     than the launch.
     """
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.is_legacy_batchedtensor(tensor)
+
+
+def is_transformed() -> bool:
+    """Whether a transform of functions (`torch.func`), or derivatives on the way forward, are at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def is_ordinary() -> bool:
+    """Whether torch runs what is called as it is written: neither compiled, traced nor transformed."""
+    return not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or is_transformed())
 
 
 def full_grid(tensor: Tensor, resident_blocks: int = _BLOCKS_PER_MULTIPROCESSOR) -> int:

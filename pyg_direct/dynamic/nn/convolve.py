@@ -11,10 +11,10 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_direct.dynamic.edges import is_weighted
 from pyg_direct.dynamic.lazy import find_tag
-from pyg_direct.dynamic.nn.recurrence import is_transformed
 from pyg_direct.dynamic.operator import GCN, Chebyshev, Operator
 from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn
+from pyg_direct.ops.launch import is_transformed
 
 _DTYPES = (torch.float32, torch.float64)
 

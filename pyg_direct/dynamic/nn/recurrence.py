@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from pyg_direct.ops.gru import pull_gru, step_gru as step_small_gru
-from pyg_direct.ops.launch import is_heard
+from pyg_direct.ops.launch import is_heard, is_ordinary
 from pyg_direct.ops.lstm import open_gates, pull_gates
 from pyg_direct.ops.product import multiply
 
@@ -174,15 +173,8 @@ def _is_small(*given: Tensor) -> bool:
         and (x.shape[2], state.shape[2]) == (of_input.shape[1], of_state.shape[1])
         and max(given[0].shape[2], given[1].shape[2], given[1].shape[1]) <= _SMALL
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        and not is_transformed()
+        and is_ordinary()
     )
-
-
-def is_transformed() -> bool:
-    """Whether a transform of functions (`torch.func`), or derivatives on the way forward, are at work."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def step_gru(layer: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
