@@ -14,6 +14,7 @@ from pyg_direct.bench.dynamic import mean_ratios, measure_dynamic_epochs
 from pyg_direct.bench.dynamic_losses import measure_losses
 from pyg_direct.bench.dynamic_memory import CAPS, measure_dynamic_memory
 from pyg_direct.bench.dynamic_ways import WAYS
+from pyg_direct.bench.gated import measure_gated_steps
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.snapshots import measure_snapshots
 from pyg_direct.bench.sweeps import check_forms, measure_overlap_sweep, measure_reads, measure_slices
@@ -145,6 +146,15 @@ def dynamic_large(scale: float) -> Iterator[Row]:
         yield from measure_dynamic_memory(sets, ways=ways if device == "cuda" else ways[:1], hidden=16, device=device)
 
 
+def gated(scale: float) -> Iterator[Row]:
+    """Steps of T-GCN for as many nodes as graphs of published sizes have; on a CPU for a hundredth of them."""
+    device = resolve_device(None).type
+    scale = scale if device == "cuda" else scale / 100
+    for name, shape in PRESETS.items():
+        for channels in (16, 32, 64):
+            yield from measure_gated_steps(max(1, int(shape.num_nodes * scale)), name, channels, device=device)
+
+
 _NAMES = {"graph.npz": "papers by year", "snapshots.npz": "as733"}
 
 
@@ -168,4 +178,5 @@ DYNAMIC_CASES: dict[str, Callable[[float], Iterator[Row]]] = {
     "dynamic_losses": dynamic_losses,
     "dynamic_memory": dynamic_memory,
     "dynamic_tuner": dynamic_tuner,
+    "gated": gated,
 }

@@ -61,6 +61,7 @@ EXPECTED = {
     "sweeps": {"rows of CSR over slices", "S=4, over ours one by one"},
     "dynamic_tuner": {"chosen groups over the best"},
     "dynamic_delta": {"what changed", "their union, sent"},
+    "gated": {"torch's functions"},
 }
 
 

@@ -1,0 +1,64 @@
+"""The gated step of T-GCN with its gradient: by kernels between its products, and by torch's functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median_high
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_direct.bench.limits import device_copy_rate
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.timing import time_on_clock, time_on_gpu
+from pyg_direct.ops.gated import step_by_torch, step_gated, suits_gpu
+
+
+def measure_gated_steps(num_nodes: int, name: str, channels: int, features: int = 4,
+                        device: str = "cuda") -> Iterator[Row]:  # fmt: skip
+    """A step of so many nodes, forwards and with the gradients of state and weights.
+
+    Args:
+        num_nodes: N.
+        name: Of the graph that has as many.
+        channels, features: Width of a state, and of what is aggregated.
+        device: On a CPU there are torch's functions alone.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    shapes = [(num_nodes, features), (num_nodes, channels), (3 * channels, features), (3 * channels,),
+              (channels, 2 * channels), (channels, channels)]  # fmt: skip
+    values = [torch.randn(shape, generator=generator, device=device) for shape in shapes]
+    grad = torch.randn(num_nodes, channels, generator=generator, device=device)
+    ways: dict[str, Callable[..., Tensor]] = {"torch's functions": _step_by_torch}
+    if suits_gpu(*values[:3]):
+        ways["kernels between products"] = step_gated
+        torch.testing.assert_close(step_gated(*values), _step_by_torch(*values), rtol=1e-4, atol=1e-4)
+    for value in values[1:]:
+        value.requires_grad_()
+    row_bytes = 4 * num_nodes
+    for what, numbers in (("forward", features + 2 * channels), ("with gradients", 2 * features + 5 * channels)):
+        medians = []
+        for way, step in ways.items():
+            work = partial(_run, step, values, None if what == "forward" else grad)
+            seconds = time_on_gpu(work, 10, 3, 3) if device == "cuda" else time_on_clock(work, 5, 1)
+            medians.append(median_high(seconds))
+            limit = 1e3 * row_bytes * numbers / device_copy_rate() if device == "cuda" else None
+            yield Row.of(f"gated/{name}/{channels} channels/{what}", way, "ms", [1e3 * s for s in seconds], limit,
+                         "what goes in and comes out, at a copy's rate" if limit else "")  # fmt: skip
+        if len(medians) == 2:
+            yield Row.of(f"gated/{name}/{channels} channels/{what}", "torch's functions over kernels", "x",
+                         [medians[0] / medians[1]])  # fmt: skip
+
+
+def _step_by_torch(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, *right: Tensor) -> Tensor:
+    return step_by_torch(F.linear(x, weight, bias), state, *right)
+
+
+def _run(step: Callable[..., Tensor], values: list[Tensor], grad: Tensor | None) -> None:
+    if grad is None:
+        with torch.no_grad():
+            step(*values)
+    else:
+        torch.autograd.grad(step(*values), values[1:], grad)
