@@ -281,6 +281,8 @@ class ProcessRows:
         """A feature with rows of its own; rows of a file, of several processes or on the host of a GPU are shared, and
         cannot be updated then."""
         feature = cast("Feature", self)
+        if feature._file is not None:
+            return self.__copy__()
         is_alone = feature._hot is not None and feature._spilled is None and feature._block is None
         if feature._shape is not None and (self._handle is not None or not is_alone):
             make, arguments = _send(feature)
