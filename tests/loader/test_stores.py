@@ -302,6 +302,15 @@ def test_links_between_types_that_a_graph_in_stores_has_not_are_refused():
         LinkNeighborLoader(store_graph(make_hetero()), [2], links, device="cpu")
 
 
+@pytest.mark.parametrize("size", [None, (70, None)])
+def test_edges_of_a_store_without_types_need_a_size(size):
+    graph = MyGraphStore()
+    graph.put_edge_index(tuple(make_data().edge_index), edge_type=None, layout="coo", size=size)
+
+    with pytest.raises(ArgumentError, match=r"edges in the graph store must have a size, .* got"):
+        NeighborLoader((MyFeatureStore(), graph), [2], torch.arange(3), device="cpu")
+
+
 def test_a_graph_of_edges_alone_needs_no_features(real_device):
     data, graph = Data(edge_index=torch.tensor([[1, 2], [0, 1]])), MyGraphStore()
     graph.put_edge_index(tuple(data.edge_index), edge_type=None, layout="coo", size=(3, 3))
