@@ -17,6 +17,7 @@ from pyg_direct.features.link import blocks_beside_hot, blocks_for_rows, find_li
 from pyg_direct.features.named import NamedRows
 from pyg_direct.features.processes import ProcessRows
 from pyg_direct.features.report import ReportedRows
+from pyg_direct.features.saved import SavedRows
 from pyg_direct.features.store import check_store_dtype, narrow_rows
 from pyg_direct.features.updated import UpdatedRows
 from pyg_direct.kernels.state import NO_POSITION
@@ -38,7 +39,7 @@ from pyg_direct.typing import Device
 _FLAGS: list[Tensor] = []
 
 
-class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, FollowingRows):
+class Feature(NamedRows, FiledRows, ProcessRows, SavedRows, UpdatedRows, ReportedRows, FollowingRows):
     """Rows by node id, after Quiver's class of that name.
 
     The rows that fit `device_cache_size` and are listed by most other rows of `csr_topo` are copied to GPU memory;
@@ -191,10 +192,16 @@ class Feature(NamedRows, FiledRows, ProcessRows, UpdatedRows, ReportedRows, Foll
             self._take(cpu_tensor)
         return self
 
-    def _take(self, cpu_tensor: Tensor) -> None:
-        """Put the rows of a tensor where they belong; a feature that fails to is left empty by its caller."""
+    def _take(self, cpu_tensor: Tensor, dtype: torch.dtype | None = None, exponents: Tensor | None = None) -> None:
+        """Put the rows of a tensor where they belong; a feature that fails to is left empty by its caller.
+
+        Args:
+            cpu_tensor: The rows.
+            dtype, exponents: Of rows as they are stored, what they are read as, and exponents of float8 ones.
+        """
         rows = cpu_tensor.detach().resolve_conj().resolve_neg()
-        self._shape, self._dtype = rows.shape, rows.dtype
+        self._shape, self._dtype = rows.shape, rows.dtype if dtype is None else dtype
+        self._exponents = None if exponents is None else exponents.to(self.device)
         if self._shard_rows(rows):
             return
         if self.store_dtype is not None and self.store_dtype != rows.dtype:

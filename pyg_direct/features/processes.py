@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -47,6 +48,11 @@ class ProcessRows:
     device_cache_size: int | str
     _handle: Handle | None
     _is_lazy: bool
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # What is no process, such as a file, gets the rows: `SavedRows`.
+        ForkingPickler.register(cls, _send)
 
     def _settle_processes(self, device_list: Sequence[int] | str, cache_policy: str, cold_policy: str,
                           device_group_list: Sequence[Any] | None) -> None:  # fmt: skip
@@ -187,6 +193,25 @@ class ProcessRows:
             return 1
         return 1 if self._handle.hot[number].spread is None else STRANDS
 
+    def _find_stored(self) -> Tensor:
+        """All rows as they are stored, `[N, ...]`, on the host unless all are in GPU memory.
+
+        Raises:
+            ArgumentError: there are none yet, or they are in a file or shared out over processes.
+        """
+        feature = cast("Feature", self)
+        feature._filled()
+        if feature._file is not None:
+            raise ArgumentError(f"a Feature over {feature._file.path} cannot be sent: call from_file in each process")
+        if feature.placement == "sharded":
+            raise ArgumentError("a Feature whose rows are shared out over processes cannot be sent to others")
+        if self._handle is not None:
+            return self._handle.rows
+        assert feature._hot is not None
+        if feature._cold is None or feature._block is None:
+            return feature._hot
+        return feature._block.view_on_cpu(feature._cold.dtype, feature._cold.shape)
+
     def share_ipc(self) -> Handle:
         """A handle for other processes of this host, to be pickled for them; rows are not copied for each.
 
@@ -197,19 +222,11 @@ class ProcessRows:
                 out over processes.
         """
         feature = cast("Feature", self)
-        feature._filled()
-        if feature._file is not None:
-            raise ArgumentError(f"a Feature over {feature._file.path} cannot be sent: call from_file in each process")
-        if feature.placement == "sharded":
-            raise ArgumentError("a Feature whose rows are shared out over processes cannot be sent to others")
+        stored = self._find_stored()
         if self._handle is None:
-            assert feature._hot is not None
-            cold, is_whole = feature._cold, feature._cold is None
-            stored = feature._hot if cold is None or feature._block is None else feature._block.view_on_cpu(
-                cold.dtype, cold.shape)  # fmt: skip
             devices = [[index] for index in range(torch.cuda.device_count())]
             self._handle = self._make_handle(stored.cpu().contiguous(), devices)
-            if not stored.is_cuda and is_whole:
+            if not stored.is_cuda and feature._cold is None:
                 feature._hot = self._handle.rows
         self._handle.order = None if feature._order is None else feature._order.cpu()
         return self._handle
@@ -264,9 +281,11 @@ class ProcessRows:
         """A feature with rows of its own; rows of a file, of several processes or on the host of a GPU are shared, and
         cannot be updated then."""
         feature = cast("Feature", self)
+        if feature._file is not None:
+            return self.__copy__()
         is_alone = feature._hot is not None and feature._spilled is None and feature._block is None
         if feature._shape is not None and (self._handle is not None or not is_alone):
-            make, arguments = self.__reduce__()
+            make, arguments = _send(feature)
             return make(*arguments)  # type: ignore[no-any-return]
         made = self.__copy__()
         for name in ("_hot", "_exponents", "_order"):
@@ -274,8 +293,7 @@ class ProcessRows:
             setattr(made, name, None if rows is None else rows.clone())
         return made
 
-    def __reduce__(self) -> Any:
-        feature = cast("Feature", self)
-        if feature._shape is None:
-            raise ArgumentError("a Feature without rows cannot be sent: call from_cpu_tensor first")
-        return type(self).lazy_from_ipc_handle, (self.share_ipc(),)
+
+def _send(feature: Feature) -> Any:
+    """How `multiprocessing` sends a feature: by a handle."""
+    return type(feature).lazy_from_ipc_handle, (feature.share_ipc(),)

@@ -73,14 +73,24 @@ def _read_data(data: Any) -> EdgeList | Rows:
     if len(getattr(data, "node_types", ())) > 0:
         raise NotImplementedError("data must have one node type and one relation; loaders take a HeteroData")
     if getattr(data, "adj_t", None) is not None:
-        if isinstance(data.adj_t, Tensor) and data.adj_t.layout == torch.sparse_csc:
-            # Its compressed dimension would be the sources.
-            raise ArgumentError("data.adj_t must be compressed by row; call to_sparse_csr() on this CSC tensor")
+        check_adjacency(data.adj_t)
         return read_edges(data.adj_t)
     if getattr(data, "edge_index", None) is None:
         raise ArgumentError("data must hold edge_index or adj_t, got neither")
     edges = read_edges(data.edge_index)
     return EdgeList(edges.edge_index, int(data.num_nodes)) if isinstance(edges, EdgeList) else edges
+
+
+def check_adjacency(adj_t: Any, name: str = "data.adj_t") -> None:
+    """Refuse an `adj_t` that is a sparse tensor of torch of another layout than CSR.
+
+    Raises:
+        ArgumentError: it is.
+    """
+    # What CSC compresses would be the sources.
+    if isinstance(adj_t, Tensor) and adj_t.layout in (torch.sparse_csc, torch.sparse_coo):
+        kind = "CSC" if adj_t.layout == torch.sparse_csc else "COO"
+        raise ArgumentError(f"{name} must be compressed by row; call to_sparse_csr() on this {kind} tensor")
 
 
 def _check_square(sizes: Any) -> None:

@@ -16,6 +16,7 @@ from torch_geometric.typing import SparseTensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.graph.pyg import check_adjacency
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.counted import tell_count
 from pyg_direct.loader.stores import read_stores
@@ -268,6 +269,7 @@ def _read_edges(edges: Any, form: str) -> Any:
         return _read_edges(rows, form)
     if isinstance(edges, Tensor) and edges.layout == torch.strided:
         return edges.as_tensor() if hasattr(edges, "as_tensor") and hasattr(edges, "sparse_size") else edges
+    check_adjacency(edges, "adj_t")
     raise ArgumentTypeError(
         f"edge_index must be a tensor [2, E], a SparseTensor or a sparse CSR tensor, got {type(edges).__name__}"
     )

@@ -122,6 +122,11 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     def _check_links(self) -> None:
         given = self.input_data
         nodes: Any = self._sampler.num_nodes if isinstance(self._sampler, OwnSampler) else None
+        for end in (0, 2) if isinstance(nodes, dict) else ():
+            if given.input_type[end] not in nodes:
+                raise ArgumentError(
+                    f"edge_label_index must name known node types, got {given.input_type[end]!r} of {list(nodes)}"
+                )
         sizes = [nodes[given.input_type[end]] for end in (0, 2)] if isinstance(nodes, dict) else [nodes, nodes]
         given.row = check_ids("edge_label_index", given.row, sizes[0]).long()
         given.col = check_ids("edge_label_index", given.col, sizes[1]).long()

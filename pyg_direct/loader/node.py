@@ -74,15 +74,12 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         self.store_dtype, self._sampler = store_dtype, node_sampler
         check_graph(data, is_sampled=False)
         input_nodes, num_seeds = _read_seeds(data, input_nodes, self._seeds_name)
+        size = _count_known(node_sampler, input_nodes, self._seeds_name)
         check_times("input_time", input_time, num_seeds)
         check_input_id(input_id, num_seeds)
         kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=num_seeds)
         PygNodeLoader.__init__(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
                                custom_cls=custom_cls, input_id=input_id, **kwargs)  # fmt: skip
-        size = None
-        if isinstance(node_sampler, OwnSampler):
-            sizes = node_sampler.num_nodes
-            size = sizes[self.input_data.input_type] if isinstance(sizes, dict) else sizes
         self.input_data.node = check_ids(self._seeds_name, self.input_data.node, size).long()
         check_times("input_time", self.input_data.time, self.input_data.node.numel())
 
@@ -177,6 +174,27 @@ def _read_seeds(data: Any, input_nodes: Any, name: str) -> tuple[Any, int | None
     count = count_seeds(nodes, num_nodes)
     # PyG's loader does not find the size of a type in stores for (type, None).
     return nodes if not isinstance(kind, str) else kind if nodes is None else (kind, nodes), count
+
+
+def _count_known(sampler: Any, seeds: Any, name: str) -> int | None:
+    """How many nodes a sampler of ours has of the type that seeds, as `_read_seeds` gives them, are of.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: it has no such type, or seeds name none; a mask of fewer nodes.
+    """
+    if not isinstance(sampler, OwnSampler):
+        return None
+    kind, nodes = (seeds, None) if isinstance(seeds, str) else seeds if isinstance(seeds, tuple) else (None, seeds)
+    sizes = sampler.num_nodes
+    if isinstance(sizes, dict) and kind is None:
+        raise ArgumentTypeError(
+            f"{name} must be a node type or (node type, nodes) for a graph with types, got {type(seeds).__name__}"
+        )
+    if isinstance(sizes, dict) and kind not in sizes:
+        raise ArgumentError(f"{name} must name a known node type, got {kind!r} of {list(sizes)}")
+    size = sizes[kind] if isinstance(sizes, dict) else sizes
+    count_seeds(nodes, size, name)
+    return size
 
 
 def count_seeds(nodes: Tensor | None, num_nodes: int | None, name: str = "input_nodes") -> int | None:

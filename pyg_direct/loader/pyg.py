@@ -17,6 +17,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.together import group_narrow
 from pyg_direct.graph.placed import PlacedTopology
+from pyg_direct.graph.pyg import check_adjacency
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.copied import copy_data
 from pyg_direct.loader.counted import tell_count
@@ -52,9 +53,7 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
         except IdError as error:
             raise IdError(tell_count(str(error), data)) from error
     else:
-        if isinstance(edges, Tensor) and edges.layout == torch.sparse_csc:
-            # Its compressed dimension would be the sources.
-            raise ArgumentError("data.adj_t must be compressed by row; call to_sparse_csr() on this CSC tensor")
+        check_adjacency(edges, "data.edge_index" if "edge_index" in data else "data.adj_t")
         topology = CSRTopo(edges)
         if topology.node_count != data.num_nodes:
             raise ArgumentError(

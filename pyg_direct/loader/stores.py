@@ -26,7 +26,8 @@ def read_stores(features: FeatureStore, graph: GraphStore, time_attr: str | None
     Edge ids are positions in the layout that the store keeps.
 
     Raises:
-        ArgumentError: no times of that name, or of nodes and edges at once; a table of ours with too few rows.
+        ArgumentError: no times of that name, or of nodes and edges at once; a table of ours with too few rows; edges
+            without types that have no size.
     """
     best: dict[Any, Any] = {}
     for attr in graph.get_all_edge_attrs():
@@ -35,7 +36,13 @@ def read_stores(features: FeatureStore, graph: GraphStore, time_attr: str | None
             best[attr.edge_type] = attr
     edges = {edge_type: _read_layout(graph, attr) for edge_type, attr in best.items()}
     if list(edges) == [None]:
-        num_nodes: Any = max(best[None].size)
+        size = best[None].size
+        if size is None or None in size:
+            raise ArgumentError(
+                "edges in the graph store must have a size, size=(num_nodes, num_nodes), as nothing else tells the "
+                f"number of nodes, got {size}"
+            )
+        num_nodes: Any = max(size)
         _check_tables(features, {None: num_nodes}, edges)
         node_time, edge_time = _read_times(features, time_attr, num_nodes, edges)
         return num_nodes, edges[None], node_time, edge_time

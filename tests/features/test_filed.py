@@ -1,5 +1,6 @@
 """A feature gives the rows of a file bit for bit, whatever part of them is in memory."""
 
+import copy
 import os
 from unittest.mock import Mock
 
@@ -190,6 +191,17 @@ def test_a_file_that_cannot_be_read_leaves_an_empty_feature(device, tmp_path, mo
 
     with pytest.raises(ArgumentError, match="holds no rows yet"):
         feature[[0]]
+
+
+@CACHES
+def test_a_deep_copy_reads_the_same_file(device, tmp_path, caches):
+    rows = make_rows()
+    feature = Feature(device=device, **caches).from_file(save_rows(tmp_path / "rows.npy", rows))
+
+    other = copy.deepcopy(feature)
+
+    assert torch.equal(read(other, IDS, device), bytes_of(rows)[IDS])
+    assert torch.equal(read(feature, IDS, device), bytes_of(rows)[IDS])
 
 
 def test_filling_again_forgets_the_file(device, tmp_path):

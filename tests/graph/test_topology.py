@@ -359,8 +359,9 @@ def test_rows_that_are_no_tensors_are_refused(name, indptr, indices):
         CSRTopo(indptr=indptr, indices=indices)
 
 
-def test_an_adjacency_compressed_by_column_is_refused_in_data():
-    data = Data(adj_t=torch.eye(3).to_sparse_csc(), num_nodes=3)
+@pytest.mark.parametrize("layout", [torch.sparse_csc, torch.sparse_coo])
+def test_an_adjacency_that_is_not_compressed_by_row_is_refused_in_data(layout):
+    data = Data(adj_t=torch.eye(3).to_sparse(layout=layout), num_nodes=3)
 
     with pytest.raises(ArgumentError, match=r"data.adj_t must be compressed by row; call to_sparse_csr\(\)"):
         CSRTopo(data)

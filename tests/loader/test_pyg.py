@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
@@ -330,6 +330,22 @@ def test_data_that_does_not_fit_together_is_refused(real_device, change, words):
 
     with pytest.raises((ArgumentError, ArgumentTypeError), match=words):
         list(NeighborLoader(data, [2], input_nodes=[0], device=real_device))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(("layout", "kind"), [(torch.sparse_csc, "CSC"), (torch.sparse_coo, "COO")])
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}])
+def test_an_adjacency_that_is_not_compressed_by_row_is_named(real_device, layout, kind, options):
+    data, typed = make_data(), HeteroData()
+    del data.edge_index
+    typed["paper"].num_nodes = 70
+    data.adj_t = typed["paper", "cites", "paper"].adj_t = torch.eye(70).to_sparse(layout=layout)
+
+    for graph, seeds in ((data, None), (typed, "paper")):
+        with pytest.raises(
+            ArgumentError, match=rf"adj_t must be compressed by row; call to_sparse_csr\(\) on .* {kind}"
+        ):
+            list(NeighborLoader(graph, [2], seeds, device=real_device, **options))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")

@@ -273,6 +273,44 @@ def test_a_graph_in_stores_needs_seeds():
         NeighborLoader((MyFeatureStore(), graph), [2], device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("seeds", "error", "message"),
+    [
+        ("paper_", ArgumentError, "input_nodes must name a known node type, got 'paper_' of"),
+        (("paper_", torch.arange(3)), ArgumentError, "input_nodes must name a known node type, got 'paper_' of"),
+        (torch.arange(3), ArgumentTypeError, r"input_nodes must be a node type or \(node type, nodes\) .* got Tensor"),
+        (("paper", torch.ones(3).bool()), ArgumentError, r"input_nodes must have shape \[40\] as a mask, got \[3\]"),
+    ],
+)
+def test_seeds_that_a_graph_in_stores_has_not_are_refused(seeds, error, message):
+    with pytest.raises(error, match=message):
+        NeighborLoader(store_graph(make_hetero()), [2], seeds, device="cpu")
+
+
+def test_a_mask_of_a_graph_in_stores_without_types_is_one_of_all_nodes():
+    features = FeatureStore()
+    features[None, "x", None] = make_data().x
+
+    with pytest.raises(ArgumentError, match=r"input_nodes must have shape \[70\] as a mask, got \[3\]"):
+        NeighborLoader((features, make_data()), [2], torch.ones(3).bool(), device="cpu")
+
+
+def test_links_between_types_that_a_graph_in_stores_has_not_are_refused():
+    links = ("author", "writes", "poem"), torch.zeros(2, 3).long()
+
+    with pytest.raises(ArgumentError, match="edge_label_index must name known node types, got 'poem' of"):
+        LinkNeighborLoader(store_graph(make_hetero()), [2], links, device="cpu")
+
+
+@pytest.mark.parametrize("size", [None, (70, None)])
+def test_edges_of_a_store_without_types_need_a_size(size):
+    graph = MyGraphStore()
+    graph.put_edge_index(tuple(make_data().edge_index), edge_type=None, layout="coo", size=size)
+
+    with pytest.raises(ArgumentError, match=r"edges in the graph store must have a size, .* got"):
+        NeighborLoader((MyFeatureStore(), graph), [2], torch.arange(3), device="cpu")
+
+
 def test_a_graph_of_edges_alone_needs_no_features(real_device):
     data, graph = Data(edge_index=torch.tensor([[1, 2], [0, 1]])), MyGraphStore()
     graph.put_edge_index(tuple(data.edge_index), edge_type=None, layout="coo", size=(3, 3))
