@@ -58,10 +58,24 @@ def run(
         code, names = (_find_module if module else _find_file)(program, arguments or [])
         sys.excepthook = partial(_show_error, names["__file__"], show)
         _execute(code, names)
-    except KeyboardInterrupt as error:
-        # Typer would end without a word of where the program was.
-        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
         raise
+    except _NotFoundError as error:
+        raise typer.BadParameter(str(error), param_hint="'PROGRAM'") from error
+    except BaseException as error:
+        raise ProgramError(error) from None
+
+
+class ProgramError(BaseException):
+    """What ended the program. It passes Typer, which ends some errors without a word of where the program was.
+
+    Attributes:
+        error: The program's own error.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def _find_file(script: str, arguments: list[str]) -> tuple[CodeType, dict[str, Any]]:
@@ -78,16 +92,13 @@ def _find_module(name: str, arguments: list[str]) -> tuple[CodeType, dict[str, A
     """The code of a module and the names it begins with, as `python -m name` has them.
 
     Raises:
-        typer.BadParameter: no such module, in Python's words.
+        _NotFoundError: no such module, in Python's words.
     """
     # What packages around it see as they are imported.
     sys.argv = ["-m", *arguments]
     _begin_path(os.getcwd())
-    try:
-        # As Python itself, and its debugger, find it.
-        _, spec, code = runpy._get_module_details(name, _NotFoundError)  # type: ignore[attr-defined]
-    except _NotFoundError as error:
-        raise typer.BadParameter(str(error), param_hint="'PROGRAM'") from error
+    # As Python itself, and its debugger, find it.
+    _, spec, code = runpy._get_module_details(name, _NotFoundError)  # type: ignore[attr-defined]
     sys.argv[0] = spec.origin
     return code, {"__file__": spec.origin, "__cached__": spec.cached, "__loader__": spec.loader,
                   "__package__": spec.parent, "__spec__": spec}  # fmt: skip
