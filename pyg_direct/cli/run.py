@@ -4,6 +4,7 @@ replaced.
 
 from __future__ import annotations
 
+import builtins
 import io
 import os
 import runpy
@@ -119,8 +120,10 @@ def _execute(code: CodeType, names: dict[str, Any]) -> None:
 
     With `runpy` it would go before, and a process group of Gloo then waits for threads that wait for the interpreter.
     """
-    module = sys.modules["__main__"] = ModuleType("__main__")
-    module.__dict__.update(names)
+    # By the second name what processes that multiprocessing spawned say of it is found.
+    module = sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
+    # As the first module has them; `exec` alone would put their names there.
+    module.__dict__.update(names, __builtins__=builtins)
     exec(code, module.__dict__)
 
 

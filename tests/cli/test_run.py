@@ -178,6 +178,40 @@ def test_a_program_that_is_named_from_its_folder_knows_where_it_lies(tmp_path):
     assert said == expected.stderr.splitlines()
 
 
+def test_a_program_finds_the_module_of_builtins(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("import builtins\nprint(__builtins__ is builtins)\n")
+
+    done = run("run", "--device", "cpu", path)
+
+    assert done.stdout == start(path).stdout, done.stderr
+
+
+def test_spawned_processes_give_a_program_objects_of_its_own_classes(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("""
+import multiprocessing
+
+class Answer:
+    pass
+
+def answer(queue):
+    queue.put(Answer())
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=answer, args=(queue,))
+    process.start()
+    print(type(queue.get()) is Answer)
+    process.join()
+""")
+
+    done = run("run", "--device", "cpu", path)
+
+    assert done.stdout == "True\n", done.stderr
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A package with modules of all kinds, where a program may be started."""
