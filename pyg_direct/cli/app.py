@@ -42,8 +42,10 @@ for command in (doctor, bench, cache, partition):
 def main() -> None:
     """The command `pyg-direct`."""
     try:
-        # Started as a module, the program has no name of its own.
-        app(prog_name="python -m pyg_direct" if sys.argv[0].endswith("__main__.py") else "pyg-direct")
+        # Started as a module, the program has no name of its own. On Windows Typer would put names of files for
+        # patterns, which are meant for a program behind `run`.
+        app(prog_name="python -m pyg_direct" if sys.argv[0].endswith("__main__.py") else "pyg-direct",
+            windows_expand_args=False)  # fmt: skip
     except ProgramError as ended:
         error = ended.error
     # Python ends as it does without us; where all went well, Typer has ended it.
