@@ -192,10 +192,13 @@ class CpuKernel:
 
     def _prepare(self, parallel: bool, args: Sequence[Any]) -> None:
         """Compile for the types of these arguments, or read what another process compiled."""
+        import numba
+
         # Numba's cache does not tell loops for one thread and for several apart.
         folder = cache_folder("cpu" if parallel else "cpu_one_thread")
         # Its index of a function is read, added to and written back: by one process at a time.
-        with hold(folder / self._fn.__name__):
+        # Who has Numba compile nothing (`NUMBA_DISABLE_JIT`) means functions of the program.
+        with hold(folder / self._fn.__name__), replaced(numba.config, "DISABLE_JIT", 0):
             if parallel not in self._compiled:
                 self._compiled[parallel] = self._compile(parallel, folder)
             # Without room on the disk, the loop is compiled but not kept.
