@@ -36,6 +36,9 @@ SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") == "1"
 THREADS = 8 if SIMULATED else 256
 
 _LOCK = threading.RLock()
+# A child has none of the threads that held it when it was forked.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: globals().update(_LOCK=threading.RLock()))
 # Of each thread: `is_alone`, whether its loops run on it alone.
 _OWN = threading.local()
 _LOGGER = logging.getLogger(__name__)
