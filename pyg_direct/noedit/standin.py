@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from torch_geometric.data.data import BaseData
+
 from pyg_direct.errors import LoaderWarning
 from pyg_direct.loader.placement import announce
 from pyg_direct.noedit.ids import show_ids
@@ -79,15 +81,24 @@ def _make(cls: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     arguments.pop("kwargs", None)
     options = dict(cls.options)
     if options.get("device") == "data":
-        is_on_gpu = getattr(next(iter(arguments.values())), "is_cuda", False)
-        # A method of `SparseTensor`, a property of the others.
-        options["device"] = "cuda" if (is_on_gpu() if callable(is_on_gpu) else is_on_gpu) else "cpu"
+        options["device"] = _find_device(next(iter(arguments.values())))
     if "transform" in inspect.signature(cls.ours).parameters:
         arguments["transform"] = partial(show_batch, arguments.get("transform"))
     with warnings.catch_warnings():
         # A program of PyG's asks for workers as a matter of course.
         warnings.simplefilter("ignore", LoaderWarning)
         return cls.ours(**arguments, **{name: value for name, value in options.items() if name not in arguments})
+
+
+def _find_device(data: Any) -> Any:
+    """The GPU that a graph, or a part of it, lies on, else the CPU."""
+    parts = [part for store in data.stores for part in store.values()] if isinstance(data, BaseData) else [data]
+    for part in parts:
+        # Methods of `SparseTensor`, properties of tensors.
+        is_on_gpu, device = getattr(part, "is_cuda", False), getattr(part, "device", None)
+        if is_on_gpu() if callable(is_on_gpu) else is_on_gpu:
+            return device() if callable(device) else device
+    return "cpu"
 
 
 def show_batch(transform: Callable[[Any], Any] | None, *batch: Any) -> Any:

@@ -17,6 +17,7 @@ import pyg_direct
 from pyg_direct.loader import placement
 from pyg_direct.loader.inference import infer
 from pyg_direct.noedit import inference
+from pyg_direct.noedit.standin import make_stand_in
 from pyg_direct.noedit.table import REPLACEMENTS
 from tests.graphs import make_random_graph
 
@@ -193,6 +194,33 @@ def test_a_class_of_the_program_is_left_to_pyg(said):
     assert isinstance(loader, torch_geometric.loader.NeighborLoader)
     assert len(said.messages) == 1
     assert said.messages[0].startswith("Mine left to PyG")
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it lies on the second GPU."""
+
+    is_cuda, device = True, torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "device"),
+    [(make_data(), "cpu"), (make_hetero_data(), "cpu"), ((None, None), "cpu"), (torch.zeros(2, 3), "cpu"),
+     (Data(x=torch.zeros(3), edge_index=torch.zeros(2, 3).as_subclass(OnGpu)), torch.device("cuda", 1)),
+     (torch.zeros(2, 3).as_subclass(OnGpu), torch.device("cuda", 1)),
+     (types.SimpleNamespace(is_cuda=lambda: True, device=lambda: "cuda:1"), "cuda:1")],
+)  # fmt: skip
+def test_loaders_may_be_where_their_data_is(data, device):
+    class Ours:
+        def __init__(self, data, device=None):
+            self.device = device
+
+    class Loader:
+        def __init__(self, data):
+            pass
+
+    made = make_stand_in(Loader, Ours, {"device": "data"}, verbose=False)(data)
+
+    assert made.device == device
 
 
 @pytest.mark.usefixtures("_installed")
