@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import warnings
 from abc import ABCMeta
@@ -73,6 +74,19 @@ def make_stand_in(original: type, ours: type, options: Mapping[str, Any], verbos
             "__signature__": inspect.signature(original), "original": original, "ours": ours, "options": known,
             "verbose": verbose}  # fmt: skip
     return StandIn(original.__name__, (original,), body)
+
+
+def send_original(thing: Any) -> Any:
+    """How an object of a class of PyG's is pickled, and copied, while a stand-in has the name of its class."""
+    kind = type(thing)
+    return _make_original, (kind.__module__, kind.__qualname__), *thing.__reduce_ex__(2)[2:]
+
+
+def _make_original(module: str, name: str) -> Any:
+    """An empty object of PyG's class, whether a stand-in has its name in this process or not."""
+    found = getattr(importlib.import_module(module), name)
+    kind = vars(found).get("original", found)
+    return kind.__new__(kind)
 
 
 def _make(cls: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

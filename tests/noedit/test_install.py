@@ -1,7 +1,9 @@
 """PyG's names make our loaders, and PyG's own for what ours does not offer."""
 
 import copy
+import copyreg
 import logging
+import pickle
 import sys
 import types
 
@@ -221,6 +223,26 @@ def test_loaders_may_be_where_their_data_is(data, device):
     made = make_stand_in(Loader, Ours, {"device": "data"}, verbose=False)(data)
 
     assert made.device == device
+
+
+@pytest.mark.usefixtures("_installed")
+def test_what_is_left_to_pyg_is_sent_to_processes_with_and_without_our_names():
+    kinds = [PYG["torch_geometric.sampler.neighbor_sampler", "NeighborSampler"],
+             PYG["torch_geometric.loader.neighbor_loader", "NeighborLoader"]]  # fmt: skip
+    sampler = kinds[0](make_data(), [2])
+    sent = pickle.dumps([sampler, kinds[1](make_data(), [2], neighbor_sampler=sampler, batch_size=7)])
+
+    got = pickle.loads(sent)
+    pyg_direct.uninstall()
+    without = pickle.loads(sent)
+
+    for things in (got, without):
+        assert [type(thing) for thing in things] == kinds
+        assert things[1].batch_size == 7
+        assert things[1].node_sampler is things[0]
+    assert [type(thing) for thing in pickle.loads(pickle.dumps(got))] == kinds
+    assert type(copy.copy(sampler)) is kinds[0]
+    assert not copyreg.dispatch_table.keys() & set(PYG.values())
 
 
 @pytest.mark.usefixtures("_installed")
