@@ -76,11 +76,11 @@ def _compress_on_cpu(rows: Tensor, columns: Tensor, num_nodes: int, node_dtype: 
                      edge_dtype: torch.dtype) -> Compressed:  # fmt: skip
     # Chunks re-read the edge list; twice as many as threads keep each one's cursors nearer to the cache.
     chunks = 2 * cpu_chunks()
-    indptr = use_large_pages(torch.empty(num_nodes + 1, dtype=torch.int64)).zero_()
+    indptr = use_large_pages(torch.empty(num_nodes + 1, dtype=torch.int64, device="cpu")).zero_()
     run_cpu(kernels.count_rows_cpu, rows, chunks, indptr[1:])
     torch.cumsum(indptr[1:], 0, out=indptr[1:])
-    indices = use_large_pages(torch.empty(rows.numel(), dtype=node_dtype))
-    edge_ids = use_large_pages(torch.empty(rows.numel(), dtype=edge_dtype))
+    indices = use_large_pages(torch.empty(rows.numel(), dtype=node_dtype, device="cpu"))
+    edge_ids = use_large_pages(torch.empty(rows.numel(), dtype=edge_dtype, device="cpu"))
     run_cpu(kernels.place_edges_cpu, rows, columns, chunks, indptr[:-1].clone(), indices, edge_ids)
     return Compressed(indptr, indices, edge_ids)
 
@@ -92,8 +92,9 @@ def order_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
         rows: int32 or int64 `[E]`, values in [0, num_rows).
         num_rows: R.
     """
-    indptr = torch.zeros(num_rows + 1, dtype=torch.int64)
-    order = use_large_pages(torch.empty(rows.numel(), dtype=torch.int32 if rows.numel() < _MOST else torch.int64))
+    indptr = torch.zeros(num_rows + 1, dtype=torch.int64, device="cpu")
+    edge_dtype = torch.int32 if rows.numel() < _MOST else torch.int64
+    order = use_large_pages(torch.empty(rows.numel(), dtype=edge_dtype, device="cpu"))
     with show_wait("sorting edges by row", items=rows.numel()), threads_for(rows.numel()):
         chunks = 2 * cpu_chunks()
         run_cpu(kernels.count_rows_cpu, rows, chunks, indptr[1:])

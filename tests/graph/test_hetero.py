@@ -157,6 +157,16 @@ def test_topology_can_be_sent():
         assert torch.equal(ours, theirs)
 
 
+def test_arrays_are_made_beside_the_edges_whatever_device_is_the_default():
+    edges, times, weights = torch.tensor([[0, 1], [1, 1]]), torch.tensor([3, 4]), torch.tensor([1.0, 2])
+    expected = HeteroTopo(2, edges, node_time=times, edge_weight=weights)
+    with torch.device("meta"):
+        topo = HeteroTopo(2, edges, node_time=times, edge_weight=weights)
+        rows, other = (made.place("cpu", "cpu").with_running_weights() for made in (topo, expected))
+
+    assert [array.tolist() for array in rows] == [array.tolist() for array in other]
+
+
 def test_weights_may_stand_in_a_column():
     edges, weights = torch.tensor([[0, 1, 2], [1, 1, 0]]), torch.tensor([3.0, 1.0, 2.0])
 

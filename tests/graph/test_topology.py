@@ -98,6 +98,13 @@ def test_strided_edges_are_read_as_they_look():
     assert read_rows(topo) == (INDPTR, INDICES, EDGE_IDS)
 
 
+def test_rows_are_made_beside_the_edges_whatever_device_is_the_default():
+    with torch.device("meta"):
+        topo = CSRTopo(GRAPH.edge_index, num_nodes=4)
+
+    assert read_rows(topo) == (INDPTR, INDICES, EDGE_IDS)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_rows_are_taken_as_they_are(dtype):
     indptr, indices = make_rows(dtype)
