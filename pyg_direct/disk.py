@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -16,8 +17,24 @@ _PATIENCE_SECONDS = 120.0
 
 def cache_root() -> Path:
     """The package's folder for what can be made again: `PYG_DIRECT_CACHE`, or `pyg_direct` in the user's caches."""
-    return Path(os.environ.get("PYG_DIRECT_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pyg_direct"))  # fmt: skip
+    if own := os.environ.get("PYG_DIRECT_CACHE"):
+        return Path(_settle(own))
+    # As its specification has it, one that is relative says nothing.
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    caches = caches if os.path.isabs(caches) else os.path.join(_find_home(), ".cache")
+    return Path(caches) / "pyg_direct"
+
+
+@functools.cache
+def _settle(folder: str) -> str:
+    """Where a folder was when it was first asked for: programs change the one that they are in."""
+    return os.path.abspath(os.path.expanduser(folder))
+
+
+def _find_home() -> str:
+    """The user's folder; the root, as in containers, where nobody knows the user."""
+    home = os.path.expanduser("~")
+    return home if os.path.isabs(home) else os.path.abspath(os.sep)
 
 
 def open_beside(path: Path) -> tuple[int, str]:

@@ -1,11 +1,14 @@
 """What is kept on disk between runs."""
 
+import functools
 import json
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
+from pyg_direct import disk
 from pyg_direct.disk import cache_root, recall, write_whole
 from tests.interpreter import run_together
 
@@ -28,6 +31,38 @@ def test_the_folder_follows_the_environment(tmp_path, monkeypatch):
 
     assert own == tmp_path / "own"
     assert cache_root() == tmp_path / "xdg" / "pyg_direct"
+
+
+@pytest.mark.parametrize("name", ["cache", "~/cache"])
+def test_the_folder_stays_where_it_was_whichever_one_a_program_is_in(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.setenv("PYG_DIRECT_CACHE", name)
+    monkeypatch.setattr(disk, "_settle", functools.cache(disk._settle.__wrapped__))
+    monkeypatch.chdir(tmp_path)
+    begun = cache_root()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+
+    assert begun == cache_root() == tmp_path / "cache"
+
+
+def test_a_folder_of_caches_that_is_relative_says_nothing(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYG_DIRECT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "caches")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+
+    assert cache_root() == tmp_path / ".cache" / "pyg_direct"
+
+
+def test_a_user_whom_nobody_knows_has_the_root_for_a_home(monkeypatch):
+    monkeypatch.delenv("PYG_DIRECT_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    # As it comes back where it says nothing.
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+
+    assert cache_root() == Path(os.path.abspath(os.sep), ".cache", "pyg_direct")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="rights of POSIX")

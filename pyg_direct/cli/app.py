@@ -11,7 +11,7 @@ import pyg_direct
 from pyg_direct.cli.bench import bench
 from pyg_direct.cli.cache import cache
 from pyg_direct.cli.doctor import doctor
-from pyg_direct.cli.run import run
+from pyg_direct.cli.run import ProgramError, run
 from pyg_direct.distributed.command import partition
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
@@ -41,5 +41,12 @@ for command in (doctor, bench, cache, partition):
 
 def main() -> None:
     """The command `pyg-direct`."""
-    # Started as a module, the program has no name of its own.
-    app(prog_name="python -m pyg_direct" if sys.argv[0].endswith("__main__.py") else "pyg-direct")
+    try:
+        # Started as a module, the program has no name of its own. On Windows Typer would put names of files for
+        # patterns, which are meant for a program behind `run`.
+        app(prog_name="python -m pyg_direct" if sys.argv[0].endswith("__main__.py") else "pyg-direct",
+            windows_expand_args=False)  # fmt: skip
+    except ProgramError as ended:
+        error = ended.error
+    # Python ends as it does without us; where all went well, Typer has ended it.
+    raise error

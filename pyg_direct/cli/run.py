@@ -4,6 +4,7 @@ replaced.
 
 from __future__ import annotations
 
+import builtins
 import io
 import os
 import runpy
@@ -58,10 +59,24 @@ def run(
         code, names = (_find_module if module else _find_file)(program, arguments or [])
         sys.excepthook = partial(_show_error, names["__file__"], show)
         _execute(code, names)
-    except KeyboardInterrupt as error:
-        # Typer would end without a word of where the program was.
-        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
         raise
+    except _NotFoundError as error:
+        raise typer.BadParameter(str(error), param_hint="'PROGRAM'") from error
+    except BaseException as error:
+        raise ProgramError(error) from None
+
+
+class ProgramError(BaseException):
+    """What ended the program. It passes Typer, which ends some errors without a word of where the program was.
+
+    Attributes:
+        error: The program's own error.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def _find_file(script: str, arguments: list[str]) -> tuple[CodeType, dict[str, Any]]:
@@ -78,16 +93,13 @@ def _find_module(name: str, arguments: list[str]) -> tuple[CodeType, dict[str, A
     """The code of a module and the names it begins with, as `python -m name` has them.
 
     Raises:
-        typer.BadParameter: no such module, in Python's words.
+        _NotFoundError: no such module, in Python's words.
     """
     # What packages around it see as they are imported.
     sys.argv = ["-m", *arguments]
     _begin_path(os.getcwd())
-    try:
-        # As Python itself, and its debugger, find it.
-        _, spec, code = runpy._get_module_details(name, _NotFoundError)  # type: ignore[attr-defined]
-    except _NotFoundError as error:
-        raise typer.BadParameter(str(error), param_hint="'PROGRAM'") from error
+    # As Python itself, and its debugger, find it.
+    _, spec, code = runpy._get_module_details(name, _NotFoundError)  # type: ignore[attr-defined]
     sys.argv[0] = spec.origin
     return code, {"__file__": spec.origin, "__cached__": spec.cached, "__loader__": spec.loader,
                   "__package__": spec.parent, "__spec__": spec}  # fmt: skip
@@ -108,8 +120,10 @@ def _execute(code: CodeType, names: dict[str, Any]) -> None:
 
     With `runpy` it would go before, and a process group of Gloo then waits for threads that wait for the interpreter.
     """
-    module = sys.modules["__main__"] = ModuleType("__main__")
-    module.__dict__.update(names)
+    # By the second name what processes that multiprocessing spawned say of it is found.
+    module = sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
+    # As the first module has them; `exec` alone would put their names there.
+    module.__dict__.update(names, __builtins__=builtins)
     exec(code, module.__dict__)
 
 

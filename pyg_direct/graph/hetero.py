@@ -156,15 +156,15 @@ class HeteroTopo:
         edge_dtype = torch.int32 if max(edge_counts, default=0) < 2**31 else torch.int64
         firsts = self.type_starts[self.reached].tolist()
         self.indptr = _concatenate([r.indptr[:-1] + int(s) for r, s in zip(relations, self.edge_starts, strict=False)]
-                                   + [torch.tensor([self.edge_starts[-1]])], torch.int64)  # fmt: skip
+                                   + [torch.tensor([self.edge_starts[-1]], device="cpu")], torch.int64)  # fmt: skip
         self.indices = _concatenate([_move(r.indices, first, id_dtype)
                                      for r, first in zip(relations, firsts, strict=True)], id_dtype)  # fmt: skip
         all_in_place = all(r.edge_ids is None for r in relations)
         self.edge_ids = _concatenate([] if all_in_place else [r.list_ids().to(edge_dtype) for r in relations],
                                      edge_dtype)  # fmt: skip
-        self.node_time = torch.empty(0, dtype=torch.int64)
+        self.node_time = torch.empty(0, dtype=torch.int64, device="cpu")
         if times:
-            self.node_time = torch.zeros(num_ids, dtype=torch.int64)
+            self.node_time = torch.zeros(num_ids, dtype=torch.int64, device="cpu")
             for kind, start in zip(self.node_types, self.type_starts, strict=False):
                 if kind in times:
                     self.node_time[start : start + self.num_nodes[kind]] = times[kind].cpu()
@@ -268,5 +268,5 @@ def _move(indices: Tensor, first: int, dtype: torch.dtype) -> Tensor:
 def _concatenate(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
     parts = [part for part in parts if part.numel()]
     if not parts:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     return parts[0].contiguous() if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts])

@@ -63,10 +63,13 @@ def read_edges(graph: Any, name: str = "edge_index") -> EdgeList | Rows:
 
 
 def read_array(array: Any) -> Any:
-    """A NumPy array as a tensor, over the same memory where torch can have it; all else as it is."""
+    """A NumPy array as a tensor, over the same memory where torch can have it; all else as it is.
+
+    Torch has no memory in the byte order of other processors, nor such as is not to be written.
+    """
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
         return array
-    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), requirements=["C", "W"]))
 
 
 def _read_data(data: Any) -> EdgeList | Rows:
@@ -94,6 +97,6 @@ def check_adjacency(adj_t: Any, name: str = "data.adj_t") -> None:
 
 
 def _check_square(sizes: Any) -> None:
-    rows, columns = (int(s) for s in sizes)
-    if rows != columns:
-        raise ArgumentError(f"a sparse adjacency must be square, got {rows} x {columns}")
+    shape = [int(s) for s in sizes]
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ArgumentError(f"a sparse adjacency must be square, got {' x '.join(map(str, shape))}")

@@ -76,6 +76,8 @@ class Relation:
         return values if self.edge_ids is None else values[self.edge_ids.long()]
 
     def _check_weight(self, weight: Tensor) -> Tensor:
+        if weight.is_complex():
+            raise ArgumentTypeError(f"{self._name('edge_weight')} must hold real numbers, got {weight.dtype}")
         weight = weight.to(torch.float32)
         wrong = ~((weight >= 0) & (weight < float("inf")))
         if bool(wrong.any()):

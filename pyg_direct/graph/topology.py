@@ -6,10 +6,11 @@ import threading
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, PlacementWarning, warn
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, PlacementWarning, warn
 from pyg_direct.graph.cache import cache_rows
 from pyg_direct.graph.peers import spread_over_peers
 from pyg_direct.graph.placed import (
@@ -79,6 +80,7 @@ class CSRTopo:
             raise ArgumentError("give either edge_index, or indptr and indices together")
         if eid is not None and indptr is None:
             raise ArgumentError("eid needs indptr and indices: edges of edge_index have their position for an id")
+        num_nodes = None if num_nodes is None else _check_count(num_nodes)
         self._feature_order: Tensor | None = None
         self._placed: dict[tuple[str, torch.device, int | str | None], PlacedTopology] = {}
         self._lock = threading.Lock()
@@ -95,6 +97,8 @@ class CSRTopo:
         check_topology(indptr, indices)
         if num_nodes is not None and num_nodes != indptr.numel() - 1:
             raise ArgumentError(f"num_nodes must equal len(indptr) - 1 = {indptr.numel() - 1}, got {num_nodes}")
+        if eid is not None and not isinstance(eid, Tensor):
+            raise ArgumentTypeError(f"eid must be a tensor, got {type(eid).__name__}")
         if eid is not None and (eid.shape != indices.shape or eid.dtype not in (torch.int32, torch.int64)):
             raise ArgumentError(
                 f"eid must be int32 or int64 of shape {tuple(indices.shape)}, got {eid.dtype} of {tuple(eid.shape)}"
@@ -105,9 +109,7 @@ class CSRTopo:
 
     def _compress(self, edge_index: Tensor, num_nodes: int | None, direction: str) -> None:
         if num_nodes is None:
-            num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
-        if isinstance(num_nodes, bool) or not isinstance(num_nodes, int) or num_nodes < 0:
-            raise ArgumentError(f"num_nodes must be an integer of at least 0, got {num_nodes!r}")
+            num_nodes = max(0, int(edge_index.max()) + 1) if edge_index.numel() else 0
         if num_nodes >= 2**62:
             raise ArgumentError(f"num_nodes must be below 2**62, got {num_nodes}")
         source, target = edge_index[0], edge_index[1]
@@ -325,6 +327,12 @@ class CSRTopo:
 
     def __repr__(self) -> str:
         return f"CSRTopo({self.node_count} nodes, {self.edge_count} edges)"
+
+
+def _check_count(num_nodes: Any) -> int:
+    if isinstance(num_nodes, bool) or not isinstance(num_nodes, (int, np.integer)) or num_nodes < 0:
+        raise ArgumentError(f"num_nodes must be an integer of at least 0, got {num_nodes!r}")
+    return int(num_nodes)
 
 
 def _send(topology: CSRTopo) -> Any:

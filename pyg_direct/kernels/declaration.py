@@ -56,7 +56,8 @@ class Declaration:
         for token, code in zip(self.signature, dtypes, strict=True):
             letter = token.removesuffix("[]")
             if letter in self.variants:
-                assert choice.setdefault(letter, code) == code, f"{self.name}: {letter} is {choice[letter]} and {code}"
+                first = choice.setdefault(letter, code)
+                assert first == code, f"{self.name}: {letter} is {first} and {code}"
                 assert code in self.variants[letter], f"{self.name}: {letter} has no variant {code}"
         return choice
 

@@ -36,6 +36,9 @@ SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") == "1"
 THREADS = 8 if SIMULATED else 256
 
 _LOCK = threading.RLock()
+# A child has none of the threads that held it when it was forked.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: globals().update(_LOCK=threading.RLock()))
 # Of each thread: `is_alone`, whether its loops run on it alone.
 _OWN = threading.local()
 _LOGGER = logging.getLogger(__name__)
@@ -192,10 +195,13 @@ class CpuKernel:
 
     def _prepare(self, parallel: bool, args: Sequence[Any]) -> None:
         """Compile for the types of these arguments, or read what another process compiled."""
+        import numba
+
         # Numba's cache does not tell loops for one thread and for several apart.
         folder = cache_folder("cpu" if parallel else "cpu_one_thread")
         # Its index of a function is read, added to and written back: by one process at a time.
-        with hold(folder / self._fn.__name__):
+        # Who has Numba compile nothing (`NUMBA_DISABLE_JIT`) means functions of the program.
+        with hold(folder / self._fn.__name__), replaced(numba.config, "DISABLE_JIT", 0):
             if parallel not in self._compiled:
                 self._compiled[parallel] = self._compile(parallel, folder)
             # Without room on the disk, the loop is compiled but not kept.

@@ -34,6 +34,10 @@ class _LazyIds(BaseStorage):  # type: ignore[misc]
             self[key] = shown if isinstance(shown, Tensor) else self._mapping[key].to(shown)
         return super().__getitem__(key)
 
+    def get(self, key: str, value: Any = None) -> Any:
+        """PyG's own reads past `__getitem__`, as does `batch.get`."""
+        return self[key] if key in self._mapping else value
+
     def __setitem__(self, key: str, value: Any) -> None:
         # Copies of the batch share the table, so it is not edited.
         waiting = self.__dict__.get("_waiting", {})

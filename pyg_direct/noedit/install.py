@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.placement import PLACEMENTS, announce
 from pyg_direct.noedit.inference import make_inference
 from pyg_direct.noedit.models import accelerate_what_is_made, leave_what_is_made
-from pyg_direct.noedit.standin import make_stand_in
+from pyg_direct.noedit.standin import make_stand_in, send_original
 from pyg_direct.noedit.table import LEFT, REPLACEMENTS, Replacement
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.size import parse_size
@@ -59,6 +60,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     for entry in REPLACEMENTS:
         original = getattr(importlib.import_module(entry.module), entry.name)
         stand_in = make_stand_in(original, entry.ours, options, verbose)
+        copyreg.pickle(original, send_original)
         for module, name in list(_find_names(entry, original)):
             _BOUND.append((module, name, original))
             setattr(module, name, stand_in)
@@ -77,6 +79,7 @@ def uninstall() -> None:
     while _BOUND:
         module, name, original = _BOUND.pop()
         setattr(module, name, original)
+        copyreg.dispatch_table.pop(original, None)
 
 
 def _find_names(entry: Replacement, original: type) -> Iterator[tuple[Any, str]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import warnings
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+
+from torch_geometric.data.data import BaseData
 
 from pyg_direct.errors import LoaderWarning
 from pyg_direct.loader.placement import announce
@@ -73,21 +76,43 @@ def make_stand_in(original: type, ours: type, options: Mapping[str, Any], verbos
     return StandIn(original.__name__, (original,), body)
 
 
+def send_original(thing: Any) -> Any:
+    """How an object of a class of PyG's is pickled, and copied, while a stand-in has the name of its class."""
+    kind = type(thing)
+    return _make_original, (kind.__module__, kind.__qualname__), *thing.__reduce_ex__(2)[2:]
+
+
+def _make_original(module: str, name: str) -> Any:
+    """An empty object of PyG's class, whether a stand-in has its name in this process or not."""
+    found = getattr(importlib.import_module(module), name)
+    kind = vars(found).get("original", found)
+    return kind.__new__(kind)
+
+
 def _make(cls: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     bound = inspect.signature(cls).bind(*args, **kwargs)
     arguments = {**bound.arguments, **bound.arguments.get("kwargs", {})}
     arguments.pop("kwargs", None)
     options = dict(cls.options)
     if options.get("device") == "data":
-        is_on_gpu = getattr(next(iter(arguments.values())), "is_cuda", False)
-        # A method of `SparseTensor`, a property of the others.
-        options["device"] = "cuda" if (is_on_gpu() if callable(is_on_gpu) else is_on_gpu) else "cpu"
+        options["device"] = _find_device(next(iter(arguments.values())))
     if "transform" in inspect.signature(cls.ours).parameters:
         arguments["transform"] = partial(show_batch, arguments.get("transform"))
     with warnings.catch_warnings():
         # A program of PyG's asks for workers as a matter of course.
         warnings.simplefilter("ignore", LoaderWarning)
         return cls.ours(**arguments, **{name: value for name, value in options.items() if name not in arguments})
+
+
+def _find_device(data: Any) -> Any:
+    """The GPU that a graph, or a part of it, lies on, else the CPU."""
+    parts = [part for store in data.stores for part in store.values()] if isinstance(data, BaseData) else [data]
+    for part in parts:
+        # Methods of `SparseTensor`, properties of tensors.
+        is_on_gpu, device = getattr(part, "is_cuda", False), getattr(part, "device", None)
+        if is_on_gpu() if callable(is_on_gpu) else is_on_gpu:
+            return device() if callable(device) else device
+    return "cpu"
 
 
 def show_batch(transform: Callable[[Any], Any] | None, *batch: Any) -> Any:

@@ -7,17 +7,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, MemoryLimitError
 from pyg_direct.kernels import compress as kernels
 from pyg_direct.ops.check import INDEX_DTYPES
 from pyg_direct.ops.launch import cpu_chunks, run_cpu, threads_for
 from pyg_direct.progress import show_wait
+from pyg_direct.runtime.host import total_bytes
 from pyg_direct.runtime.pages import use_large_pages
 
 # As many, and more, are numbered in 64 bits.
 _MOST = 2**31
 # Edges that a GPU puts in order at once: torch sorts no 2**31, and each takes 24 bytes meanwhile.
 _SORTED = 2**30
+# Nodes up to which offsets are small.
+_ASKED = 2**24
 
 
 class Compressed(NamedTuple):
@@ -44,6 +47,7 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None 
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        MemoryLimitError: no memory of the host holds an offset of each node.
     """
     for part, ids in ((name or "rows", rows), (name or "columns", columns)):
         if ids.dtype not in INDEX_DTYPES:
@@ -60,6 +64,10 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None 
     edge_dtype = torch.int32 if rows.numel() < _MOST else torch.int64
     if rows.is_cuda:
         return _compress_on_gpu(rows, columns, num_nodes, node_dtype, edge_dtype)
+    if num_nodes > _ASKED and (most := total_bytes()) < 8 * num_nodes:
+        # Systems that promise more than they have would end the process where it is written.
+        raise MemoryLimitError(f"num_nodes must be at most {most // 8}, as host memory holds no more offsets, got "
+                               f"{num_nodes}: nodes are all ids from 0, those without edges too")  # fmt: skip
     with show_wait("sorting edges by row", items=rows.numel()), threads_for(rows.numel()):
         return _compress_on_cpu(rows.contiguous(), columns.contiguous(), num_nodes, node_dtype, edge_dtype)
 
@@ -68,11 +76,11 @@ def _compress_on_cpu(rows: Tensor, columns: Tensor, num_nodes: int, node_dtype: 
                      edge_dtype: torch.dtype) -> Compressed:  # fmt: skip
     # Chunks re-read the edge list; twice as many as threads keep each one's cursors nearer to the cache.
     chunks = 2 * cpu_chunks()
-    indptr = use_large_pages(torch.empty(num_nodes + 1, dtype=torch.int64)).zero_()
+    indptr = use_large_pages(torch.empty(num_nodes + 1, dtype=torch.int64, device="cpu")).zero_()
     run_cpu(kernels.count_rows_cpu, rows, chunks, indptr[1:])
     torch.cumsum(indptr[1:], 0, out=indptr[1:])
-    indices = use_large_pages(torch.empty(rows.numel(), dtype=node_dtype))
-    edge_ids = use_large_pages(torch.empty(rows.numel(), dtype=edge_dtype))
+    indices = use_large_pages(torch.empty(rows.numel(), dtype=node_dtype, device="cpu"))
+    edge_ids = use_large_pages(torch.empty(rows.numel(), dtype=edge_dtype, device="cpu"))
     run_cpu(kernels.place_edges_cpu, rows, columns, chunks, indptr[:-1].clone(), indices, edge_ids)
     return Compressed(indptr, indices, edge_ids)
 
@@ -84,8 +92,9 @@ def order_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
         rows: int32 or int64 `[E]`, values in [0, num_rows).
         num_rows: R.
     """
-    indptr = torch.zeros(num_rows + 1, dtype=torch.int64)
-    order = use_large_pages(torch.empty(rows.numel(), dtype=torch.int32 if rows.numel() < _MOST else torch.int64))
+    indptr = torch.zeros(num_rows + 1, dtype=torch.int64, device="cpu")
+    edge_dtype = torch.int32 if rows.numel() < _MOST else torch.int64
+    order = use_large_pages(torch.empty(rows.numel(), dtype=edge_dtype, device="cpu"))
     with show_wait("sorting edges by row", items=rows.numel()), threads_for(rows.numel()):
         chunks = 2 * cpu_chunks()
         run_cpu(kernels.count_rows_cpu, rows, chunks, indptr[1:])

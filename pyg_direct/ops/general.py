@@ -155,6 +155,6 @@ def _bound_edges(work: np.ndarray, most_neighbors: np.ndarray | None) -> int | N
 
 def sum_weights(indptr: Tensor, edge_weight: Tensor) -> Tensor:
     """Sum of the weights before each edge in its row, float64 `[E]` on the CPU; the same wherever it is used."""
-    weight_before = torch.empty(edge_weight.numel(), dtype=torch.float64)
+    weight_before = torch.empty(edge_weight.numel(), dtype=torch.float64, device="cpu")
     run_cpu(sum_weights_cpu, indptr.cpu(), edge_weight.cpu(), weight_before)
     return weight_before

@@ -80,10 +80,10 @@ def sample_neighbors(indptr: Tensor, indices: Tensor, seeds: Tensor, *, fanout: 
 def _sample_on_cpu(indptr: Tensor, indices: Tensor, edge_ids: Tensor, nodes: Tensor, fanout: int, key: int, hop: int,
                    replace: bool, kernel: CpuKernel, option: bool) -> Neighbors:  # fmt: skip
     chunks = cpu_chunks()
-    offsets = torch.empty(nodes.numel() + 1, dtype=torch.int64)
+    offsets = torch.empty(nodes.numel() + 1, dtype=torch.int64, device="cpu")
     run_cpu(kernels.count_picks_cpu, indptr, nodes, fanout, replace, np.empty(chunks, np.int64), offsets)
     sources = indices.new_empty(int(offsets[-1]))
-    positions = torch.empty(sources.numel(), dtype=torch.int64)
+    positions = torch.empty(sources.numel(), dtype=torch.int64, device="cpu")
     run_cpu(kernel, indptr, indices, nodes, offsets, np.uint64(key), hop, fanout, option, chunks, sources, positions)
     return Neighbors(sources, offsets.diff(), edge_ids[positions].long() if edge_ids.numel() else positions)
 

@@ -93,8 +93,8 @@ def cpu_bitmaps(num_nodes: int) -> np.ndarray:
 
 def _by_bitmap_on_cpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relabelled:
     chunks = cpu_chunks()
-    seen = torch.zeros(num_words(num_nodes), dtype=torch.uint32)
-    fresh, ranks = cpu_bitmaps(num_nodes), torch.empty(seen.numel(), dtype=torch.int32)
+    seen = torch.zeros(num_words(num_nodes), dtype=torch.uint32, device="cpu")
+    fresh, ranks = cpu_bitmaps(num_nodes), torch.empty(seen.numel(), dtype=torch.int32, device="cpu")
     sums = np.zeros(chunks, np.int64)
     run_cpu(fresh_nodes.mark_fresh_cpu, seeds, seen[None], chunks)
     used = run_cpu(fresh_nodes.mark_fresh_cpu, neighbors, fresh, chunks)
@@ -102,10 +102,10 @@ def _by_bitmap_on_cpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relab
     run_cpu(fresh_nodes.emit_fresh_cpu, fresh[:used], seen, sums, nodes, seeds.numel())
     nodes = nodes[: seeds.numel() + int(sums.sum())]
     run_cpu(bitmap.rank_words_cpu, seen, ranks, sums)
-    locals_of_rank = torch.empty(nodes.numel(), dtype=torch.int32)
-    n_id = torch.empty(nodes.numel(), dtype=torch.int64)
+    locals_of_rank = torch.empty(nodes.numel(), dtype=torch.int32, device="cpu")
+    n_id = torch.empty(nodes.numel(), dtype=torch.int64, device="cpu")
     run_cpu(kernels.locate_nodes_cpu, nodes, seeds.numel(), seen, ranks, locals_of_rank, n_id)
-    local = torch.empty(neighbors.numel(), dtype=torch.int64)
+    local = torch.empty(neighbors.numel(), dtype=torch.int64, device="cpu")
     run_cpu(kernels.look_up_cpu, neighbors, seen, ranks, locals_of_rank, local)
     return Relabelled(n_id, local)
 

@@ -16,7 +16,8 @@ HOST_SHARE = 0.8
 _BACK_SHARE = 1e-3
 # The largest block that glibc learns from, less what it adds: a page and what tells of the block.
 _LARGEST_KEPT = (32 << 20) - (16 << 10)
-_MEMINFO, _ZONES, _GROUP = Path("/proc/meminfo"), Path("/proc/zoneinfo"), Path("/sys/fs/cgroup")
+_MEMINFO, _ZONES = Path("/proc/meminfo"), Path("/proc/zoneinfo")
+_GROUP, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def total_bytes() -> int:
@@ -29,15 +30,15 @@ def total_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Host memory that can still be had: of the machine, or of the container's limit where that is less.
+    """Host memory that can still be had: of the machine, or of the container's or job's limit where that is less.
 
-    Where the limit is more than the machine has yet, the machine grows up to it.
+    Where the limit of the container is more than the machine has yet, the machine grows up to it.
     """
-    free, limit = _read_available(), _limit_bytes()
-    if limit is not None:
+    free = _read_available()
+    for group in reversed(_list_groups()):
         with contextlib.suppress(OSError, ValueError):
-            left = limit - _used_bytes()
-            free = left if limit > _known_bytes() else min(free, left)
+            left = _limit_of(group) - _used_bytes(group)
+            free = left if group == _GROUP and _limit_of(group) > _known_bytes() else min(free, left)
     return max(0, free)
 
 
@@ -89,12 +90,13 @@ give_back_now_and_then = _GivesBack()
 
 
 def count_cores() -> int:
-    """Cores that this process may use: those it is bound to, and no more than the container's share of time."""
+    """Cores that this process may use: those it is bound to, and no more than the share of time of its groups."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # `max` where there is no limit.
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = map(int, (_GROUP / "cpu.max").read_text().split())
-        cores = min(cores, max(1, math.ceil(quota / period)))
+    for group in _list_groups():
+        # `max` where there is no limit.
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+            cores = min(cores, max(1, math.ceil(quota / period)))
     return cores
 
 
@@ -135,14 +137,31 @@ def _read_available() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
+def _list_groups() -> list[Path]:
+    """Folders of the control groups that this process is in, its own first: that of all in a container, where that is
+    all it sees, or as a scheduler made it for a job.
+    """
+    own = ""
+    with contextlib.suppress(OSError):
+        own = next((line[len("0::/") :] for line in _OWN.read_text().splitlines() if line.startswith("0::/")), "")
+    # One outside of what a container sees is none of its folders.
+    folder = _GROUP if ".." in own else _GROUP / own
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(_GROUP))]
+
+
+def _limit_of(group: Path) -> int:
+    """Bytes that a group may take; ValueError where there is no limit, OSError at the top of a machine."""
+    return int((group / "memory.max").read_text())
+
+
 def _limit_bytes() -> int | None:
     """The limit of the container."""
     with contextlib.suppress(OSError, ValueError):
-        return int((_GROUP / "memory.max").read_text())
+        return _limit_of(_GROUP)
     return None
 
 
-def _used_bytes() -> int:
-    """What the container has taken, without what it can give back at once."""
-    statistics = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-    return int((_GROUP / "memory.current").read_text()) - int(statistics.get("inactive_file", 0))
+def _used_bytes(group: Path) -> int:
+    """What a group has taken, without what it can give back at once."""
+    statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int((group / "memory.current").read_text()) - int(statistics.get("inactive_file", 0))

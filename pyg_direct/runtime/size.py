@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -17,12 +19,12 @@ def parse_size(size: int | str, whole: int | None = None, name: str = "device_ca
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
-    if isinstance(size, bool) or not isinstance(size, (int, str)):
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer, str)):
         raise ArgumentTypeError(f"{name} must be a number of bytes or a string such as '200M', got {size!r}")
-    if isinstance(size, int):
+    if not isinstance(size, str):
         if size < 0:
             raise ArgumentError(f"{name} must be at least 0, got {size}")
-        return size
+        return int(size)
     share = _SHARE.fullmatch(size)
     if share is not None and whole is not None:
         if float(share[1]) > 100:

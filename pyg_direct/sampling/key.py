@@ -30,9 +30,9 @@ def resolve_seed(seed: int | None) -> int:
     """
     if seed is None:
         return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise ArgumentTypeError(f"seed must be an integer or None, got {seed!r}")
-    return seed % _WORD
+    return int(seed) % _WORD
 
 
 def batch_key(seed: int, epoch: int, number: int) -> int:

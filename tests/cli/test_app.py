@@ -1,8 +1,11 @@
 """All commands are one program, whose help tells all of it."""
 
 import importlib
+import os
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -54,3 +57,16 @@ def test_the_script_and_the_module_are_this_program():
 
     assert getattr(importlib.import_module(target[1]), target[2]) is main
     assert importlib.import_module("pyg_direct.__main__").main is main
+
+
+def test_patterns_are_not_replaced_by_names_of_files(monkeypatch, tmp_path, capsys):
+    (tmp_path / "program.py").write_text("")
+    monkeypatch.setenv("COLUMNS", "300")
+    # Where Typer would.
+    monkeypatch.setattr(typer.core, "os", SimpleNamespace(**{**vars(os), "name": "nt"}))
+    monkeypatch.setattr(sys, "argv", ["pyg-direct", "run", f"{tmp_path}/*.py"])
+
+    with pytest.raises(SystemExit, match="2"):
+        main()
+
+    assert "*.py' does not exist" in capsys.readouterr().err

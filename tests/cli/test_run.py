@@ -1,7 +1,6 @@
 """`python -m pyg_direct run` runs a program as it is."""
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -124,9 +123,12 @@ def test_what_a_program_made_stays_until_the_interpreter_ends(tmp_path, end):
 
 @pytest.mark.parametrize(
     "text",
-    ["def fail():\n    {}['key']\n\nfail()\n", "x = (\n", "raise KeyboardInterrupt\n"],
-    ids=["error", "syntax", "interrupt"],
-)
+    ["def fail():\n    {}['key']\n\nfail()\n", "x = (\n", "raise KeyboardInterrupt\n",
+     "raise EOFError('Ran out of input')\n", "import errno\nraise OSError(errno.EPIPE, 'a worker is gone')\n",
+     "import typer\nraise typer.Exit(3)\n", "import typer\nraise typer.BadParameter('its own')\n",
+     "try:\n    {}['key']\nexcept KeyError as error:\n    raise EOFError from error\n"],
+    ids=["error", "syntax", "interrupt", "end of file", "pipe", "exit of typer", "usage of typer", "cause"],
+)  # fmt: skip
 def test_an_error_is_shown_as_python_shows_it(tmp_path, text):
     path = tmp_path / "program.py"
     path.write_text(text)
@@ -134,9 +136,7 @@ def test_an_error_is_shown_as_python_shows_it(tmp_path, text):
     done = run("run", "--device", "cpu", path)
 
     expected = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
-    assert said(done) == expected.stderr.splitlines()
-    # As a shell says of a process that an interrupt ended.
-    assert done.returncode == (1 if expected.returncode == 1 else 128 + signal.SIGINT)
+    assert (said(done), done.returncode) == (expected.stderr.splitlines(), expected.returncode)
 
 
 def test_an_error_that_another_file_shows_is_shown_whole(tmp_path):
@@ -176,6 +176,40 @@ def test_a_program_that_is_named_from_its_folder_knows_where_it_lies(tmp_path):
     said = [line for line in done.stderr.splitlines() if not line.startswith("pyg_direct: ")]
     assert done.stdout == expected.stdout
     assert said == expected.stderr.splitlines()
+
+
+def test_a_program_finds_the_module_of_builtins(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("import builtins\nprint(__builtins__ is builtins)\n")
+
+    done = run("run", "--device", "cpu", path)
+
+    assert done.stdout == start(path).stdout, done.stderr
+
+
+def test_spawned_processes_give_a_program_objects_of_its_own_classes(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("""
+import multiprocessing
+
+class Answer:
+    pass
+
+def answer(queue):
+    queue.put(Answer())
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=answer, args=(queue,))
+    process.start()
+    print(type(queue.get()) is Answer)
+    process.join()
+""")
+
+    done = run("run", "--device", "cpu", path)
+
+    assert done.stdout == "True\n", done.stderr
 
 
 @pytest.fixture

@@ -102,6 +102,7 @@ def test_sorted_rows_are_kept():
     ({"node_time": {"venue": torch.zeros(2)}}, ArgumentError, "node_time must name known types"),
     ({"edge_time": {WRITES: torch.zeros(4)}}, ArgumentTypeError, "must hold integers"),
     ({"edge_time": {WRITES: torch.zeros(5, dtype=torch.int64)}}, ArgumentError, "edge_time.* must have shape"),
+    ({"edge_weight": {WRITES: torch.tensor([1j, 1, 1, 1])}}, ArgumentTypeError, "must hold real numbers, got torch"),
     ({"edge_weight": {WRITES: torch.tensor([1.0, -1, 1, 1])}}, ArgumentError, "not negative, got -1.0"),
     ({"edge_weight": {WRITES: torch.tensor([1.0, float("nan"), 1, 1])}}, ArgumentError, "not negative, got nan"),
     ({"edge_weight": {WRITES: torch.tensor([1.0, float("inf"), 1, 1])}}, ArgumentError, "must be finite"),
@@ -154,6 +155,16 @@ def test_topology_can_be_sent():
     assert repr(copy) == repr(topo) == "HeteroTopo(4 types, 69 nodes, 5 relations, 480 edges)"
     for ours, theirs in zip(copy.place(device="cpu").rows, topo.place(device="cpu").rows, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_arrays_are_made_beside_the_edges_whatever_device_is_the_default():
+    edges, times, weights = torch.tensor([[0, 1], [1, 1]]), torch.tensor([3, 4]), torch.tensor([1.0, 2])
+    expected = HeteroTopo(2, edges, node_time=times, edge_weight=weights)
+    with torch.device("meta"):
+        topo = HeteroTopo(2, edges, node_time=times, edge_weight=weights)
+        rows, other = (made.place("cpu", "cpu").with_running_weights() for made in (topo, expected))
+
+    assert [array.tolist() for array in rows] == [array.tolist() for array in other]
 
 
 def test_weights_may_stand_in_a_column():

@@ -69,6 +69,14 @@ def test_numpy_arrays_are_taken_as_they_come():
     assert read_rows(of_edges) == GRAPH.in_rows()
 
 
+def test_numpy_may_count_nodes_and_give_bytes_in_another_order():
+    edges = GRAPH.edge_index.numpy()
+
+    topo = CSRTopo(edges.astype(edges.dtype.newbyteorder()), num_nodes=edges.max() + 1)
+
+    assert read_rows(topo) == GRAPH.in_rows()
+
+
 def test_nodes_are_counted_from_the_ids():
     topo = CSRTopo(make_graph(9, [(0, 3), (6, 1)]).edge_index)
 
@@ -87,6 +95,13 @@ def test_strided_edges_are_read_as_they_look():
     topo = CSRTopo(edges, num_nodes=4)
 
     assert not edges.is_contiguous()
+    assert read_rows(topo) == (INDPTR, INDICES, EDGE_IDS)
+
+
+def test_rows_are_made_beside_the_edges_whatever_device_is_the_default():
+    with torch.device("meta"):
+        topo = CSRTopo(GRAPH.edge_index, num_nodes=4)
+
     assert read_rows(topo) == (INDPTR, INDICES, EDGE_IDS)
 
 
@@ -309,12 +324,14 @@ EDGES = GRAPH.edge_index
     ({"edge_index": EDGES, "num_nodes": -1}, ArgumentError, "num_nodes must be an integer of at least 0, got -1"),
     ({"edge_index": EDGES, "num_nodes": 4.0}, ArgumentError, r"num_nodes must be an integer of at least 0, got 4\.0"),
     ({"edge_index": -EDGES, "num_nodes": 4}, IdError, r"must lie in \[0, 4\) \(num_nodes\), got -3"),
+    ({"edge_index": -1 - EDGES}, IdError, r"edge_index must lie in \[0, 0\) \(num_nodes\), got -4"),
     ({"edge_index": EDGES.float()}, ArgumentTypeError, "edge_index must have dtype int64 or int32, got torch.float32"),
     ({"edge_index": EDGES.t()}, ArgumentError, r"edge_index must have shape \[2, E\], got \(6, 2\)"),
     ({"edge_index": EDGES[0]}, ArgumentError, r"edge_index must have shape \[2, E\], got \(6,\)"),
     ({"edge_index": [[0], [1]]}, ArgumentTypeError, "edge_index must be a tensor .*, got list"),
     ({"edge_index": torch.eye(2).to_sparse()}, ArgumentError, "with layout torch.sparse_coo"),
     ({"edge_index": torch.ones(2, 3).to_sparse_csr()}, ArgumentError, "adjacency must be square, got 2 x 3"),
+    ({"edge_index": torch.ones(2, 3, 3).to_sparse_csr()}, ArgumentError, "must be square, got 2 x 3 x 3"),
     ({"edge_index": Data()}, ArgumentError, "data must hold edge_index or adj_t, got neither"),
 ])  # fmt: skip
 def test_bad_edges_are_refused(arguments, error, words):
@@ -352,11 +369,12 @@ def test_hetero_data_is_named_as_not_supported():
 
 @pytest.mark.parametrize(
     ("name", "indptr", "indices"),
-    [("indptr", [0, 1], torch.tensor([0])), ("indices", torch.tensor([0, 1]), [0])],
-)
+    [("indptr", [0, 1], torch.tensor([0])), ("indices", torch.tensor([0, 1]), [0]),
+     ("eid", torch.tensor([0, 1]), torch.tensor([0]))],
+)  # fmt: skip
 def test_rows_that_are_no_tensors_are_refused(name, indptr, indices):
     with pytest.raises(ArgumentTypeError, match=f"{name} must be a tensor, got list"):
-        CSRTopo(indptr=indptr, indices=indices)
+        CSRTopo(indptr=indptr, indices=indices, eid=[0])
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_csc, torch.sparse_coo])

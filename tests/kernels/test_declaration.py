@@ -1,8 +1,12 @@
 """Signatures of GPU kernels and the specialisations they foresee."""
 
+import subprocess
+import sys
+
 import pytest
 
 from pyg_direct.kernels.declaration import Declaration, GpuCode, Parameter
+from tests.interpreter import BARE_PACKAGE
 
 copy = Declaration("copy_gpu", "i8 I[] T[] I[]", {"I": ("i4", "i8"), "T": ("f4",)})
 
@@ -27,6 +31,17 @@ def test_kernel_chooses_by_the_dtypes_of_its_arguments():
 def test_kernel_refuses_what_it_was_not_declared_for(dtypes, words):
     with pytest.raises(AssertionError, match=words):
         copy.choose(dtypes)
+
+
+def test_kernel_chooses_also_where_python_leaves_assertions_out():
+    text = """
+from pyg_direct.kernels.declaration import Declaration
+print(__debug__, Declaration("copy_gpu", "i8 I[]", {"I": ("i4", "i8")}).choose(["", "i8"]))
+"""
+
+    done = subprocess.run([sys.executable, "-O", "-c", BARE_PACKAGE + text], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False {'I': 'i8'}\n"
 
 
 def test_every_specialisation_has_a_file_of_its_own():

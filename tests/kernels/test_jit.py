@@ -116,6 +116,19 @@ def test_c_plus_plus_errors_come_with_the_compilers_words(tmp_path, monkeypatch)
         source.compile_source("broken", (9, 0))
 
 
+def test_loops_are_compiled_also_for_a_program_that_compiles_nothing_of_its_own(tmp_path):
+    found = run_python("""
+import numba
+import numpy as np
+from pyg_direct.kernels.bitmap import rank_words_cpu
+ranks, totals = np.full(2, -1, np.int32), np.zeros(1, np.int64)
+rank_words_cpu(np.array([7, 1], np.uint32), ranks, totals)
+print(ranks.tolist(), type(numba.njit(lambda: 0)).__name__)
+""", NUMBA_DISABLE_JIT="1", PYG_DIRECT_CACHE=str(tmp_path))  # fmt: skip
+
+    assert found == "[0, 3] function"
+
+
 def test_threads_are_set_and_told(threads_before):
     first = set_cpu_threads(1)
     one = get_cpu_threads()

@@ -85,6 +85,40 @@ def test_processes_forked_before_the_first_loop_have_threads_of_their_own():
     assert said == ["True 2", "True 2"]
 
 
+@pytest.mark.parametrize("layer", ["omp", "workqueue"])
+def test_processes_forked_while_a_thread_of_the_program_runs_loops_run_theirs(layer):
+    if layer == "omp" and run("from pyg_direct.kernels import openmp\nprint(openmp.load())") == ["False"]:
+        pytest.skip("needs the library of GNU OpenMP")
+    said = run(
+        RANK
+        + """
+import signal, threading
+from pyg_direct.kernels import jit
+rank()
+inside, done = threading.Event(), threading.Event()
+def stay():
+    with jit._LOCK:
+        inside.set()
+        done.wait()
+thread = threading.Thread(target=stay)
+thread.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    print(rank(), flush=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+done.set()
+thread.join()
+print(rank())
+""",
+        NUMBA_THREADING_LAYER=layer,
+    )
+
+    assert said == ["True", "0", "True"]
+
+
 def test_the_layer_of_the_user_is_kept_with_its_threads_in_children():
     said = run(
         RANK

@@ -24,6 +24,16 @@ def test_ids_are_found_where_they_are_wanted():
     assert batch.x.device.type == "cpu"
 
 
+def test_ids_that_are_asked_for_are_found_there_too():
+    batch = show_ids(make_batch(), ELSEWHERE)
+    data = HeteroData()
+    data["paper"].n_id = torch.tensor([4])
+    paper = show_ids(data, ELSEWHERE)["paper"]
+
+    assert [batch.get("n_id").device, paper.get("n_id").device] == [ELSEWHERE] * 2
+    assert (batch.get("y"), batch.get("y", 3), paper.get("x", 3)) == (None, 3, 3)
+
+
 def test_seed_links_are_found_beside_the_ids_that_they_index():
     batch = make_batch()
     batch.edge_label_index, batch.edge_label = torch.tensor([[0, 1], [2, 0]]), torch.ones(2)

@@ -1,7 +1,9 @@
 """PyG's names make our loaders, and PyG's own for what ours does not offer."""
 
 import copy
+import copyreg
 import logging
+import pickle
 import sys
 import types
 
@@ -17,6 +19,7 @@ import pyg_direct
 from pyg_direct.loader import placement
 from pyg_direct.loader.inference import infer
 from pyg_direct.noedit import inference
+from pyg_direct.noedit.standin import make_stand_in
 from pyg_direct.noedit.table import REPLACEMENTS
 from tests.graphs import make_random_graph
 
@@ -193,6 +196,53 @@ def test_a_class_of_the_program_is_left_to_pyg(said):
     assert isinstance(loader, torch_geometric.loader.NeighborLoader)
     assert len(said.messages) == 1
     assert said.messages[0].startswith("Mine left to PyG")
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it lies on the second GPU."""
+
+    is_cuda, device = True, torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "device"),
+    [(make_data(), "cpu"), (make_hetero_data(), "cpu"), ((None, None), "cpu"), (torch.zeros(2, 3), "cpu"),
+     (Data(x=torch.zeros(3), edge_index=torch.zeros(2, 3).as_subclass(OnGpu)), torch.device("cuda", 1)),
+     (torch.zeros(2, 3).as_subclass(OnGpu), torch.device("cuda", 1)),
+     (types.SimpleNamespace(is_cuda=lambda: True, device=lambda: "cuda:1"), "cuda:1")],
+)  # fmt: skip
+def test_loaders_may_be_where_their_data_is(data, device):
+    class Ours:
+        def __init__(self, data, device=None):
+            self.device = device
+
+    class Loader:
+        def __init__(self, data):
+            pass
+
+    made = make_stand_in(Loader, Ours, {"device": "data"}, verbose=False)(data)
+
+    assert made.device == device
+
+
+@pytest.mark.usefixtures("_installed")
+def test_what_is_left_to_pyg_is_sent_to_processes_with_and_without_our_names():
+    kinds = [PYG["torch_geometric.sampler.neighbor_sampler", "NeighborSampler"],
+             PYG["torch_geometric.loader.neighbor_loader", "NeighborLoader"]]  # fmt: skip
+    sampler = kinds[0](make_data(), [2])
+    sent = pickle.dumps([sampler, kinds[1](make_data(), [2], neighbor_sampler=sampler, batch_size=7)])
+
+    got = pickle.loads(sent)
+    pyg_direct.uninstall()
+    without = pickle.loads(sent)
+
+    for things in (got, without):
+        assert [type(thing) for thing in things] == kinds
+        assert things[1].batch_size == 7
+        assert things[1].node_sampler is things[0]
+    assert [type(thing) for thing in pickle.loads(pickle.dumps(got))] == kinds
+    assert type(copy.copy(sampler)) is kinds[0]
+    assert not copyreg.dispatch_table.keys() & set(PYG.values())
 
 
 @pytest.mark.usefixtures("_installed")

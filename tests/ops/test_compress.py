@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, MemoryLimitError
 from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
 from pyg_direct.ops import compress as compress_module
 from pyg_direct.ops.compress import compress
@@ -61,6 +61,15 @@ def test_many_edges_are_numbered_in_64_bits(device, monkeypatch):
     assert [array.tolist() for array in got] == [indptr, indices, edge_ids]
     offsets, order = compress_module.order_rows(rows.cpu(), graph.num_nodes)
     assert (order.dtype, order.tolist(), offsets.tolist()) == (torch.int64, edge_ids, indptr)
+
+
+def test_more_nodes_than_memory_holds_are_refused_before_any_is_touched(monkeypatch):
+    # As of a system that promises what it does not have.
+    monkeypatch.setattr(compress_module.torch, "empty", lambda *args, **options: pytest.fail("allocated"))
+    rows, columns = torch.tensor([10**12, 0]), torch.tensor([0, 1])
+
+    with pytest.raises(MemoryLimitError, match=r"num_nodes must be at most \d+, .* got 1000000000001: nodes are"):
+        compress(rows, columns, 10**12 + 1)
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1000])

@@ -21,6 +21,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(host, "_ZONES", tmp_path / "zoneinfo")
     monkeypatch.setattr(host, "_GROUP", tmp_path)
+    monkeypatch.setattr(host, "_OWN", tmp_path / "own")
     monkeypatch.setattr(host, "_known_bytes", lambda: 32 * GIB)
     return tmp_path
 
@@ -77,6 +78,50 @@ def test_a_machine_grows_up_to_the_limit(machine):
     limit(machine, 128 * GIB, 4 * GIB)
 
     assert (host.total_bytes(), host.available_bytes()) == (128 * GIB, 124 * GIB)
+
+
+def enter_job(machine):
+    """Put this process into a group of a scheduler's, two folders below that of the machine; returns the job's."""
+    step = machine / "jobs" / "job" / "step"
+    step.mkdir(parents=True)
+    (machine / "own").write_text("1:name=systemd:/else\n0::/jobs/job/step\n")
+    return step.parent
+
+
+def test_a_job_of_a_scheduler_may_have_less(machine):
+    job = enter_job(machine)
+    limit(job / "step", "max", 5 * GIB)
+    limit(job, 16 * GIB, 6 * GIB, cached=2 * GIB)
+
+    assert (host.total_bytes(), host.available_bytes()) == (32 * GIB, 12 * GIB)
+
+
+def test_of_several_limits_each_holds(machine):
+    job = enter_job(machine)
+    limit(job / "step", 20 * GIB, 2 * GIB)
+    limit(job, 24 * GIB, 21 * GIB)
+
+    assert host.available_bytes() == 3 * GIB
+
+
+def test_no_machine_grows_for_a_job(machine):
+    limit(enter_job(machine), 128 * GIB, 6 * GIB)
+
+    assert (host.total_bytes(), host.available_bytes()) == (32 * GIB, 28 * GIB)
+
+
+def test_a_job_may_have_a_share_of_the_cores(machine, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    (enter_job(machine) / "cpu.max").write_text("300000 100000\n")
+
+    assert host.count_cores() == 3
+
+
+def test_a_container_that_sees_no_more_than_its_own_group_has_its_limit(machine):
+    (machine / "own").write_text("0::/../outside\n")
+    limit(machine, 16 * GIB, 6 * GIB)
+
+    assert host.available_bytes() == 10 * GIB
 
 
 def test_memory_that_was_lent_away_counts(machine):

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
@@ -7,6 +8,7 @@ from pyg_direct.runtime.size import parse_size
 @pytest.mark.parametrize(
     ("size", "num_bytes"),
     [
+        (np.int64(1000), 1000),
         (0, 0), (1000, 1000), ("1000", 1000), ("1000B", 1000), ("4K", 4 << 10), ("4KB", 4 << 10), ("4KiB", 4 << 10),
         ("200M", 200 << 20), ("0.5G", 1 << 29), (".5G", 1 << 29), ("3GB", 3 << 30), ("2T", 2 << 40),
         (" 16 mb ", 16 << 20), ("1.5k", 1536), ("0", 0),
@@ -15,7 +17,7 @@ from pyg_direct.runtime.size import parse_size
 def test_sizes_are_read_as_quiver_reads_them(size, num_bytes):
     got = parse_size(size)
 
-    assert got == num_bytes
+    assert (got, type(got)) == (num_bytes, int)
 
 
 @pytest.mark.parametrize(("share", "num_bytes"), [("0%", 0), ("20%", 200), ("12.5 %", 125), (" 100% ", 1000)])

@@ -142,6 +142,16 @@ def test_a_default_device_changes_no_batch():
     assert torch.equal(n_id, expected)
 
 
+def test_a_default_device_changes_no_layer_and_no_order():
+    seeds, (first, second) = torch.tensor(SEEDS), (make_sampler(), make_sampler())
+    expected = first.reindex(seeds, *first.sample_layer(seeds, 3, key=5))
+
+    with torch.device("meta"):
+        got = second.reindex(seeds, *second.sample_layer(seeds, 3, key=5))
+
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
 @pytest.mark.gpu
 def test_seeds_on_the_gpu_and_on_the_cpu_give_one_batch():
     expected, _, _ = make_sampler("cpu").sample(SEEDS)

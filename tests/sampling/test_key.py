@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -41,7 +42,9 @@ def test_no_seed_draws_one_from_the_generator_of_torch():
     assert seeds[0] != seeds[1]
 
 
-@pytest.mark.parametrize(("seed", "unsigned"), [(5, 5), (-1, 2**64 - 1), (2**64 + 3, 3)])
+@pytest.mark.parametrize(
+    ("seed", "unsigned"), [(5, 5), (-1, 2**64 - 1), (2**64 + 3, 3), (np.int64(-1), 2**64 - 1), (np.uint32(7), 7)]
+)
 def test_any_integer_is_a_seed(seed, unsigned):
     assert resolve_seed(seed) == unsigned
 
