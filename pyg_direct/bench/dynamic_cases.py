@@ -19,7 +19,7 @@ from pyg_direct.bench.row import Row
 from pyg_direct.bench.snapshots import measure_snapshots
 from pyg_direct.bench.sweeps import check_forms, measure_overlap_sweep, measure_reads, measure_slices
 from pyg_direct.bench.tuner import measure_tuner
-from pyg_direct.datasets.dynamic import PRESETS, synthetic_dtdg
+from pyg_direct.datasets.dynamic import PRESETS, DynamicShape, synthetic_dtdg
 from pyg_direct.datasets.temporal import load_temporal
 from pyg_direct.runtime.device import resolve_device
 
@@ -138,11 +138,9 @@ def dynamic_large(scale: float) -> Iterator[Row]:
     device = resolve_device(None).type
     scale = scale if device == "cuda" else scale / 100
     ways = ("PyGT", "PyGT-A", "PyGT-R", "PyGT-G", "resident PyGT")
-    for name, shape in PRESETS.items():
-        nodes, edges = max(1, int(shape.num_nodes * scale)), max(1, int(shape.num_edges * scale))
-        smaller = "" if scale == 1 else f" x {scale:g}"
-        sets = {f"generated, {name}{smaller}": synthetic_dtdg(nodes, edges, 10, shape.change)}
-        # What a frame leaves for its gradients is 32 times as wide as the state, for each of its snapshots, in PyGT.
+    for name, shape in _scale_presets(scale):
+        sets = {f"generated, {name}": synthetic_dtdg(shape.num_nodes, shape.num_edges, 10, shape.change)}
+        # Half the width of other cases: what a frame leaves for its gradients grows with it, in PyGT the most.
         yield from measure_dynamic_memory(sets, ways=ways if device == "cuda" else ways[:1], hidden=16, device=device)
 
 
@@ -150,9 +148,16 @@ def gated(scale: float) -> Iterator[Row]:
     """Steps of T-GCN for as many nodes as graphs of published sizes have; on a CPU for a hundredth of them."""
     device = resolve_device(None).type
     scale = scale if device == "cuda" else scale / 100
-    for name, shape in PRESETS.items():
+    for name, shape in _scale_presets(scale):
         for channels in (16, 32, 64):
-            yield from measure_gated_steps(max(1, int(shape.num_nodes * scale)), name, channels, device=device)
+            yield from measure_gated_steps(shape.num_nodes, name, channels, device=device)
+
+
+def _scale_presets(scale: float) -> Iterator[tuple[str, DynamicShape]]:
+    """Graphs of published sizes, so many times as large, which their names tell."""
+    for name, shape in PRESETS.items():
+        nodes, edges = max(1, int(shape.num_nodes * scale)), max(1, int(shape.num_edges * scale))
+        yield name if scale == 1 else f"{name} x {scale:g}", shape._replace(num_nodes=nodes, num_edges=edges)
 
 
 _NAMES = {"graph.npz": "papers by year", "snapshots.npz": "as733"}

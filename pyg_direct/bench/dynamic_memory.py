@@ -62,7 +62,7 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
                 yield Row.of(limited, "ours, FrameTrainer", "ms", [1e3 * s for s in seconds],
                              note=f"last loss {done[cap].losses[-1]:.6g}; {'; '.join(trainer.decisions)}")  # fmt: skip
                 for way in filter(done.__contains__, ways):
-                    turns = zip(done[way].measured, seconds, strict=False)
+                    turns = zip(done[way].measured, seconds, strict=True)
                     yield Row.of(limited, f"{way} over ours", "x", [others / mine for others, mine in turns])
                 yield Row.of(limited, "moved an epoch", "MB", [moved / 1e6],
                              note=f"frames of {window} of {len(signal)} snapshots")  # fmt: skip

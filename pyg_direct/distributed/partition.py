@@ -55,7 +55,8 @@ def partition_graph(
             `streaming` (few cut edges, in passes over the edges, 32 bytes a node and up to 1 GiB; after 2PS, Mayer et
             al., ICDE 2022), or the part of each node, integers `[N]` (by type).
         direction: Whether parts hold the in-edges or the out-edges of their nodes; samplers of PyG's loaders need `in`.
-        node_rows: Rows of nodes by attribute name: tensors, arrays or `.npy` files `[N, ...]`; by type with types.
+        node_rows: Rows of nodes by attribute name: tensors, arrays or `.npy` files `[N, ...]`; by type with types. Not
+            by a name of what batches hold beside rows, such as `n_id`, nor, without types, by one of `edge_rows`.
         edge_rows: Rows of edges by attribute name, by edge id, `[E, ...]`; by relation with types.
         node_time, edge_time: Times, integers `[N]` or `[E]`, by type or relation with types; not both.
         edge_weight: Weights, `[E]`, by relation with types.

@@ -56,7 +56,9 @@ def step_gated(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates:
     Returns:
         proposed + update * (state - proposed), `[N, C]`.
     """
-    made: Tensor = _Step.apply(x, state, weight, bias, of_gates, of_proposal)
+    # Here, where torch sees it: what a gradient is differentiated again with are the tensors that a step keeps.
+    rows = [value.contiguous() for value in (x, state, weight, bias)]
+    made: Tensor = _Step.apply(*rows, of_gates, of_proposal)
     return made
 
 
@@ -73,7 +75,6 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates: Tensor,
                 of_proposal: Tensor) -> Tensor:  # fmt: skip
-        x, state, weight, bias = (value.contiguous() for value in (x, state, weight, bias))
         channels, features = state.shape[1], x.shape[1]
         inputs = x.new_empty(0) if features <= _NARROW else F.linear(x, weight, bias)
         gates, shown, out = state @ of_gates, torch.empty_like(state), torch.empty_like(state)

@@ -55,6 +55,7 @@ OWN = (
     "loader/test_arguments.py",
     "loader/test_options.py",
     "loader/test_pyg.py",
+    "loader/test_adjacency.py",
     "loader/test_sampler.py",
     "loader/test_temporal.py",
     "loader/test_hetero.py",

@@ -76,6 +76,17 @@ def test_gradients_have_gradients(device):
     assert torch.autograd.gradgradcheck(step, make((3, 2, 2), device=device))
 
 
+def test_gradients_of_rows_between_which_others_lie_have_gradients(device):
+    def step_columns(*values):
+        return step(*(value.mT if value.dim() == 2 else value for value in values))
+
+    values = [value.detach().mT.contiguous().requires_grad_() if value.dim() == 2 else value
+              for value in make((3, 2, 2), device=device)]  # fmt: skip
+    assert not values[1].mT.is_contiguous()
+
+    assert torch.autograd.gradgradcheck(step_columns, values)
+
+
 def test_many_gradients_at_once_are_those_one_by_one(device):
     values = make(SHAPES[0], device=device)
     grads = torch.randn(3, 7, 5, dtype=torch.float64).to(device)
