@@ -3,7 +3,8 @@
 update and reset = sigmoid(inputs + state @ weights); proposed = tanh(inputs + (reset * state) @ weights); the next
 state is proposed + update * (state - proposed). `inputs`, `[N, 3 * C]`, are what features `x`, `[N, F]`, add to update,
 reset and proposal: x @ weight.T + bias, computed here where `inputs` is empty. For GPUs: on a CPU torch has vector
-instructions for exponentials, which Numba's loops have not.
+instructions for exponentials, which Numba's loops have not. Narrow steps of fp32 are whole kernels, products and all:
+`cuda_src/gated.cu`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ import math
 
 import numpy as np
 
-from pyg_direct.kernels.jit import THREADS, body, cuda, gpu_kernel
+from pyg_direct.kernels.jit import THREADS, body, cuda, device_function, gpu_kernel
+
+# What whole steps take at most: channels, and features.
+MOST_CHANNELS, MOST_FEATURES = 32, 16
+# Nodes that a block sees to at once, where there are few channels, and where not; and blocks of a multiprocessor.
+FEW_CHANNELS, BLOCK_NODES, RESIDENT = 16, (64, 32), 2
+
+step_gated = device_function("step_gated", "u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 u8")
+pull_gated = device_function("pull_gated", "u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 u8 u8 u8")
 
 
 @body
@@ -94,3 +103,25 @@ def pull_open_gpu(grad, state, gates, to_shown, count, channels, to_inputs, to_s
         to_inputs[n * 3 * channels + channels + c] = to_shown[i] * state[i] * reset * (one - reset)
         to_state[i] = grad[i] * update + to_shown[i] * reset
         i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 f4[] u8", sources=("gated",), resident_blocks=3, threads=256)
+def step_gated_gpu(x, state, weight, bias, of_gates, of_proposal, gates_row, gates_column, proposal_row,
+                   proposal_column, num_nodes, channels, features, out, place):  # fmt: skip
+    """The next state of all nodes; all by address, also `out`.
+
+    `of_gates` and `of_proposal` are given with how far apart their rows and columns lie.
+    """
+    step_gated(x, state, weight, bias, of_gates, of_proposal, gates_row, gates_column, proposal_row, proposal_column,
+               num_nodes, channels, features, place)  # fmt: skip
+
+
+@gpu_kernel("u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 u8 u8 f4[] u8", sources=("gated",), resident_blocks=2,
+            threads=256)  # fmt: skip
+def pull_gated_gpu(grad, x, state, weight, bias, of_gates, of_proposal, gates_row, gates_column, proposal_row,
+                   proposal_column, num_nodes, channels, features, to_state, to_inputs, sums, place):  # fmt: skip
+    """Gradients of states and of what features add, `[N, 3 * C]`, where their addresses are not 0, and what each block
+    adds to those of weights, `sums` `[blocks, C + F + 1, 3 * C]`: rows of states, of features, and the bias.
+    """
+    pull_gated(grad, x, state, weight, bias, of_gates, of_proposal, gates_row, gates_column, proposal_row,
+               proposal_column, num_nodes, channels, features, to_state, to_inputs, place)  # fmt: skip

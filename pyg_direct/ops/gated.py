@@ -1,12 +1,14 @@
 """A gated step whose reset comes before the product with the state, as T-GCN has it; differentiable.
 
-On a GPU what lies between its products takes one kernel each way and product (`kernels/gated.py`); torch's own
-functions would read and write the numbers of a node several times as often. Nothing is added up in an order that
-changes.
+On a GPU a narrow step of fp32 takes one kernel, and one more on the way back, which computes it again, so that nothing
+is kept for it but what went in. Of other steps what lies between the products takes a kernel each way and product;
+torch's own functions would read and write the numbers of a node several times as often (`kernels/gated.py`). Nothing is
+added up in an order that changes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_direct.kernels import gated as kernels
-from pyg_direct.ops.launch import grid_of, is_heard, is_ordinary, run_gpu, runs_on_gpu
+from pyg_direct.ops.launch import full_grid, grid_of, is_heard, is_ordinary, run_gpu, runs_on_gpu
 
 _DTYPES = (torch.float32, torch.float64)
 # Features up to which a kernel makes of them what they add to the gates, each time it needs it.
-_NARROW = 16
+_NARROW = kernels.MOST_FEATURES
 # Pieces of rows whose products are added up in the end: a product of few columns uses few of a GPU's multiprocessors.
 _PIECES = 512
 _LEAST_ROWS = 64
@@ -58,8 +60,19 @@ def step_gated(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates:
     """
     # Here, where torch sees it: what a gradient is differentiated again with are the tensors that a step keeps.
     rows = [value.contiguous() for value in (x, state, weight, bias)]
-    made: Tensor = _Step.apply(*rows, of_gates, of_proposal)
+    step = _WholeStep if is_whole(x, state) else _Step
+    made: Tensor = step.apply(*rows, of_gates, of_proposal)
     return made
+
+
+def is_whole(x: Tensor, state: Tensor) -> bool:
+    """Whether a step that `suits_gpu` takes one kernel: of C++, which the simulator has not."""
+    return (
+        x.is_cuda
+        and x.dtype == torch.float32
+        and x.shape[1] <= kernels.MOST_FEATURES
+        and state.shape[1] <= kernels.MOST_CHANNELS
+    )
 
 
 def step_by_torch(inputs: Tensor, state: Tensor, of_gates: Tensor, of_proposal: Tensor) -> Tensor:
@@ -89,16 +102,9 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *given, gates, shown, proposed = ctx.saved_tensors
+        if torch.is_grad_enabled() or is_heard(grad):
+            return _pull_by_torch(given, ctx.needs_input_grad, grad)
         x, state, weight, _, of_gates, of_proposal = given
-        again = torch.is_grad_enabled()
-        if again or is_heard(grad):
-            # Gradients of gradients, or many at once: of views, since some of what is given may be one tensor.
-            with torch.enable_grad():
-                views = [value.view_as(value) if again else value.detach().requires_grad_() for value in given]
-                out = step_by_torch(F.linear(views[0], *views[2:4]), views[1], *views[4:])
-            wanted = [view for view, needed in zip(views, ctx.needs_input_grad, strict=True) if needed]
-            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
-            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
         grad, channels = grad.contiguous(), state.shape[1]
         to_inputs, to_state = state.new_empty(state.shape[0], 3 * channels), torch.empty_like(state)
         to_gates, to_proposal = to_inputs[:, : 2 * channels], to_inputs[:, 2 * channels :]
@@ -115,6 +121,63 @@ class _Step(torch.autograd.Function):
             _multiply_columns(state, to_gates) if needs_gates else None,
             _multiply_columns(shown, to_proposal) if needs_proposal else None,
         )
+
+
+class _WholeStep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates: Tensor,
+                of_proposal: Tensor) -> Tensor:  # fmt: skip
+        given, out = (x, state, weight, bias, of_gates, of_proposal), torch.empty_like(state)
+        ctx.save_for_backward(*given)
+        run_gpu(kernels.step_gated_gpu, _grid_over(state), *_describe(*given), out, out.data_ptr())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        given = ctx.saved_tensors
+        if torch.is_grad_enabled() or is_heard(grad):
+            return _pull_by_torch(given, ctx.needs_input_grad, grad)
+        x, state, weight, *_ = given
+        needs_x, needs_state, *needed = ctx.needs_input_grad
+        (nodes, channels), features, blocks = state.shape, x.shape[1], _grid_over(state)
+        grad = grad.contiguous()
+        to_inputs = state.new_empty(nodes, 3 * channels) if needs_x else None
+        to_state = torch.empty_like(state) if needs_state else None
+        sums = state.new_empty(blocks, channels + features + 1, 3 * channels)
+        places = [0 if made is None else made.data_ptr() for made in (to_state, to_inputs)]
+        run_gpu(kernels.pull_gated_gpu, blocks, grad.data_ptr(), *_describe(*given), *places, sums, sums.data_ptr())
+        of_state, of_x, of_bias = sums.sum(0).split([channels, features, 1])
+        to_gates, to_proposal = of_state.split([2 * channels, channels], 1)
+        found = (of_x.t(), of_bias[0], to_gates, to_proposal)
+        return (
+            None if to_inputs is None else to_inputs @ weight,
+            to_state,
+            *(value if wanted else None for value, wanted in zip(found, needed, strict=True)),
+        )
+
+
+def _grid_over(state: Tensor) -> int:
+    """Blocks for all nodes of a whole step, which share them out."""
+    nodes = kernels.BLOCK_NODES[state.shape[1] > kernels.FEW_CHANNELS]
+    return min(full_grid(state, kernels.RESIDENT), -(-state.shape[0] // nodes))
+
+
+def _describe(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates: Tensor,
+              of_proposal: Tensor) -> tuple[int, ...]:  # fmt: skip
+    """What the kernels of a whole step are told of what goes in."""
+    addresses = [value.data_ptr() for value in (x, state, weight, bias, of_gates, of_proposal)]
+    return *addresses, *of_gates.stride(), *of_proposal.stride(), *state.shape, x.shape[1]
+
+
+def _pull_by_torch(given: Sequence[Tensor], needed: Sequence[bool], grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of gradients, or many at once: of views, since some of what is given may be one tensor."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        views = [value.view_as(value) if again else value.detach().requires_grad_() for value in given]
+        out = step_by_torch(F.linear(views[0], *views[2:4]), views[1], *views[4:])
+    wanted = [view for view, is_needed in zip(views, needed, strict=True) if is_needed]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
+    return tuple(next(found) if is_needed else None for is_needed in needed)
 
 
 def _multiply_columns(left: Tensor, right: Tensor) -> Tensor:

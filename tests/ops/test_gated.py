@@ -6,13 +6,16 @@ import torch.nn.functional as F
 from hypothesis import given, strategies as st
 
 from pyg_direct.ops import gated
-from pyg_direct.ops.gated import step_by_torch, step_gated, suits_gpu
+from pyg_direct.ops.gated import is_whole, step_by_torch, step_gated, suits_gpu
 from pyg_direct.ops.launch import runs_on_gpu
 from tests.poison import poisoned_memory
 from tests.reference import gated as reference
 
 # Nodes, features and channels; the last have features of which a product is made first.
 SHAPES = [(7, 4, 5), (1, 1, 1), (3, 2, 16), (12, 1, 3), (5, 17, 4)]
+# The same of what one kernel takes, and of more than that: of several blocks' nodes, and of all widths' bounds.
+WHOLE = [(200, 4, 16), (64, 16, 16), (65, 3, 17), (130, 16, 32), (33, 0, 32), (1, 1, 1), (5000, 8, 9), (4100, 4, 31)]
+WIDER = [(70, 17, 16), (70, 4, 33)]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 dtypes = pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
 
@@ -58,6 +61,60 @@ def test_gradients_are_those_of_torch(device, nodes, features, channels, seed):
 
     for mine, expected in zip(got, torch.autograd.grad(by_torch(*values), values, grad), strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-10, atol=1e-12)
+
+
+def pull(step, values, grad):
+    return torch.autograd.grad(step(*values), values, grad)
+
+
+@pytest.mark.parametrize("shape", WHOLE + WIDER, ids=str)
+@pytest.mark.parametrize("is_spread", [False, True], ids=["as they lie", "transposed"])
+def test_narrow_steps_of_fp32_have_the_gradients_of_torch_in_double_precision(device, shape, is_spread):
+    values, grad = make(shape, torch.float32, device), torch.randn(shape[0], shape[2]).to(device)
+    if is_spread:
+        values[4:] = [value.detach().mT.contiguous().mT.requires_grad_() for value in values[4:]]
+    assert is_whole(*values[:2]) == (shape in WHOLE and values[0].is_cuda)
+    exact = [value.detach().double().requires_grad_() for value in values]
+
+    with poisoned_memory():
+        out = step(*values)
+        got = torch.autograd.grad(out, values, grad)
+
+    torch.testing.assert_close(out.double(), by_torch(*exact), rtol=1e-5, atol=1e-5)
+    for mine, expected in zip(got, pull(by_torch, exact, grad.double()), strict=True):
+        largest = max([1, *expected.abs().flatten().tolist()])
+        torch.testing.assert_close(mine.double(), expected, rtol=1e-5, atol=3e-6 * largest)
+
+
+def test_a_step_gives_the_same_bits_each_time(device):
+    values, grad = make((3000, 4, 16), torch.float32, device), torch.randn(3000, 16).to(device)
+
+    first, second = pull(step, values, grad), pull(step, values, grad)
+
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_a_node_whose_numbers_are_infinite_leaves_others_alone(real_device):
+    values = [value.detach() for value in make((40, 3, 9), torch.float32, real_device)]
+    expected = step(*values)
+    values[1][7], values[1][8], values[0][9] = float("inf"), float("nan"), float("-inf")
+
+    got = step(*values)
+
+    others = torch.tensor([n for n in range(40) if n not in (7, 8, 9)], device=real_device)
+    assert torch.equal(got[others], expected[others])
+    torch.testing.assert_close(got, by_torch(*values), equal_nan=True)
+
+
+@pytest.mark.gpu
+def test_nothing_is_kept_for_the_gradient_of_a_narrow_step():
+    values = make((4096, 4, 16), torch.float32, "cuda")
+    state = step_gated(*values)
+    before = torch.cuda.memory_allocated()
+
+    after = step_gated(values[0], state, *values[2:])
+
+    assert torch.cuda.memory_allocated() - before == 4 * after.numel()
 
 
 @pytest.mark.parametrize("wanted", range(6))
