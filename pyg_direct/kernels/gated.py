@@ -16,9 +16,12 @@ import numpy as np
 from pyg_direct.kernels.jit import THREADS, body, cuda, device_function, gpu_kernel
 
 # What whole steps take at most: channels, and features.
-MOST_CHANNELS, MOST_FEATURES = 32, 16
-# Nodes that a block sees to at once, where there are few channels, and where not; and blocks of a multiprocessor.
-FEW_CHANNELS, BLOCK_NODES, RESIDENT = 16, (64, 32), 2
+MOST_CHANNELS, MOST_FEATURES = 32, 8
+# Their blocks, on the way to the next state and back: threads, how many a multiprocessor holds at once, and nodes that
+# one sees to at once, up to `FEW_CHANNELS` and beyond.
+FEW_CHANNELS = 16
+STEP_THREADS, STEP_RESIDENT, STEP_NODES = 256, 2, (256, 128)
+PULL_THREADS, PULL_RESIDENT, PULL_NODES = 64, 5, (64, 32)
 
 step_gated = device_function("step_gated", "u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 u8")
 pull_gated = device_function("pull_gated", "u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 u8 u8 u8")
@@ -105,7 +108,8 @@ def pull_open_gpu(grad, state, gates, to_shown, count, channels, to_inputs, to_s
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 f4[] u8", sources=("gated",), resident_blocks=3, threads=256)
+@gpu_kernel("u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 f4[] u8", sources=("gated",), resident_blocks=STEP_RESIDENT,
+            threads=STEP_THREADS)  # fmt: skip
 def step_gated_gpu(x, state, weight, bias, of_gates, of_proposal, gates_row, gates_column, proposal_row,
                    proposal_column, num_nodes, channels, features, out, place):  # fmt: skip
     """The next state of all nodes; all by address, also `out`.
@@ -116,8 +120,8 @@ def step_gated_gpu(x, state, weight, bias, of_gates, of_proposal, gates_row, gat
                num_nodes, channels, features, place)  # fmt: skip
 
 
-@gpu_kernel("u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 u8 u8 f4[] u8", sources=("gated",), resident_blocks=2,
-            threads=256)  # fmt: skip
+@gpu_kernel("u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 u8 u8 f4[] u8", sources=("gated",),
+            resident_blocks=PULL_RESIDENT, threads=PULL_THREADS)  # fmt: skip
 def pull_gated_gpu(grad, x, state, weight, bias, of_gates, of_proposal, gates_row, gates_column, proposal_row,
                    proposal_column, num_nodes, channels, features, to_state, to_inputs, sums, place):  # fmt: skip
     """Gradients of states and of what features add, `[N, 3 * C]`, where their addresses are not 0, and what each block

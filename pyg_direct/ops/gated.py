@@ -20,7 +20,7 @@ from pyg_direct.ops.launch import full_grid, grid_of, is_heard, is_ordinary, run
 
 _DTYPES = (torch.float32, torch.float64)
 # Features up to which a kernel makes of them what they add to the gates, each time it needs it.
-_NARROW = kernels.MOST_FEATURES
+_NARROW = 16
 # Pieces of rows whose products are added up in the end: a product of few columns uses few of a GPU's multiprocessors.
 _PIECES = 512
 _LEAST_ROWS = 64
@@ -129,7 +129,8 @@ class _WholeStep(torch.autograd.Function):
                 of_proposal: Tensor) -> Tensor:  # fmt: skip
         given, out = (x, state, weight, bias, of_gates, of_proposal), torch.empty_like(state)
         ctx.save_for_backward(*given)
-        run_gpu(kernels.step_gated_gpu, _grid_over(state), *_describe(*given), out, out.data_ptr())
+        blocks = _grid_over(state, kernels.STEP_NODES, kernels.STEP_RESIDENT)
+        run_gpu(kernels.step_gated_gpu, blocks, *_describe(*given), out, out.data_ptr())
         return out
 
     @staticmethod
@@ -139,7 +140,8 @@ class _WholeStep(torch.autograd.Function):
             return _pull_by_torch(given, ctx.needs_input_grad, grad)
         x, state, weight, *_ = given
         needs_x, needs_state, *needed = ctx.needs_input_grad
-        (nodes, channels), features, blocks = state.shape, x.shape[1], _grid_over(state)
+        (nodes, channels), features = state.shape, x.shape[1]
+        blocks = _grid_over(state, kernels.PULL_NODES, kernels.PULL_RESIDENT)
         grad = grad.contiguous()
         to_inputs = state.new_empty(nodes, 3 * channels) if needs_x else None
         to_state = torch.empty_like(state) if needs_state else None
@@ -156,10 +158,10 @@ class _WholeStep(torch.autograd.Function):
         )
 
 
-def _grid_over(state: Tensor) -> int:
+def _grid_over(state: Tensor, block_nodes: tuple[int, int], resident: int) -> int:
     """Blocks for all nodes of a whole step, which share them out."""
-    nodes = kernels.BLOCK_NODES[state.shape[1] > kernels.FEW_CHANNELS]
-    return min(full_grid(state, kernels.RESIDENT), -(-state.shape[0] // nodes))
+    nodes = block_nodes[state.shape[1] > kernels.FEW_CHANNELS]
+    return min(full_grid(state, resident), -(-state.shape[0] // nodes))
 
 
 def _describe(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates: Tensor,
