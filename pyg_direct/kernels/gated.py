@@ -21,7 +21,7 @@ MOST_CHANNELS, MOST_FEATURES = 32, 8
 # one sees to at once, up to `FEW_CHANNELS` and beyond.
 FEW_CHANNELS = 16
 STEP_THREADS, STEP_RESIDENT, STEP_NODES = 256, 2, (256, 128)
-PULL_THREADS, PULL_RESIDENT, PULL_NODES = 64, 5, (64, 32)
+PULL_THREADS, PULL_RESIDENT, PULL_NODES = 64, 4, (64, 32)
 
 step_gated = device_function("step_gated", "u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 u8")
 pull_gated = device_function("pull_gated", "u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 u8 u8 u8")
