@@ -174,7 +174,7 @@ __device__ __forceinline__ void pull(PullMemory<P> &memory, const Given &given, 
         if (input_slice < input_slices)
             add_inputs(memory, input_row, input_column, input_slice, input_slices, input_sums);
     }
-    // Rows of states, then of features, then the bias.
+    // As the weights lie.
     float *out = to_weights + (long long)blockIdx.x * (channels + features + 1) * 3 * channels;
     float *place = &memory.rows[0][0];
     for (int turn = 0; turn < slices; ++turn) {
@@ -204,13 +204,10 @@ __device__ __forceinline__ void pull(PullMemory<P> &memory, const Given &given, 
 
 #define GIVEN                                                                                                       \
     {reinterpret_cast<const float *>(x), reinterpret_cast<const float *>(state),                                    \
-     reinterpret_cast<const float *>(weight), reinterpret_cast<const float *>(bias),                                \
-     reinterpret_cast<const float *>(of_gates), reinterpret_cast<const float *>(of_proposal), gates_row,            \
-     gates_column, proposal_row, proposal_column, num_nodes, channels, features}
+     reinterpret_cast<const float *>(weights), num_nodes, channels, features}
 
-extern "C" __device__ int step_gated(int *, u64 x, u64 state, u64 weight, u64 bias, u64 of_gates, u64 of_proposal,
-                                     int gates_row, int gates_column, int proposal_row, int proposal_column,
-                                     long long num_nodes, int channels, int features, u64 out)
+extern "C" __device__ int step_gated(int *, u64 x, u64 state, u64 weights, long long num_nodes, int channels,
+                                     int features, u64 out)
 {
     const int size = sizeof(StepMemory<32>) > sizeof(StepMemory<16>) ? sizeof(StepMemory<32>) : sizeof(StepMemory<16>);
     __shared__ __align__(16) unsigned char memory[size];
@@ -223,20 +220,18 @@ extern "C" __device__ int step_gated(int *, u64 x, u64 state, u64 weight, u64 bi
     return 0;
 }
 
-extern "C" __device__ int pull_gated(int *, u64 grad, u64 x, u64 state, u64 weight, u64 bias, u64 of_gates,
-                                     u64 of_proposal, int gates_row, int gates_column, int proposal_row,
-                                     int proposal_column, long long num_nodes, int channels, int features,
-                                     u64 to_state, u64 to_inputs, u64 to_weights)
+extern "C" __device__ int pull_gated(int *, u64 grad, u64 x, u64 state, u64 weights, long long num_nodes, int channels,
+                                     int features, u64 to_state, u64 to_inputs, u64 to_weights)
 {
     const int size = sizeof(PullMemory<32>) > sizeof(PullMemory<16>) ? sizeof(PullMemory<32>) : sizeof(PullMemory<16>);
     __shared__ __align__(16) unsigned char memory[size];
     const Given given = GIVEN;
     const float *after = reinterpret_cast<const float *>(grad);
     float *states = reinterpret_cast<float *>(to_state), *inputs = reinterpret_cast<float *>(to_inputs);
-    float *weights = reinterpret_cast<float *>(to_weights);
+    float *sums = reinterpret_cast<float *>(to_weights);
     if (channels <= 16)
-        pull(*reinterpret_cast<PullMemory<16> *>(memory), given, after, states, inputs, weights);
+        pull(*reinterpret_cast<PullMemory<16> *>(memory), given, after, states, inputs, sums);
     else
-        pull(*reinterpret_cast<PullMemory<32> *>(memory), given, after, states, inputs, weights);
+        pull(*reinterpret_cast<PullMemory<32> *>(memory), given, after, states, inputs, sums);
     return 0;
 }

@@ -23,11 +23,9 @@ struct Layout {
     static const int lanes = P / OWN, together = 32 / lanes, row = P + lanes, nodes = THREADS / lanes * ROUNDS;
 };
 
-// Places of what goes in: weights are [3 * C, F] and [3 * C], and [C, 2 * C] and [C, C], of which the last two are told
-// with how far apart their rows and their columns lie.
+// Places of what goes in. Weights are `[C + F + 1, 3 * C]`: rows of states, of features, and the bias.
 struct Given {
-    const float *x, *state, *weight, *bias, *of_gates, *of_proposal;
-    int gates_row, gates_column, proposal_row, proposal_column;
+    const float *x, *state, *weights;
     long long num_nodes;
     int channels, features;
 };
@@ -48,18 +46,17 @@ __device__ __forceinline__ void read_weights(Weights<P> &weights, const Given &g
     for (int i = threadIdx.x; i < P * P; i += THREADS) {
         const int k = i / P, c = i % P;
         const bool is_one = k < channels && c < channels;
-        const float *gates = given.of_gates + k * given.gates_row;
-        const float *proposal = given.of_proposal + k * given.proposal_row;
-        weights.update[k][c] = is_one ? gates[c * given.gates_column] : 0.0f;
-        weights.reset[k][c] = is_one ? gates[(channels + c) * given.gates_column] : 0.0f;
-        weights.proposal[k][c] = is_one ? proposal[c * given.proposal_column] : 0.0f;
+        const float *row = given.weights + 3 * channels * k + c;
+        weights.update[k][c] = is_one ? row[0] : 0.0f;
+        weights.reset[k][c] = is_one ? row[channels] : 0.0f;
+        weights.proposal[k][c] = is_one ? row[2 * channels] : 0.0f;
     }
     for (int i = threadIdx.x; i < 3 * P; i += THREADS) {
-        const int at = i / P * channels + i % P;
         const bool is_channel = i % P < channels;
-        weights.bias[i] = is_channel ? given.bias[at] : 0.0f;
+        const float *rows = given.weights + 3 * channels * channels + i / P * channels + i % P;
+        weights.bias[i] = is_channel ? rows[3 * channels * features] : 0.0f;
         for (int f = 0; f < INPUTS; ++f)
-            weights.input[f][i] = is_channel && f < features ? given.weight[at * features + f] : 0.0f;
+            weights.input[f][i] = is_channel && f < features ? rows[3 * channels * f] : 0.0f;
     }
 }
 

@@ -7,13 +7,12 @@ from functools import partial
 from statistics import median_high
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_direct.bench.limits import device_copy_rate
 from pyg_direct.bench.row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
-from pyg_direct.ops.gated import is_whole, step_by_torch, step_gated, suits_gpu
+from pyg_direct.ops.gated import is_narrow, step_folded, step_folded_by_torch, step_gated
 
 
 def measure_gated_steps(num_nodes: int, name: str, channels: int, features: int = 4,
@@ -27,14 +26,16 @@ def measure_gated_steps(num_nodes: int, name: str, channels: int, features: int 
         device: On a CPU there are torch's functions alone.
     """
     generator = torch.Generator(device).manual_seed(0)
-    shapes = [(num_nodes, features), (num_nodes, channels), (3 * channels, features), (3 * channels,),
-              (channels, 2 * channels), (channels, channels)]  # fmt: skip
+    shapes = [(num_nodes, features), (num_nodes, channels), (channels + features + 1, 3 * channels)]
     values = [torch.randn(shape, generator=generator, device=device) for shape in shapes]
     grad = torch.randn(num_nodes, channels, generator=generator, device=device)
-    ways: dict[str, Callable[..., Tensor]] = {"torch's functions": _step_by_torch}
-    if suits_gpu(*values[:3]):
-        ways["one kernel" if is_whole(*values[:2]) else "kernels between products"] = step_gated
-        torch.testing.assert_close(step_gated(*values), _step_by_torch(*values), rtol=1e-4, atol=1e-4)
+    ways: dict[str, Callable[..., Tensor]] = {"torch's functions": step_folded_by_torch}
+    if is_narrow(*values[:2]):
+        ways["one kernel"] = step_folded
+    elif device == "cuda":
+        ways["kernels between products"] = _step_between
+    for step in ways.values():
+        torch.testing.assert_close(step(*values), step_folded_by_torch(*values), rtol=1e-4, atol=1e-4)
     for value in values[1:]:
         value.requires_grad_()
     row_bytes = 4 * num_nodes
@@ -52,8 +53,10 @@ def measure_gated_steps(num_nodes: int, name: str, channels: int, features: int 
                          [medians[0] / medians[1]])  # fmt: skip
 
 
-def _step_by_torch(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, *right: Tensor) -> Tensor:
-    return step_by_torch(F.linear(x, weight, bias), state, *right)
+def _step_between(x: Tensor, state: Tensor, weights: Tensor) -> Tensor:
+    channels = state.shape[1]
+    of_state, of_x, bias = weights.split([channels, x.shape[1], 1])
+    return step_gated(x, state, of_x.t(), bias[0], *of_state.split([2 * channels, channels], 1))
 
 
 def _run(step: Callable[..., Tensor], values: list[Tensor], grad: Tensor | None) -> None:

@@ -23,8 +23,8 @@ FEW_CHANNELS = 16
 STEP_THREADS, STEP_RESIDENT, STEP_NODES = 256, 2, (256, 128)
 PULL_THREADS, PULL_RESIDENT, PULL_NODES = 64, 4, (64, 32)
 
-step_gated = device_function("step_gated", "u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 u8")
-pull_gated = device_function("pull_gated", "u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 u8 u8 u8")
+step_gated = device_function("step_gated", "u8 u8 u8 i8 i4 i4 u8")
+pull_gated = device_function("pull_gated", "u8 u8 u8 u8 i8 i4 i4 u8 u8 u8")
 
 
 @body
@@ -108,24 +108,99 @@ def pull_open_gpu(grad, state, gates, to_shown, count, channels, to_inputs, to_s
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 f4[] u8", sources=("gated",), resident_blocks=STEP_RESIDENT,
-            threads=STEP_THREADS)  # fmt: skip
-def step_gated_gpu(x, state, weight, bias, of_gates, of_proposal, gates_row, gates_column, proposal_row,
-                   proposal_column, num_nodes, channels, features, out, place):  # fmt: skip
-    """The next state of all nodes; all by address, also `out`.
-
-    `of_gates` and `of_proposal` are given with how far apart their rows and columns lie.
-    """
-    step_gated(x, state, weight, bias, of_gates, of_proposal, gates_row, gates_column, proposal_row, proposal_column,
-               num_nodes, channels, features, place)  # fmt: skip
+@gpu_kernel("u8 u8 u8 i8 i4 i4 f4[] u8", sources=("gated",), resident_blocks=STEP_RESIDENT, threads=STEP_THREADS)
+def step_gated_gpu(x, state, weights, num_nodes, channels, features, out, place):
+    """The next state of all nodes; all by address, also `out`. `weights` are as `fold_gates_gpu` has them."""
+    step_gated(x, state, weights, num_nodes, channels, features, place)
 
 
-@gpu_kernel("u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8 i4 i4 u8 u8 f4[] u8", sources=("gated",),
-            resident_blocks=PULL_RESIDENT, threads=PULL_THREADS)  # fmt: skip
-def pull_gated_gpu(grad, x, state, weight, bias, of_gates, of_proposal, gates_row, gates_column, proposal_row,
-                   proposal_column, num_nodes, channels, features, to_state, to_inputs, sums, place):  # fmt: skip
+@gpu_kernel("u8 u8 u8 u8 i8 i4 i4 u8 u8 f4[] u8", sources=("gated",), resident_blocks=PULL_RESIDENT,
+            threads=PULL_THREADS)  # fmt: skip
+def pull_gated_gpu(grad, x, state, weights, num_nodes, channels, features, to_state, to_inputs, sums, place):
     """Gradients of states and of what features add, `[N, 3 * C]`, where their addresses are not 0, and what each block
-    adds to those of weights, `sums` `[blocks, C + F + 1, 3 * C]`: rows of states, of features, and the bias.
+    adds to those of weights, `sums` `[blocks, C + F + 1, 3 * C]`.
     """
-    pull_gated(grad, x, state, weight, bias, of_gates, of_proposal, gates_row, gates_column, proposal_row,
-               proposal_column, num_nodes, channels, features, to_state, to_inputs, place)  # fmt: skip
+    pull_gated(grad, x, state, weights, num_nodes, channels, features, to_state, to_inputs, place)
+
+
+@body
+def pick(g, at, update, reset, proposal):
+    """A number of what belongs to a gate."""
+    if g == 0:
+        return update[at]
+    return reset[at] if g == 1 else proposal[at]
+
+
+_PARAMETERS = " ".join(["f4[]"] * 12)
+
+
+@gpu_kernel(f"{_PARAMETERS} i4 i4 f4[]")
+def fold_gates_gpu(conv_z, conv_r, conv_h, conv_bias_z, conv_bias_r, conv_bias_h, linear_z, linear_r, linear_h,
+                   linear_bias_z, linear_bias_r, linear_bias_h, channels, features, weights):  # fmt: skip
+    """What takes states and features to the gates, `weights` `[C + F + 1, 3 * C]`: rows of states, of features, and the
+    bias. Of convolutions `[C, F]` and `[C]`, and of linear layers behind them, `[C, 2 * C]` and `[C]`, whose right half
+    sees the state. A thread for each number.
+    """
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < 3 * channels * (channels + features + 1):
+        row = i // (3 * channels)
+        g = i // channels % 3
+        c = i % channels
+        at = c * 2 * channels
+        f = row - channels
+        if row < channels:
+            total = pick(g, at + channels + row, linear_z, linear_r, linear_h)
+        elif f < features:
+            total = np.float32(0)
+            for k in range(channels):
+                left = pick(g, at + k, linear_z, linear_r, linear_h)
+                total += left * pick(g, k * features + f, conv_z, conv_r, conv_h)
+        else:
+            total = pick(g, c, linear_bias_z, linear_bias_r, linear_bias_h)
+            for k in range(channels):
+                left = pick(g, at + k, linear_z, linear_r, linear_h)
+                total += left * pick(g, k, conv_bias_z, conv_bias_r, conv_bias_h)
+        weights[i] = total
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel(f"f4[] {_PARAMETERS} i4 i4 f4[]")
+def unfold_gates_gpu(grad, conv_z, conv_r, conv_h, conv_bias_z, conv_bias_r, conv_bias_h, linear_z, linear_r, linear_h,
+                     linear_bias_z, linear_bias_r, linear_bias_h, channels, features, out):  # fmt: skip
+    """Gradients of what was folded, of that of `weights`: one behind the other, `[3, C, F]`, `[3, C]`, `[3, C, 2 * C]`
+    and `[3, C]`. A thread for each number.
+    """
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    of_bias = 3 * channels * features
+    of_linear = of_bias + 3 * channels
+    of_last = of_linear + 6 * channels * channels
+    wide = 3 * channels
+    inputs = channels * wide
+    last = (channels + features) * wide
+    while i < of_last + 3 * channels:
+        total = np.float32(0)
+        if i < of_linear:
+            # Of a row k of a convolution: a feature of it, or its bias.
+            at = i if i < of_bias else i - of_bias
+            size = features if i < of_bias else 1
+            g = at // (channels * size)
+            k = at // size % channels
+            source = (inputs + at % size * wide if i < of_bias else last) + g * channels
+            for c in range(channels):
+                total += pick(g, c * 2 * channels + k, linear_z, linear_r, linear_h) * grad[source + c]
+        elif i < of_last:
+            at = i - of_linear
+            g = at // (2 * channels * channels)
+            c = at // (2 * channels) % channels
+            k = at % (2 * channels)
+            if k >= channels:
+                total = grad[(k - channels) * wide + g * channels + c]
+            else:
+                total = pick(g, k, conv_bias_z, conv_bias_r, conv_bias_h) * grad[last + g * channels + c]
+                for f in range(features):
+                    own = grad[inputs + f * wide + g * channels + c]
+                    total += pick(g, k * features + f, conv_z, conv_r, conv_h) * own
+        else:
+            total = grad[last + i - of_last]
+        out[i] = total
+        i += np.int64(cuda.gridDim.x) * THREADS

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_direct.kernels import gated as kernels
+from pyg_direct.ops.folded import GATES, fits, pull_by_torch
 from pyg_direct.ops.launch import full_grid, grid_of, is_heard, is_ordinary, run_gpu, runs_on_gpu
 
 _DTYPES = (torch.float32, torch.float64)
@@ -31,18 +32,67 @@ def suits_gpu(x: Tensor, state: Tensor, weight: Tensor) -> bool:
     torch's calls. What does not fit is torch's to refuse.
     """
     return (
-        runs_on_gpu(x)
-        and x.dtype == state.dtype == weight.dtype
+        x.dtype == weight.dtype
+        and x.device == weight.device
         and x.dtype in _DTYPES
-        and x.device == state.device == weight.device
+        and _may_step(x, state)
+        and weight.shape == (GATES * state.shape[1], x.shape[1])
+    )
+
+
+def suits_folded(x: Tensor, state: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Whether `step_folded` takes these, of parameters as `fold_gates` has them: narrow rows of fp32, and all else as
+    `suits_gpu` asks for. The kernels are of C++, which the simulator has not.
+    """
+    return is_narrow(x, state) and _may_step(x, state) and fits(parameters, state.shape[1], x.shape[1], x)
+
+
+def is_narrow(x: Tensor, state: Tensor) -> bool:
+    """Whether a step of these is one kernel, if they fit."""
+    return (
+        x.is_cuda
+        and x.dtype == torch.float32
+        and x.dim() == state.dim() == 2
+        and x.shape[1] <= kernels.MOST_FEATURES
+        and state.shape[1] <= kernels.MOST_CHANNELS
+    )
+
+
+def _may_step(x: Tensor, state: Tensor) -> bool:
+    return (
+        runs_on_gpu(x)
+        and x.dtype == state.dtype
+        and x.device == state.device
         and x.dim() == state.dim() == 2
         and x.shape[0] == state.shape[0]
-        and weight.shape == (3 * state.shape[1], x.shape[1])
-        and 0 < 3 * state.numel() < 2**31
+        and 0 < GATES * state.numel() < 2**31
         and not torch.is_autocast_enabled(x.device.type)
         and is_ordinary()
         and not is_heard(x)
     )
+
+
+def step_folded(x: Tensor, state: Tensor, weights: Tensor) -> Tensor:
+    """The next state of nodes whose rows `suits_folded` has been asked for, in one kernel.
+
+    Args:
+        x: Features, fp32 `[N, F]`.
+        state: The state before, `[N, C]`.
+        weights: What `fold_gates` gives, `[C + F + 1, 3 * C]`.
+
+    Returns:
+        proposed + update * (state - proposed), `[N, C]`.
+    """
+    # Here, where torch sees it: what a gradient is differentiated again with are the tensors that a step keeps.
+    made: Tensor = _FoldedStep.apply(x.contiguous(), state.contiguous(), weights.contiguous())
+    return made
+
+
+def step_folded_by_torch(x: Tensor, state: Tensor, weights: Tensor) -> Tensor:
+    """The same by torch's functions, in any precision and on any device."""
+    channels = state.shape[1]
+    of_state, of_x, bias = weights.split([channels, x.shape[1], 1])
+    return step_by_torch(torch.addmm(bias, x, of_x), state, *of_state.split([2 * channels, channels], 1))
 
 
 def step_gated(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates: Tensor, of_proposal: Tensor) -> Tensor:
@@ -58,21 +108,9 @@ def step_gated(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates:
     Returns:
         proposed + update * (state - proposed), `[N, C]`.
     """
-    # Here, where torch sees it: what a gradient is differentiated again with are the tensors that a step keeps.
     rows = [value.contiguous() for value in (x, state, weight, bias)]
-    step = _WholeStep if is_whole(x, state) else _Step
-    made: Tensor = step.apply(*rows, of_gates, of_proposal)
+    made: Tensor = _Step.apply(*rows, of_gates, of_proposal)
     return made
-
-
-def is_whole(x: Tensor, state: Tensor) -> bool:
-    """Whether a step that `suits_gpu` takes one kernel: of C++, which the simulator has not."""
-    return (
-        x.is_cuda
-        and x.dtype == torch.float32
-        and x.shape[1] <= kernels.MOST_FEATURES
-        and state.shape[1] <= kernels.MOST_CHANNELS
-    )
 
 
 def step_by_torch(inputs: Tensor, state: Tensor, of_gates: Tensor, of_proposal: Tensor) -> Tensor:
@@ -103,7 +141,7 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *given, gates, shown, proposed = ctx.saved_tensors
         if torch.is_grad_enabled() or is_heard(grad):
-            return _pull_by_torch(given, ctx.needs_input_grad, grad)
+            return pull_by_torch(_step_by_torch, given, ctx.needs_input_grad, grad)
         x, state, weight, _, of_gates, of_proposal = given
         grad, channels = grad.contiguous(), state.shape[1]
         to_inputs, to_state = state.new_empty(state.shape[0], 3 * channels), torch.empty_like(state)
@@ -123,63 +161,42 @@ class _Step(torch.autograd.Function):
         )
 
 
-class _WholeStep(torch.autograd.Function):
+def _step_by_torch(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, *right: Tensor) -> Tensor:
+    return step_by_torch(F.linear(x, weight, bias), state, *right)
+
+
+class _FoldedStep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates: Tensor,
-                of_proposal: Tensor) -> Tensor:  # fmt: skip
-        given, out = (x, state, weight, bias, of_gates, of_proposal), torch.empty_like(state)
-        ctx.save_for_backward(*given)
-        blocks = _grid_over(state, kernels.STEP_NODES, kernels.STEP_RESIDENT)
-        run_gpu(kernels.step_gated_gpu, blocks, *_describe(*given), out, out.data_ptr())
+    def forward(ctx: Any, x: Tensor, state: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x, state, weights)
+        out, blocks = torch.empty_like(state), _grid_over(state, kernels.STEP_NODES, kernels.STEP_RESIDENT)
+        run_gpu(kernels.step_gated_gpu, blocks, x.data_ptr(), state.data_ptr(), weights.data_ptr(), *state.shape,
+                x.shape[1], out, out.data_ptr())  # fmt: skip
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        given = ctx.saved_tensors
+        x, state, weights = ctx.saved_tensors
         if torch.is_grad_enabled() or is_heard(grad):
-            return _pull_by_torch(given, ctx.needs_input_grad, grad)
-        x, state, weight, *_ = given
-        needs_x, needs_state, *needed = ctx.needs_input_grad
+            return pull_by_torch(step_folded_by_torch, (x, state, weights), ctx.needs_input_grad, grad)
+        needs_x, needs_state, needs_weights = ctx.needs_input_grad
         (nodes, channels), features = state.shape, x.shape[1]
-        blocks = _grid_over(state, kernels.PULL_NODES, kernels.PULL_RESIDENT)
-        grad = grad.contiguous()
-        to_inputs = state.new_empty(nodes, 3 * channels) if needs_x else None
+        blocks, grad = _grid_over(state, kernels.PULL_NODES, kernels.PULL_RESIDENT), grad.contiguous()
+        to_inputs = state.new_empty(nodes, GATES * channels) if needs_x else None
         to_state = torch.empty_like(state) if needs_state else None
-        sums = state.new_empty(blocks, channels + features + 1, 3 * channels)
+        sums = state.new_empty(blocks, *weights.shape)
         places = [0 if made is None else made.data_ptr() for made in (to_state, to_inputs)]
-        run_gpu(kernels.pull_gated_gpu, blocks, grad.data_ptr(), *_describe(*given), *places, sums, sums.data_ptr())
-        of_state, of_x, of_bias = sums.sum(0).split([channels, features, 1])
-        to_gates, to_proposal = of_state.split([2 * channels, channels], 1)
-        found = (of_x.t(), of_bias[0], to_gates, to_proposal)
-        return (
-            None if to_inputs is None else to_inputs @ weight,
-            to_state,
-            *(value if wanted else None for value, wanted in zip(found, needed, strict=True)),
-        )
+        run_gpu(kernels.pull_gated_gpu, blocks, grad.data_ptr(), x.data_ptr(), state.data_ptr(), weights.data_ptr(),
+                nodes, channels, features, *places, sums, sums.data_ptr())  # fmt: skip
+        of_x = weights[channels : channels + features]
+        to_x = None if to_inputs is None else to_inputs @ of_x.t()
+        return to_x, to_state, sums.sum(0) if needs_weights else None
 
 
 def _grid_over(state: Tensor, block_nodes: tuple[int, int], resident: int) -> int:
-    """Blocks for all nodes of a whole step, which share them out."""
+    """Blocks for all nodes of a step in one kernel, which share them out."""
     nodes = block_nodes[state.shape[1] > kernels.FEW_CHANNELS]
     return min(full_grid(state, resident), -(-state.shape[0] // nodes))
-
-
-def _describe(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates: Tensor,
-              of_proposal: Tensor) -> tuple[int, ...]:  # fmt: skip
-    """What the kernels of a whole step are told of what goes in."""
-    addresses = [value.data_ptr() for value in (x, state, weight, bias, of_gates, of_proposal)]
-    return *addresses, *of_gates.stride(), *of_proposal.stride(), *state.shape, x.shape[1]
-
-
-def _pull_by_torch(given: Sequence[Tensor], needed: Sequence[bool], grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of gradients, or many at once: of views, since some of what is given may be one tensor."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        views = [value.view_as(value) if again else value.detach().requires_grad_() for value in given]
-        out = step_by_torch(F.linear(views[0], *views[2:4]), views[1], *views[4:])
-    wanted = [view for view, is_needed in zip(views, needed, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
-    return tuple(next(found) if is_needed else None for is_needed in needed)
 
 
 def _multiply_columns(left: Tensor, right: Tensor) -> Tensor:

@@ -9,8 +9,10 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv
 
 from pyg_direct.dynamic.nn.convolve import convolve, locate
+from pyg_direct.dynamic.nn.gates import SharedGates
 from pyg_direct.dynamic.operator import GCN
-from pyg_direct.ops.gated import step_by_torch, step_gated, suits_gpu
+from pyg_direct.ops.folded import fold_gates
+from pyg_direct.ops.gated import step_by_torch, step_folded, step_gated, suits_folded, suits_gpu
 
 # Nodes, on a CPU and on a GPU, for which products take less time than the calls that would save some.
 _FEW = {"cpu": 2**9, "cuda": 2**14}
@@ -36,6 +38,7 @@ class TGCN(torch.nn.Module):
             conv = GCNConv(in_channels, out_channels, improved=improved, cached=cached, add_self_loops=add_self_loops)
             self.add_module(f"conv_{gate}", conv)
             self.add_module(f"linear_{gate}", torch.nn.Linear(2 * out_channels, out_channels))
+        self._shared = SharedGates()
 
     @property
     def operator(self) -> GCN:
@@ -68,16 +71,24 @@ class TGCN(torch.nn.Module):
         window = None
         if found is not None and found.holds(X):
             window = found.plan.get_window(self.operator, found.weighted)
+        parameters = self._list_parameters()
         if found is None or window is None:
             aggregated = convolve(X, edge_index, edge_weight, self.operator)
+            if suits_folded(aggregated, H, parameters):
+                folded = self._shared.fold(H, parameters)
+                state = step_folded(aggregated, H, folded.weights)
+                self._shared.keep(state, folded)
+                return state
             if X.shape[0] <= _FEW.get(X.device.type, 0):
                 return self._step_gate_by_gate(aggregated, H)
             return self.advance(aggregated, H)
         # What weights are made of, and rows of snapshots, once for a frame.
         key = id(self), torch.is_grad_enabled()
         once = found.plan.once
-        left, right = once((*key, "left"), self._fold), once((*key, "right"), self._right)
         rows = once((*key, found.weighted, "rows"), lambda: window.unbind(0))[found.time]
+        if suits_folded(rows, H, parameters):
+            return step_folded(rows, H, once((*key, "folded"), lambda: fold_gates(parameters)))
+        left, right = once((*key, "left"), self._fold), once((*key, "right"), self._right)
         if suits_gpu(rows, H, left[0]):
             return step_gated(rows, H, *left, *right)
         # All snapshots of a frame in one product.
@@ -94,6 +105,9 @@ class TGCN(torch.nn.Module):
         Returns:
             The next state, floats `[N, out_channels]`.
         """
+        parameters = self._list_parameters()
+        if suits_folded(aggregated, H, parameters):
+            return step_folded(aggregated, H, fold_gates(parameters))
         left, right = self._fold(), self._right()
         if suits_gpu(aggregated, H, left[0]):
             return step_gated(aggregated, H, *left, *right)
@@ -115,6 +129,12 @@ class TGCN(torch.nn.Module):
 
     def _linears(self) -> list[Any]:
         return [self.linear_z, self.linear_r, self.linear_h]
+
+    def _list_parameters(self) -> list[Tensor]:
+        """As `fold_gates` takes them."""
+        convs, linears = self._convs(), self._linears()
+        return [*[conv.lin.weight for conv in convs], *[conv.bias for conv in convs],
+                *[linear.weight for linear in linears], *[linear.bias for linear in linears]]  # fmt: skip
 
     def _fold(self) -> tuple[Tensor, Tensor]:
         """What makes of aggregated features what they add to the gates: a weight, floats `[3 * out_channels,

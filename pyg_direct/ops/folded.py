@@ -1,0 +1,92 @@
+"""What takes states and aggregated features to the gates of T-GCN, of the parameters of its layers; differentiable.
+
+A convolution's weight and the half of the linear layer behind it are multiplied with each other, so that features go to
+each gate in one product. One kernel does so for all gates, and one more takes gradients back to the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.kernels import gated as kernels
+from pyg_direct.ops.launch import grid_for, is_heard, run_gpu
+
+# The update, the reset and the proposal.
+GATES = 3
+
+
+def fits(parameters: Sequence[Tensor], channels: int, features: int, like: Tensor) -> bool:
+    """Whether these are the parameters of so many channels and features, of the dtype and the device of `like`."""
+    kinds = {(p.dtype, p.device) for p in parameters}
+    shapes = [(channels, features), (channels,), (channels, 2 * channels), (channels,)]
+    return kinds == {(like.dtype, like.device)} and [p.shape for p in parameters] == [s for s in shapes for _ in "zrh"]
+
+
+def fold_gates(parameters: Sequence[Tensor], is_spent: list[bool] | None = None) -> Tensor:
+    """Weights of a step, `[C + F + 1, 3 * C]`: rows of states, of features, and the bias; columns of each gate.
+
+    Args:
+        parameters: For each of the three gates the weights of convolutions `[C, F]`, then their biases `[C]`, the
+            weights of linear layers `[C, 2 * C]`, whose right half sees the state, and their biases `[C]`; fp32, on a
+            GPU, of those that `fits` has been asked for.
+        is_spent: Of one item, which becomes true when gradients have come back to the parameters, after which torch
+            keeps nothing for further ones.
+    """
+    # Here, where torch sees it; see `step_folded`.
+    made: Tensor = _Fold.apply(is_spent, *[p.contiguous() for p in parameters])
+    return made
+
+
+def fold_by_torch(parameters: Sequence[Tensor]) -> Tensor:
+    """The same by torch's functions, in any precision and on any device."""
+    convs, conv_biases, linears, linear_biases = (torch.stack(list(parameters[i : i + GATES])) for i in (0, 3, 6, 9))
+    left, right = linears.chunk(2, 2)
+    bias = torch.baddbmm(linear_biases.unsqueeze(2), left, conv_biases.unsqueeze(2))
+    each = torch.cat([right, torch.bmm(left, convs), bias], 2)
+    return each.flatten(0, 1).t()
+
+
+class _Fold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, is_spent: list[bool] | None, *parameters: Tensor) -> Tensor:
+        channels, features = parameters[0].shape
+        weights = parameters[0].new_empty(channels + features + 1, GATES * channels)
+        grid = grid_for(weights.numel(), weights)
+        run_gpu(kernels.fold_gates_gpu, grid, *parameters, channels, features, weights)
+        ctx.save_for_backward(*parameters)
+        ctx.is_spent = is_spent
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.is_spent is not None:
+            ctx.is_spent[0] = True
+        parameters = ctx.saved_tensors
+        needed = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled() or is_heard(grad):
+            return None, *pull_by_torch(lambda *given: fold_by_torch(given), parameters, needed, grad)
+        channels, features = parameters[0].shape
+        out = grad.new_empty(sum(p.numel() for p in parameters))
+        grid = grid_for(out.numel(), out)
+        run_gpu(kernels.unfold_gates_gpu, grid, grad.contiguous(), *parameters, channels, features, out)
+        parts = out.split([p.numel() for p in parameters])
+        return None, *(part.view(p.shape) if is_needed else None
+                       for part, p, is_needed in zip(parts, parameters, needed, strict=True))  # fmt: skip
+
+
+def pull_by_torch(step: Callable[..., Tensor], given: Sequence[Tensor], needed: Sequence[bool],
+                  grad: Tensor) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of gradients, or many at once, by what torch's functions make of `given`: of views, since some of it
+    may be one tensor.
+    """
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        views = [value.view_as(value) if again else value.detach().requires_grad_() for value in given]
+        out = step(*views)
+    wanted = [view for view, is_needed in zip(views, needed, strict=True) if is_needed]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
+    return tuple(next(found) if is_needed else None for is_needed in needed)
