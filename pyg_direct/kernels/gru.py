@@ -1,4 +1,4 @@
-"""The step of a small GRU and its gradient, on a CPU, where calls of products would take longer than the numbers.
+"""The step of a small GRU and its gradient, of which calls of products would take longer than the numbers.
 
 reset and update = sigmoid of what input and state add; content = tanh(of input + reset * of state); out = content +
 update * (state - content). Weights are `[3 * C, F]` and `[3 * C, C]`, gate by gate as `nn.GRU` has them.
@@ -6,9 +6,11 @@ update * (state - content). Weights are `[3 * C, F]` and `[3 * C, C]`, gate by g
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from pyg_direct.kernels.jit import cpu_kernel
+from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel
 from pyg_direct.kernels.lstm import admit, bend
 
 _ONE = np.float32(1)
@@ -76,3 +78,89 @@ def pull_gru_cpu(grad, x, state, of_input, of_state, kept, grad_x, grad_state, g
             for u in range(size):
                 grad_state[r, u] += added * of_state[k, u]
                 grad_of_state[k, u] += added * state[r, u]
+
+
+@gpu_kernel("f4[] f4[] f4[] f4[] f4[] f4[] i4 i4 i4 f4[] f4[]")
+def step_gru_gpu(x, state, of_input, of_state, bias, state_bias, rows, width, size, kept, out):
+    """As `step_gru_cpu`, a thread for each number of `out`."""
+    i = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    while i < rows * size:
+        r = i // size
+        u = i - r * size
+        reset, update, content = bias[u], bias[size + u], bias[2 * size + u]
+        to_reset, to_update, added = state_bias[u], state_bias[size + u], state_bias[2 * size + u]
+        for k in range(width):
+            factor = x[r * width + k]
+            reset += factor * of_input[u * width + k]
+            update += factor * of_input[(size + u) * width + k]
+            content += factor * of_input[(2 * size + u) * width + k]
+        for k in range(size):
+            factor = state[r * size + k]
+            to_reset += factor * of_state[u * size + k]
+            to_update += factor * of_state[(size + u) * size + k]
+            added += factor * of_state[(2 * size + u) * size + k]
+        reset = _ONE / (_ONE + math.exp(-(reset + to_reset)))
+        update = _ONE / (_ONE + math.exp(-(update + to_update)))
+        content = math.tanh(content + reset * added)
+        at = r * 4 * size + u
+        kept[at], kept[at + size], kept[at + 2 * size], kept[at + 3 * size] = reset, update, content, added
+        out[i] = content + update * (state[i] - content)
+        i += cuda.gridDim.x * THREADS
+
+
+@body
+def pull_gate(grad, state, kept, size, r, k, is_of_state):
+    """The gradient of what input, or state, adds to a gate, number k of the 3 * C of row r."""
+    g = k // size
+    u = k - g * size
+    at = r * 4 * size + u
+    reset, update, content = kept[at], kept[at + size], kept[at + 2 * size]
+    given = grad[r * size + u]
+    if g == 1:
+        return given * (state[r * size + u] - content) * update * (_ONE - update)
+    of_content = given * (_ONE - update) * (_ONE - content * content)
+    if g == 0:
+        return of_content * kept[at + 3 * size] * reset * (_ONE - reset)
+    return of_content * reset if is_of_state else of_content
+
+
+@gpu_kernel("f4[] f4[] f4[] f4[] f4[] f4[] i4 i4 i4 f4[]")
+def pull_gru_gpu(grad, x, state, of_input, of_state, kept, rows, width, size, out):
+    """Gradients of all that went in, one behind the other: of x, of the state, of the weights of inputs and of states,
+    and of both biases. A thread for each number, which adds up what it needs in one order.
+    """
+    i = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    to_state = rows * width
+    to_input = to_state + rows * size
+    to_weight = to_input + 3 * size * width
+    to_bias = to_weight + 3 * size * size
+    while i < to_bias + 6 * size:
+        total = np.float32(0)
+        if i < to_state:
+            r = i // width
+            f = i - r * width
+            for k in range(3 * size):
+                total += pull_gate(grad, state, kept, size, r, k, False) * of_input[k * width + f]
+        elif i < to_input:
+            at = i - to_state
+            r = at // size
+            u = at - r * size
+            total = grad[at] * kept[r * 4 * size + size + u]
+            for k in range(3 * size):
+                total += pull_gate(grad, state, kept, size, r, k, True) * of_state[k * size + u]
+        elif i < to_weight:
+            k = (i - to_input) // width
+            f = i - to_input - k * width
+            for r in range(rows):
+                total += pull_gate(grad, state, kept, size, r, k, False) * x[r * width + f]
+        elif i < to_bias:
+            k = (i - to_weight) // size
+            u = i - to_weight - k * size
+            for r in range(rows):
+                total += pull_gate(grad, state, kept, size, r, k, True) * state[r * size + u]
+        else:
+            k = (i - to_bias) % (3 * size)
+            for r in range(rows):
+                total += pull_gate(grad, state, kept, size, r, k, i - to_bias >= 3 * size)
+        out[i] = total
+        i += cuda.gridDim.x * THREADS

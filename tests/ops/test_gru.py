@@ -8,17 +8,17 @@ from pyg_direct.ops.gru import pull_gru, step_gru
 SIZES = [(1, 1, 1), (5, 3, 7), (6, 6, 6), (33, 17, 40)]
 
 
-def make_inputs(rows, width, size, spread=1.0):
+def make_inputs(rows, width, size, spread=1.0, device="cpu"):
     torch.manual_seed(rows)
     shapes = ((rows, width), (rows, size), (3 * size, width), (3 * size, size), (3 * size,), (3 * size,))
-    return [spread * torch.randn(shape) for shape in shapes]
+    return [(spread * torch.randn(shape)).to(device) for shape in shapes]
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.3, 1.0])
 @pytest.mark.parametrize(("rows", "width", "size"), SIZES)
-def test_states_and_gradients_are_those_of_torch(rows, width, size, spread):
-    x, state, *parameters = make_inputs(rows, width, size, spread)
-    grad = torch.randn(rows, size)
+def test_states_and_gradients_are_those_of_torch(device, rows, width, size, spread):
+    x, state, *parameters = make_inputs(rows, width, size, spread, device)
+    grad = torch.randn(rows, size).to(device)
     exact = [value.double().requires_grad_() for value in (x, state, *parameters)]
     expected = torch.gru_cell(*exact)
     expected_grads = torch.autograd.grad(expected, exact, grad.double())
@@ -32,8 +32,8 @@ def test_states_and_gradients_are_those_of_torch(rows, width, size, spread):
         torch.testing.assert_close(mine / scale, theirs.float() / scale, rtol=1e-4, atol=1e-5)
 
 
-def test_rows_that_are_not_contiguous_are_read():
-    x, state, *parameters = make_inputs(6, 6, 6)
+def test_rows_that_are_not_contiguous_are_read(device):
+    x, state, *parameters = make_inputs(6, 6, 6, device=device)
     turned = [value.t().contiguous().t() if value.dim() == 2 else value for value in (x, state, *parameters)]
 
     got, kept = step_gru(turned[0], turned[1], turned[2:])
@@ -45,8 +45,8 @@ def test_rows_that_are_not_contiguous_are_read():
         assert torch.equal(mine, theirs)
 
 
-def test_no_rows_give_no_rows_and_gradients_of_zero():
-    x, state, *parameters = make_inputs(0, 3, 4)
+def test_no_rows_give_no_rows_and_gradients_of_zero(device):
+    x, state, *parameters = make_inputs(0, 3, 4, device=device)
 
     got, kept = step_gru(x, state, parameters)
     grads = pull_gru(got, x, state, parameters, kept)
@@ -56,8 +56,8 @@ def test_no_rows_give_no_rows_and_gradients_of_zero():
     assert not any(grad.any() for grad in grads)
 
 
-def test_what_is_no_number_stays_so():
-    x, state, *parameters = make_inputs(4, 3, 5)
+def test_what_is_no_number_stays_so(device):
+    x, state, *parameters = make_inputs(4, 3, 5, device=device)
     x[2, 1] = torch.nan
 
     got, _ = step_gru(x, state, parameters)

@@ -140,7 +140,7 @@ def run_lstm(layer: nn.LSTM, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _SmallStep(torch.autograd.Function):
-    """The next state, `[1, N, C]`, of a small GRU on a CPU, from `(x, state, parameters)`."""
+    """The next state, `[1, N, C]`, of a small GRU, from `(x, state, parameters)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, state: Tensor, *parameters: Tensor) -> Tensor:
@@ -168,24 +168,25 @@ def _is_small(*given: Tensor) -> bool:
     """Whether a step of these is one for `_SmallStep`: torch refuses what does not fit."""
     x, state, of_input, of_state = given[:4]
     return (
-        all(value.dtype == torch.float32 for value in given)
+        all(value.dtype == torch.float32 and value.device == x.device for value in given)
+        and x.dim() == state.dim() == 3
         and x.shape[:2] == state.shape[:2]
         and (x.shape[2], state.shape[2]) == (of_input.shape[1], of_state.shape[1])
         and max(given[0].shape[2], given[1].shape[2], given[1].shape[1]) <= _SMALL
-        and not torch.is_autocast_enabled("cpu")
+        and not torch.is_autocast_enabled(x.device.type)
         and is_ordinary()
     )
 
 
 def step_gru(layer: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
     """The next state, `[1, N, C]`, of a GRU of one layer."""
-    if x.is_cuda:
-        new: Tensor = layer(x, state)[1]
-        return new
     parameters = get_parameters(layer)
     if _is_small(x, state, *parameters):
         out: Tensor = _SmallStep.apply(x, state, *parameters)
         return out
+    if x.is_cuda:
+        new: Tensor = layer(x, state)[1]
+        return new
     return torch.gru_cell(x[0], state[0], *parameters).unsqueeze(0)
 
 

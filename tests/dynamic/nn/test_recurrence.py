@@ -72,8 +72,9 @@ def test_steps_are_those_of_the_layer(device, gru, dtype, same):
 
 
 @pytest.mark.parametrize("same", [False, True], ids=["", "input is state"])
-def test_steps_have_gradients_of_gradients(gru, same):
-    x, state = (torch.randn(1, 6, 6, requires_grad=True) for _ in range(2))
+def test_steps_have_gradients_of_gradients(device, gru, same):
+    gru = gru.to(device)
+    x, state = (torch.randn(1, 6, 6, device=device, requires_grad=True) for _ in range(2))
     x = state if same else x
     leaves = [*({x, state}), *gru.parameters()]
     twice = []
@@ -86,9 +87,9 @@ def test_steps_have_gradients_of_gradients(gru, same):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_parameters_that_ask_for_no_gradient_get_none(gru):
-    gru.weight_hh_l0.requires_grad_(False)
-    x, state = torch.randn(1, 6, 6), torch.randn(1, 6, 6, requires_grad=True)
+def test_parameters_that_ask_for_no_gradient_get_none(device, gru):
+    gru.to(device).weight_hh_l0.requires_grad_(False)
+    x, state = torch.randn(1, 6, 6, device=device), torch.randn(1, 6, 6, device=device, requires_grad=True)
 
     out = step_gru(gru, x, state)
     (twice,) = torch.autograd.grad(out.sum(), state, create_graph=True)
@@ -122,9 +123,10 @@ def test_what_does_not_fit_a_gru_is_refused_by_torch(gru, shape):
         step_gru(gru, torch.randn(shape), state)
 
 
-def test_gradients_of_a_gru_come_in_batches(gru):
-    x, state = (torch.randn(1, 6, 6, requires_grad=True) for _ in range(2))
-    inputs, grads = [x, state, *gru.parameters()], torch.randn(3, 1, 6, 6)
+def test_gradients_of_a_gru_come_in_batches(device, gru):
+    gru = gru.to(device)
+    x, state = (torch.randn(1, 6, 6, device=device, requires_grad=True) for _ in range(2))
+    inputs, grads = [x, state, *gru.parameters()], torch.randn(3, 1, 6, 6).to(device)
     out = step_gru(gru, x, state)
     expected = [torch.autograd.grad(out, inputs, grad, retain_graph=True) for grad in grads]
 
