@@ -39,6 +39,13 @@ def can_share(loader: DataLoader[Any]) -> bool:
         and len(sampler.data_source) == sampler.num_samples == count  # fmt: skip
 
 
+def describe_batches(loader: DataLoader[Any]) -> dict[str, int | bool | str | None]:
+    """What an epoch is cut into batches by, beside its seed; a state of a loader is of no use where one differs."""
+    shuffle = type(loader.sampler) is RandomSampler if can_share(loader) else "by a sampler or generator"
+    return {"num_seeds": len(loader.dataset), "batch_size": loader.batch_size,  # type: ignore[arg-type]
+            "shuffle": shuffle, "drop_last": loader.drop_last}  # fmt: skip
+
+
 def order_of_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> Tensor | None:
     """Positions in the order of an epoch, int64 on the CPU; None when a sampler of the user's decides.
 
