@@ -235,6 +235,8 @@ def note_sample(batch: Any, out: Output) -> None:
         if out.edge is not None:
             store.setdefault("e_id", out.edge)
         for name in ("batch", "num_sampled_nodes", "num_sampled_edges"):
+            # Those of the graph, of other trees, are none of the batch's.
+            store.pop(name, None)
             if getattr(out, name) is not None:
                 store[name] = getattr(out, name)
         if out.orig_row is not None and out.orig_col is not None:

@@ -182,9 +182,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  super_batch: int | None = None, seed: int | None = None, prefetch: int = 1,
                  time_comparison: str = "<=", time_window: int | None = None,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", cache_policy: str | None = None,
-                 cold_policy: str = "auto",
-                 hotness: str = "degree", presample: float | None = None, custom_cls: Any = None,
-                 input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+                 cold_policy: str = "auto", hotness: str = "degree", presample: float | None = None,
+                 custom_cls: Any = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ArgumentError("input_time needs time_attr, the name of the times it is compared with, got None")
         device = device_for(device, neighbor_sampler)
@@ -353,8 +352,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if self.transform_sampler_output is not None:
             return self._build_output(self._attributes, self.transform_sampler_output(to_output(sample, input_id)))
         batch = self._attributes.build(self.data, sample, input_id, shared=shared, memory=memory)
-        counts = batch._store._mapping
-        note_hops(batch, counts["num_sampled_nodes"], counts["num_sampled_edges"], self._max_degree)
+        store = batch._store._mapping
+        store.pop("seed_time", None)
+        note_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], self._max_degree)
         return batch
 
     def _build_output(self, attributes: Attributes, out: Any) -> Any:

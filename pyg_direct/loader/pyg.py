@@ -30,7 +30,7 @@ from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.mode import version_of
 from pyg_direct.sampling.sample import Sample
 
-_NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id")
+_NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id")
 _TOPOLOGIES: dict[tuple[Any, ...], tuple[weakref.ref[Any], weakref.ref[CSRTopo]]] = {}
 # Compressing on the GPU takes about this many bytes an edge at its peak.
 _COMPRESS_BYTES = 64
@@ -126,6 +126,9 @@ class Attributes(PlacedRows):
             if key == "edge_index":
                 self._others[key] = lambda _, sample: sample.edge_index
                 continue
+            if key == "batch":
+                # As in PyG, it says which tree a node is of, and is not there without trees.
+                continue
             if key in ("adj_t", "num_nodes"):
                 self._others[key] = _slice_adjacency if key == "adj_t" else lambda _, sample: sample.n_id.numel()
                 continue
@@ -179,6 +182,7 @@ class Attributes(PlacedRows):
         for key, slicer in self._others.items():
             if key in store:
                 store[key] = slicer(store[key], sample)
+        store.pop("batch", None)
         store.setdefault("n_id", sample.n_id)
         store.setdefault("e_id", sample.e_id)
         store["num_sampled_nodes"] = sample.num_sampled_nodes
