@@ -76,7 +76,7 @@ class Parcel(NamedTuple):
         if self.is_single:
             return as_bytes(rows[0])
         if not rows:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         pieces = []
         splits = [as_bytes(array).split((counts[:, about.number] * about.row_bytes).tolist())
                   for array, about in zip(rows, self.arrays, strict=True)]  # fmt: skip

@@ -55,7 +55,7 @@ def order_of_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> Tensor | N
         return None
     count = len(loader.dataset)  # type: ignore[arg-type]
     if type(loader.sampler) is SequentialSampler:
-        return torch.arange(count)
+        return torch.arange(count, device="cpu")
     return permute(count, key=shuffle_key(seed, epoch), device=getattr(loader, "device", "cpu"))
 
 
@@ -68,7 +68,7 @@ def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, 
     """
     if loader.generator is not None:
         # torch's own loaders draw a seed of their workers before an epoch's order.
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        torch.empty((), dtype=torch.int64, device=loader.generator.device).random_(generator=loader.generator)
     stride, offset = 1, 0
     if isinstance(loader.sampler, DistributedSampler):
         stride, offset = loader.sampler.num_replicas, loader.sampler.rank
@@ -92,10 +92,27 @@ def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, 
             yield number, Seeds(positions.clone(), own)
         return
     source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    for number, positions in enumerate(source):
+    for number, positions in enumerate(_draw_where_generators_are(source)):
         if number >= first:
-            chosen = torch.as_tensor(positions, dtype=torch.int64).reshape(-1)
+            chosen = torch.as_tensor(positions, dtype=torch.int64, device="cpu").reshape(-1)
             yield number * stride + offset, Seeds(chosen, _pick(nodes, chosen))
+
+
+def _draw_where_generators_are(source: Any) -> Iterator[Any]:
+    """What a sampler gives. Those of torch make tensors on its default device, which their generators need not be of:
+    without one of the user's they make their own on the CPU.
+    """
+    sampler = source.sampler if type(source) is BatchSampler else source
+    if not type(sampler).__module__.startswith("torch."):
+        yield from source
+        return
+    generator, positions = getattr(sampler, "generator", None), iter(source)
+    while True:
+        with torch.device("cpu" if generator is None else generator.device):
+            chosen = next(positions, None)
+        if chosen is None:
+            return
+        yield chosen
 
 
 def _pick(nodes: Tensor, positions: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader as PygNeighborLoader, NodeLoader as PygNodeLoader
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import NumNeighbors
 
 from pyg_direct.errors import ArgumentError, PlacementWarning, warn
@@ -22,7 +22,7 @@ from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.general import note_sample
 from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.hosts import keep_once
-from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds
+from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds, open_loader
 from pyg_direct.loader.options import settle_sharing, settle_workers
 from pyg_direct.loader.order import largest_fanout, note_hops
 from pyg_direct.loader.output import check_output, to_output
@@ -239,8 +239,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         check_input_id(input_id, num_seeds)
         kwargs = settle_workers(type(self), kwargs, self.device, num_seeds=num_seeds)
         # Not PyG's own constructor, which makes its sampler; its class is what PyG's models ask loaders for.
-        PygNodeLoader.__init__(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
-                               input_id=input_id, **kwargs)  # fmt: skip
+        open_loader(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
+                    input_id=input_id, **kwargs)  # fmt: skip
         self.input_data.node = check_ids("input_nodes", self.input_data.node, num_nodes).long().cpu()
         self._plan: Any = None
         self._plan_topology: Any = None
@@ -305,7 +305,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if self._recipe is None:
             return super().__call__(index)
         self._prepare()
-        positions = torch.as_tensor(index).cpu().reshape(-1)
+        positions = torch.as_tensor(index, device="cpu").reshape(-1)
         if positions.dtype == torch.bool or positions.numel() == 0:
             positions = positions.nonzero().view(-1)
         positions = check_ids("index", positions, len(self.dataset)).long()
@@ -384,7 +384,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         for item, sample in pool:
             on_device = Sample(sample.n_id.to(self.device), sample.edge_index.to(self.device),
                                sample.e_id.to(self.device), sample.node_counts, sample.edge_counts)  # fmt: skip
-            yield self._build_plain(on_device, torch.tensor(list(item), dtype=torch.int64))
+            yield self._build_plain(on_device, torch.tensor(list(item), dtype=torch.int64, device="cpu"))
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         if self._recipe is None:
