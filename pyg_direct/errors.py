@@ -6,6 +6,9 @@ import contextlib
 import os
 import sys
 import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator
 
 
 class PygDirectError(Exception):
@@ -64,8 +67,34 @@ class RankError(PygDirectError, RuntimeError):
     """Another process of the group failed or is gone; the message names its rank."""
 
 
+# What NumPy, pyarrow and `zipfile` raise for files that are cut short, overwritten, or of another kind.
+_DAMAGES = (EOFError, OSError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
+# What files of numbers are called where one is damaged.
+NPY, NPZ, PARQUET = "NumPy array (.npy) of numbers", "NumPy archive (.npz) of numbers", "parquet file"
 # Files of this package, and those through which a decorated function of it is called.
 _INSIDE = (os.path.join(os.path.dirname(os.path.abspath(__file__)), ""), contextlib.__file__)
+
+
+@contextlib.contextmanager
+def whole_file(name: str, kind: str, file: str | os.PathLike[str], error: type[PygDirectError] = ArgumentError
+               ) -> Iterator[None]:  # fmt: skip
+    """Tell which file is damaged where a library that reads it raises; such errors seldom name it.
+
+    Args:
+        name: The argument that the file is, or its own name.
+        kind: What the file must be, such as `NPY`.
+        file: Its path.
+        error: What to raise.
+
+    Raises:
+        PygDirectError: `error`; those of this package pass.
+    """
+    try:
+        yield
+    except PygDirectError:
+        raise
+    except _DAMAGES as cause:
+        raise error(f"{name} must be a whole {kind}, got {os.fspath(file)!r}, which says: {cause}") from cause
 
 
 def warn(message: str, category: type[Warning]) -> None:

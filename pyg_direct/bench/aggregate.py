@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import median_high
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -66,12 +66,12 @@ def measure_aggregation(batch: Data, name: str, widths: tuple[int, ...] = WIDTHS
                         if way == "fused" or dtype == torch.float32:
                             torch.testing.assert_close(compute(x).float(), expected, rtol=2e-2, atol=2e-2)
                         seconds = _measure(partial(compute, x), on_gpu)
-                    medians[""][way] = median_high(seconds)
+                    medians[""][way] = median(seconds)
                     yield Row.of(case, way, "TB/s", [moved / s for s in seconds], limit, "device copy",
                                  f"{compulsory / moved:.2f} of the bytes are compulsory")  # fmt: skip
                     if way == "fused" or way in _OTHERS:
                         seconds = _measure(partial(_run_both, compute, x, grad), on_gpu)
-                        medians[", with backward"][way] = median_high(seconds)
+                        medians[", with backward"][way] = median(seconds)
                         yield Row.of(case, f"{way}, with backward", "ms", [1e3 * s for s in seconds])
                 for what, found in medians.items():
                     best = min((way for way in found if way != "fused"), key=found.__getitem__)

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ def measure_clique(graph: NodeDataset, name: str, device: str, counts: list[int]
     seeds = seeds[: BATCH * _BATCHES * max(counts)]
     alone = NeighborLoader(Data(x=graph.x.clone(), edge_index=graph.edge_index), FANOUTS, seeds, batch_size=BATCH,
                            seed=1, prefetch=2, device=device)  # fmt: skip
-    wanted, limit = _hash(alone, 0, 1), median_high(_run(alone))
+    wanted, limit = _hash(alone, 0, 1), median(_run(alone))
     del alone
     rates: dict[int, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +58,7 @@ def measure_clique(graph: NodeDataset, name: str, device: str, counts: list[int]
             yield Row.of(case, "edges of all processes", "M/s", [rate / 1e6 for rate in rates[count]],
                          count * limit / 1e6, "as many NeighborLoaders of one process", note)  # fmt: skip
             if 1 in rates:
-                one = median_high(rates[1])
+                one = median(rates[1])
                 yield Row.of(f"{case}/speed-up", name, "x", [rate / one for rate in rates[count]], count,
                              "as many processes", curve="speed-up of worker mode", at=count,
                              at_name="processes")  # fmt: skip

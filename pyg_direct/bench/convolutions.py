@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -120,7 +120,7 @@ def _compare(case: str, ways: dict[str, Callable[[Tensor], Tensor]], x: Tensor) 
         tolerance = 1e-3 if x.dtype == torch.float32 else 1e-1
         torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance * max(1, float(expected.abs().max())))
         seconds, clock = _measure(work, x.is_cuda, way != _COMPILED)
-        medians[way] = median_high(seconds)
+        medians[way] = median(seconds)
         yield Row.of(case, way, "ms", [1e3 * s for s in seconds], note=clock)
     best = min((way for way in medians if way != OURS), key=medians.__getitem__)
     yield Row.of(case, "fastest of the others over accelerated", "x", [medians[best] / medians[OURS]], note=best)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ class _Epochs:
         """How the epochs of the latest run begin, in words; empty in processes that waited."""
         if not self.begins:
             return ""
-        first, pieces = 1e3 * median_high(self.begins), median_high(self.pieces)
+        first, pieces = 1e3 * median(self.begins), median(self.pieces)
         return f"; first batch after {first:.1f} ms, {pieces} new pieces of memory"
 
     def run(self, count: int, epochs: int = 3, **options: Any) -> list[float]:
@@ -168,7 +168,7 @@ def _compare(rank: int, world: int, epochs: _Epochs, name: str, note: Callable[[
     for count in count_up(world):
         seconds = epochs.run(count, **options)
         if count == 1:
-            alone = median_high(seconds or [0.0])
+            alone = median(seconds or [0.0])
         if rank == 0:
             _note_epochs(name, count, seconds, alone, note, epochs.describe())
     return alone
@@ -179,6 +179,6 @@ def _note_epochs(name: str, count: int, seconds: list[float], alone: float, note
     """Rows of epochs with so many processes, one of which takes `alone` seconds with one process; `words` tell more."""
     case = f"multi_gpu/epoch/{name}"
     note(Row.of(case, f"{count} GPUs", "s", seconds, alone / count, "one GPU over N",
-                f"{alone / median_high(seconds):.2f} times as fast as one GPU{words}"))  # fmt: skip
+                f"{alone / median(seconds):.2f} times as fast as one GPU{words}"))  # fmt: skip
     note(Row.of(f"{case}/speed-up/{count}", name, "x", [alone / value for value in seconds], count, "as many GPUs",
                 curve="speed-up of epochs", at=count, at_name="GPUs"))  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from statistics import median_high
+from statistics import median
 
 import torch
 from torch_geometric.data import Data
@@ -103,10 +103,10 @@ def measure_unchanged_rows(sets: Mapping[str, Sequence[Data]]) -> Iterator[Row]:
             shares = [float((a == b).all(1).float().mean()) for a, b in pairwise(rows)]
             edges = [plan.factorise(Sum(), t).keys for t in range(len(plan))]
             same = [float(torch.isin(b, a).float().mean()) for a, b in pairwise(edges)]
-            note = f"median share of edges that were there before {median_high(same):.3f}"
+            note = f"median share of edges that were there before {median(same):.3f}"
             yield Row.of(f"dynamic/{name}", f"rows unchanged, {type(operator).__name__}", "x", shares, note=note)
             yield Row.of(f"dynamic/{name}", f"most that their reuse saves, {type(operator).__name__}", "%",
-                         [100 * median_high(shares) * took / seconds], note="of ten epochs of T-GCN")  # fmt: skip
+                         [100 * median(shares) * took / seconds], note="of ten epochs of T-GCN")  # fmt: skip
 
 
 def _time_epochs(signal: Sequence[Data], count: int = 10) -> float:

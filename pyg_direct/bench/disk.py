@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ def _measure_rows(tier: DiskTier, ids: Tensor, row_bytes: int, name: str, is_col
                 rates[number].append(len(ids) * row_bytes / seconds / 1e9)
     note = f"the system had not forgotten {num_left} rows of those looked for" if num_left else ""
     return Row.of(f"disk/{name}, {'not ' if is_cold else ''}in the page cache", "rate", "GB/s", rates[1],
-                  median_high(rates[0]), "one thread reads these rows in order", note)  # fmt: skip
+                  median(rates[0]), "one thread reads these rows in order", note)  # fmt: skip
 
 
 def measure_disk_feature(x: Tensor, n_ids: list[Tensor], name: str, folder: str | None = None) -> Iterator[Row]:
@@ -166,7 +166,7 @@ def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name:
         limit = run_steps(load(in_memory), step, batches)
         yield Row.of(case, "step, features in host memory", "ms", limit)
         times = run_steps(load(on_disk), step, batches)
-        yield Row.of(case, f"step, features in {in_file}", "ms", times, median_high(limit),
+        yield Row.of(case, f"step, features in {in_file}", "ms", times, median(limit),
                      "features in host memory")  # fmt: skip
 
         def step_anew(batch: Any) -> None:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -67,12 +67,12 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
             continue
         if 1 in found:
             yield Row.of(case, "speed beside one process", "x",
-                         [median_high(result["edges"]) / median_high(found[1]["edges"])])  # fmt: skip
+                         [median(result["edges"]) / median(found[1]["edges"])])  # fmt: skip
         yield Row.of(case, "row bytes sent a batch", "KB", [result["row_bytes"] / 1e3], result["least_bytes"] / 1e3,
                      "distinct rows of other parts")  # fmt: skip
         if "shared_edges" in result:
             yield Row.of(case, "edges of all processes, rows read in place", "M/s",
-                         [v / 1e6 for v in result["shared_edges"]], median_high(result["edges"]) / 1e6,
+                         [v / 1e6 for v in result["shared_edges"]], median(result["edges"]) / 1e6,
                          "rows exchanged", "rows in memory that the processes share")  # fmt: skip
         yield Row.of(case, "ids and edges sent a batch", "KB", [result["other_bytes"] / 1e3])
         yield Row.of(case, "row bytes with copies of 20 %", "KB", [result["kept_bytes"] / 1e3],
@@ -95,11 +95,11 @@ def _describe_whole(found: Mapping[int, Mapping[str, Any]], count: int, case: st
     if "whole" not in result:
         return
     yield Row.of(case, "edges of all processes, graph in one memory", "M/s", [v / 1e6 for v in result["whole"]],
-                 median_high(result["edges"]) / 1e6, "exchanged" if count > 1 else "a part of its own",
+                 median(result["edges"]) / 1e6, "exchanged" if count > 1 else "a part of its own",
                  "each process samples and reads alone")  # fmt: skip
     if count > 1 and "whole" in found.get(1, {}):
         yield Row.of(case, "speed beside one process, graph in one memory", "x",
-                     [median_high(result["whole"]) / median_high(found[1]["whole"])])  # fmt: skip
+                     [median(result["whole"]) / median(found[1]["whole"])])  # fmt: skip
         yield Row.of(case, "share of the graph that a process has", "%",
                      [100 * result["held"] / found[1]["held"]], 100 / count, "an equal share")  # fmt: skip
 
@@ -183,11 +183,11 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
         result["edges"], result["rows"] = ([rate[name] for rate in rates] for name in ("edges", "rows"))
         result |= {key: rates[-1][key] for key in ("row_bytes", "least_bytes", "other_bytes")}
         seconds = [rate["seconds"] for rate in rates]
-        result["seconds"], result["spread"] = median_high(seconds), rates[-1]["spread"]
+        result["seconds"], result["spread"] = median(seconds), rates[-1]["spread"]
         if count == 1:
             # As several do it, for the model of several.
             graph.part.is_whole = False
-            result["shared_seconds"] = median_high(
+            result["shared_seconds"] = median(
                 [_run_epoch(graph, num_nodes, epoch)["seconds"] for epoch in range(4)][1:]
             )
             graph.part.is_whole = True

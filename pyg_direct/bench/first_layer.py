@@ -8,7 +8,7 @@ a source to what goes over the link.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median_high
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ def measure_first_layer(x: Tensor, n_id: Tensor, edges: SortedEdges, num_targets
             for way, work, count in (("rows brought, then summed", bring, num_rows),
                                      ("summed where they lie", sum_in_place, num_targets + num_edges)):  # fmt: skip
                 seconds = time_on_gpu(work, 10, 3, 3) if on_gpu else time_on_clock(work, 5, 1)
-                medians.append(median_high(seconds))
+                medians.append(median(seconds))
                 yield Row.of(case, way, "ms", [1e3 * s for s in seconds], note=f"{count} rows read")
             yield Row.of(case, "brought over in place", "x", [medians[0] / medians[1]],
                          note="above 1: summing where rows lie is faster")  # fmt: skip

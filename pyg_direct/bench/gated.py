@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import median_high
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ def measure_gated_steps(num_nodes: int, name: str, channels: int, features: int 
         for way, step in ways.items():
             work = partial(_run, step, values, None if what == "forward" else grad)
             seconds = time_on_gpu(work, 10, 3, 3) if device == "cuda" else time_on_clock(work, 5, 1)
-            medians.append(median_high(seconds))
+            medians.append(median(seconds))
             limit = 1e3 * row_bytes * numbers / device_copy_rate() if device == "cuda" else None
             yield Row.of(f"gated/{name}/{channels} channels/{what}", way, "ms", [1e3 * s for s in seconds], limit,
                          "what goes in and comes out, at a copy's rate" if limit else "")  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import chain, islice, repeat
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -206,16 +206,16 @@ def measure_links(data: Data, name: str, batches: int = 30, size: int = 1024) ->
                      note=f"{edges:.0f} edges a batch, no features")  # fmt: skip
     *nodes, own = rates
     for kind in nodes:
-        median = median_high(rates[kind])
+        middle = median(rates[kind])
         yield Row.of(f"hetero/links/{name}/{size}", f"LinkNeighborLoader over {kind}", "x",
-                     [rate / median for rate in rates[own]])  # fmt: skip
+                     [rate / middle for rate in rates[own]])  # fmt: skip
 
 
 def _rate_row(case: str, metric: str, plan: GeneralPlan, seeds: Sequence[Mapping[str, Tensor]]) -> Row:
     device = plan.topology.device
     edges, seconds = _time_batches(plan.sample, seeds)
     rates = [e / t / _scale(device) for e, t in zip(edges, seconds, strict=True)]
-    milliseconds = 1e3 * median_high(seconds)
+    milliseconds = 1e3 * median(seconds)
     return Row.of(case, metric, _unit(device), rates,
                   note=f"{sum(edges) / len(edges):.0f} edges a batch, {milliseconds:.2f} ms")  # fmt: skip
 

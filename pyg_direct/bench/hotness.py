@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from functools import partial
-from statistics import median_high
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -99,7 +99,7 @@ def measure_ranking(data: Data, train_idx: Tensor, num_classes: int, name: str, 
     loader = make("degree")
     step = make_step(next(iter(loader)), num_classes)
     times = run_steps(without_end(loader), step, batches)
-    epoch = median_high(times) * len(loader)
+    epoch = median(times) * len(loader)
     for hotness in ("expected", "frequency"):
         taken = [
             1e3 * s for s in time_on_clock(partial(score_nodes, make(hotness), loader._placed, loader._plan), 5, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ def measure_inference(data: Data, num_classes: int, name: str, workers: int, hid
         yield Row.of(case, f"{OURS}, all in GPU memory", "s", inside)
         crossing = _count_bytes(data, hidden, num_classes) / pinned_copy_rate()
         yield Row.of(case, "rows over the link", "s", [crossing], note="their bytes over the rate of a copy")
-        limit = max(crossing, median_high(inside))
+        limit = max(crossing, median(inside))
     where = "unified" if device.type == "cuda" else "cpu"
     own = time_on_clock(partial(infer, model, data, placement=where), repeats, 1)
     yield Row.of(case, f"{OURS}, rows on the host", "s", own, limit, "the longer of link and all in GPU memory",

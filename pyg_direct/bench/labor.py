@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count, repeat
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ def measure_fetched_bytes(edge_index: Tensor, num_nodes: int, num_features: int,
             num_rows = [unite(part, num_nodes).ids.numel() / len(part) for part in parts]
             for dtype, size in [("fp32", 4), ("bf16", 2)]:
                 megabytes = [rows * num_features * size / 1e6 for rows in num_rows]
-                limit = median_high(megabytes) if limit is None else limit
+                limit = median(megabytes) if limit is None else limit
                 yield Row.of(f"fetched bytes/{name}/{sampling}, {dtype}, super-batch {group}", "rows a batch", "MB",
                              megabytes, limit, "uniform, fp32")  # fmt: skip
 
@@ -68,7 +68,7 @@ def measure_sampling(edge_index: Tensor, num_nodes: int, seeds: Tensor, name: st
         for sampling, options in SAMPLINGS.items():
             plan = open_plan(topology.place(placement, edge_index.device), Recipe(_FANOUTS, **options))
             times = _time_batches(plan, batches)
-            limit = median_high(times) if limit is None else limit
+            limit = median(times) if limit is None else limit
             case = f"sampling/{name}/{placement}/{_BATCH_SIZE}/{sampling}"
             yield Row.of(case, "batch", "ms", times, limit, "uniform")
 
@@ -112,8 +112,8 @@ def measure_steps(data: Data, train_idx: Tensor, num_classes: int, name: str, ba
         alone = run_steps(without_end(loader), lambda batch: None, batches)
         both = run_steps(without_end(loader), step, batches)
         compute = run_steps(repeat(next(iter(loader))), step, batches)
-        limits.setdefault(topology, [median_high(alone), median_high(both)])
+        limits.setdefault(topology, [median(alone), median(both)])
         case = f"steps/{name}/{sampling}, {dtype}, super-batch {group}, topology {topology}"
         yield Row.of(case, "loader alone", "ms", alone, limits[topology][0], "uniform, fp32, alone")
         yield Row.of(case, "loader and compute", "ms", both, limits[topology][1], "uniform, fp32",
-                     f"compute on one such batch: {median_high(compute):.2f} ms")  # fmt: skip
+                     f"compute on one such batch: {median(compute):.2f} ms")  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from statistics import median_high
+from statistics import median
 from threading import get_ident
 from time import perf_counter
 from typing import Any
@@ -87,7 +87,7 @@ def measure_launch(beside_torch: bool = False) -> Iterator[Row]:
 def make_rows(took: dict[str, list[float]], count: int = _COUNT) -> Iterator[Row]:
     """Rows of each way, and of what each adds to the driver's call in the same repeat."""
     driver = took[_DRIVER]
-    least, note = median_high(driver), _NOTE.format(count=count, repeats=len(driver))
+    least, note = median(driver), _NOTE.format(count=count, repeats=len(driver))
     for what, micros in took.items():
         if what != _DRIVER:
             limit_name = "the driver's own call, through cuda.bindings"

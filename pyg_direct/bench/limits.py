@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from statistics import median_high
+from statistics import median
 
 import torch
 
@@ -23,7 +23,7 @@ def device_copy_rate() -> float:
     """Bytes a second that a copy inside GPU memory reads plus writes."""
     source = torch.empty(_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * _BYTES / median_high(time_on_gpu(lambda: target.copy_(source)))
+    return 2 * _BYTES / median(time_on_gpu(lambda: target.copy_(source)))
 
 
 @functools.cache
@@ -31,7 +31,7 @@ def pinned_copy_rate(num_bytes: int = _BYTES // 2, repeats: int = 20) -> float:
     """Bytes a second of a copy from page-locked host memory to the GPU."""
     source = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     target = torch.empty_like(source, device="cuda")
-    return num_bytes / median_high(time_on_gpu(lambda: target.copy_(source, non_blocking=True), repeats))
+    return num_bytes / median(time_on_gpu(lambda: target.copy_(source, non_blocking=True), repeats))
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def random_read_rate(placement: str, table_bytes: int = 1 << 30) -> float:
         block.view_on_cpu(torch.int64, (table_bytes // 8,)).fill_(1)
     ids = torch.randint(table_bytes // 8, (1 << 22,), device="cuda")
     out = torch.empty_like(ids)
-    return len(ids) / median_high(time_on_gpu(lambda: gather_rows(table, ids, out=out), 10))
+    return len(ids) / median(time_on_gpu(lambda: gather_rows(table, ids, out=out), 10))
 
 
 def random_read_rate_of_cpu(threads: int, table_bytes: int = 1 << 29) -> float:
@@ -57,7 +57,7 @@ def random_read_rate_of_cpu(threads: int, table_bytes: int = 1 << 29) -> float:
     try:
         with ThreadPoolExecutor(threads) as pool:
             read = functools.partial(torch.index_select, table, 0)
-            return (1 << 22) / median_high(time_on_clock(lambda: list(pool.map(read, pieces)), 10))
+            return (1 << 22) / median(time_on_clock(lambda: list(pool.map(read, pieces)), 10))
     finally:
         torch.set_num_threads(before)
 
@@ -73,4 +73,4 @@ def replay_seconds(num_kernels: int) -> float:
             run_gpu(draw_bits_gpu, 1, 0, items, 0, items, stream=stream)
 
     graph = CapturedGraph(record, torch.cuda.current_device())
-    return median_high(time_on_gpu(graph.replay, 50))
+    return median(time_on_gpu(graph.replay, 50))

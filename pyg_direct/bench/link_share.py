@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ def measure_link_share(data: Data, train_idx: Tensor, num_classes: int, name: st
     optimizer = torch.optim.Adam(model.parameters(), fused=next(model.parameters()).is_cuda)
     step: Callable[[Any], Any] = GraphedStep(model, partial(find_loss, model), optimizer, warm_up=_WARM_UP)
     run_steps(without_end(loader), step, 2 * _WARM_UP, 2)
-    compute = median_high(run_steps(repeat(first), step, batches))
+    compute = median(run_steps(repeat(first), step, batches))
     link = 1e3 * count_host_bytes(loader, first, batches) / pinned_copy_rate()
     chain = _make_chain(first.x.device)
     yield Row.of(f"link_share/{name}", f"{_CHAIN} kernels of a graph, alone", "us",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from itertools import repeat
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -53,11 +53,11 @@ def measure_loader(data: Data, train_idx: Tensor, num_classes: int, name: str, p
     both = run_steps(without_end(loader), step, batches)
     # Once more, as the two are compared to a few hundredths.
     compute += run_steps(repeat(first), step, batches)
-    yield Row.of(case, "step, loader and compute", "ms", both, median_high(compute), "compute on one batch")
+    yield Row.of(case, "step, loader and compute", "ms", both, median(compute), "compute on one batch")
     yield Row.of(case, "step, loader alone", "ms", alone)
     if device.type == "cpu":
         in_turn = run_steps(without_end(make(prefetch=0)), step, batches)
-        yield Row.of(case, "step, batches in turn", "ms", in_turn, median_high(compute), "compute on one batch",
+        yield Row.of(case, "step, batches in turn", "ms", in_turn, median(compute), "compute on one batch",
                      "prefetch=0: no thread makes them ahead")  # fmt: skip
     if device.type == "cpu" and (WITH_PYG_LIB or WITH_TORCH_SPARSE):
         peer = PygNeighborLoader(data, _FANOUTS, input_nodes=train_idx, batch_size=batch_size, shuffle=True,
@@ -78,7 +78,7 @@ def measure_python_time(data: Data, train_idx: Tensor, name: str, batch_sizes: t
         bare = NodeLoader(Data(edge_index=torch.empty(2, 0, dtype=torch.int64), num_nodes=data.num_nodes), _NoSampler(),
                           input_nodes=train_idx, **options)  # fmt: skip
         case = f"loader/{name}/{placement}/{batch_size}"
-        yield Row.of(case, "Python time per batch", "us", _time_next(loader), median_high(_time_next(bare)),
+        yield Row.of(case, "Python time per batch", "us", _time_next(loader), median(_time_next(bare)),
                      "PyG's NodeLoader, no sampling")  # fmt: skip
 
 

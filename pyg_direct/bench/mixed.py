@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from statistics import median_high
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ def measure_mixed(edge_index: Tensor, num_nodes: int, name: str, cores: Sequence
     rates = {mode: own[-_EPOCHS:] for mode, own in rates.items()}
     for (kind, number), own in rates.items():
         beside = rates.get((f"{kind[:3]}_ONLY", 0)) if kind.endswith("MIXED") else None
-        limit, limit_name = (median_high(beside), "the GPU alone") if beside else (None, "")
+        limit, limit_name = (median(beside), "the GPU alone") if beside else (None, "")
         yield Row.of(f"mixed/{name}/{kind}/{number} cores", "edges", "M/s", own, limit, limit_name,
                      f"{_SEEDS} seeds, {list(_FANOUTS)}; cores sampled {shares[kind, number]:.0%} of the batches; "
                      "layers expand all nodes so far")  # fmt: skip

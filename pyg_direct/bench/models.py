@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -134,24 +134,24 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
                 if "replayed" in way:
                     # Learns how large batches are.
                     run_steps(without_end(used), step, 2 * _WARM_UP, 2)
-                compute = median_high(run_steps(list(islice(without_end(loader), batches)), step, batches))
+                compute = median(run_steps(list(islice(without_end(loader), batches)), step, batches))
                 times[way] = run_steps(without_end(used), step, count)
                 note = f"of compute {compute:.2f}, loading {loading:.2f}, link {link:.2f} ms"
                 yield Row.of(case, f"step with loader, {way}", "ms", times[way], max(compute, loading, link),
                              "slowest part alone",
                              f"{note} for the rows of one batch" if way in shared else note)  # fmt: skip
             for way in list(times)[1:]:
-                ratio = median_high(times["PyG's kernels"]) / median_high(times[way])
+                ratio = median(times["PyG's kernels"]) / median(times[way])
                 yield Row.of(case, f"PyG's kernels over {way}", "x", [ratio])
                 if kind == "SAGE" and peers:
-                    best = min(peers, key=lambda title: median_high(peers[title]))
-                    ratio = median_high(peers[best]) / median_high(times[way])
+                    best = min(peers, key=lambda title: median(peers[title]))
+                    ratio = median(peers[best]) / median(times[way])
                     yield Row.of(case, f"PyG's loader and kernels over {way}", "x", [ratio], note=best)
 
 
 def _time_alone(loader: NeighborLoader, batches: int) -> float:
     """Milliseconds of a batch that nobody trains on."""
-    return median_high(run_steps(without_end(loader), lambda batch: None, batches))
+    return median(run_steps(without_end(loader), lambda batch: None, batches))
 
 
 def measure_pyg_epochs(data: Data, train_idx: Tensor, num_classes: int, turns: int = 9) -> dict[str, list[float]]:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -112,11 +112,11 @@ def _measure_limits(rank: int, world: int) -> dict[str, float]:
     num_bytes = 1 << 30
     on_gpu = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
     on_host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-    pcie = num_bytes / median_high(_together(lambda: on_gpu.copy_(on_host, non_blocking=True), 3))
+    pcie = num_bytes / median(_together(lambda: on_gpu.copy_(on_host, non_blocking=True), 3))
     peer = peers = 0.0
     if world > 1:
         other = torch.empty(num_bytes, dtype=torch.uint8, device=f"cuda:{(rank + 1) % world}")
-        peers = num_bytes / median_high(_together(lambda: on_gpu.copy_(other), 3))
+        peers = num_bytes / median(_together(lambda: on_gpu.copy_(other), 3))
         if rank == 0:
             seconds = []
             for _ in range(4):

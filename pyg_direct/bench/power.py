@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -92,7 +92,7 @@ def measure_training(x: Tensor, y: Tensor, topology: CSRTopo, train_idx: Tensor,
             yield Row.of(case, f"CPU cores busy, {way}", "cores", [cores])
             if meter is not None and meter.watts:
                 yield Row.of(case, f"GPU power, {way}", "W", meter.watts, note="of the GPU alone, by NVML")
-                energy = median_high(meter.watts) * seconds
+                energy = median(meter.watts) * seconds
                 yield Row.of(case, f"GPU energy of a step, {way}", "J", [energy])
 
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ def _compare(case: str, plain: torch.nn.Module, args: tuple[Any, ...]) -> Iterat
                 times[way] += time_on_clock(partial(_step, module, args), 4, 1 if turn else 5)
     for way, seconds in times.items():
         yield Row.of(case, f"{way}, wall", "ms", [1e3 * one for one in seconds])
-    middle = {way: median_high(seconds) for way, seconds in times.items()}
+    middle = {way: median(seconds) for way, seconds in times.items()}
     best = min((way for way in middle if way != _OURS), key=middle.__getitem__)
     yield Row.of(case, "PyG over accelerated, wall", "x", [middle[best] / middle[_OURS]], note=f"the fastest: {best}")
 

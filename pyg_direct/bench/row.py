@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class Row:
     Attributes:
         case: What was measured, e.g. `sampling/products/cuda/1024`.
         metric, unit: What the numbers are.
-        p20, p50, p80: Percentiles over the repeats, in `unit`.
+        p20, p50, p80: Percentiles over the repeats, in `unit`; p50 is the median, that of two in the middle their mean.
         limit: Physical limit of the same run in `unit`; None where there is none.
         limit_name: What the limit is.
         note: Anything a reader must know.
@@ -62,7 +63,7 @@ class Row:
         def percentile(share: float) -> float:
             return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
-        return cls(case, metric, unit, percentile(0.2), percentile(0.5), percentile(0.8), limit, limit_name, note,
+        return cls(case, metric, unit, percentile(0.2), median(ordered), percentile(0.8), limit, limit_name, note,
                    curve, at, at_name)  # fmt: skip
 
     @property

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 from pyg_direct.bench.row import Row
@@ -91,13 +91,13 @@ def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, crowding
     sent = first["row_bytes"] + first["other_bytes"]
     own = found[1]["seconds"]
     shared = found[1].get("shared_seconds", own)
-    load = Load(own, sent * measured[0] / (measured[0] - 1), median_high(found[1]["edges"]) * own, found[1]["spread"],
+    load = Load(own, sent * measured[0] / (measured[0] - 1), median(found[1]["edges"]) * own, found[1]["spread"],
                 shared)  # fmt: skip
     for count in measured:
         result = found[count]
         here = replace(load, shared_seconds=shared * crowding(count))
-        predicted = predict_seconds(here, count, (count - 1) / count, median_high(result["empty"]) / (2 * (count - 1)),
-                                    median_high(result["bandwidth"]))  # fmt: skip
+        predicted = predict_seconds(here, count, (count - 1) / count, median(result["empty"]) / (2 * (count - 1)),
+                                    median(result["bandwidth"]))  # fmt: skip
         crowded = f"; {crowding(count):g} processes to a core" if crowding(count) > 1 else ""
         yield Row.of(f"{case}/model/{count}", "predicted over measured time of a batch", "x",
                      [predicted / result["seconds"]],

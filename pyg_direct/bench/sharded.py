@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ def measure_sharded(graph: NodeDataset, name: str, device: str, count: int) -> I
     found = run_processes(_measure, count, device, graph.edge_index, graph.x)
     case, (shared, *_) = f"distributed/{name}/{device}/{count}/rows", (rates for rates, *_ in found.values())
     for way, (rates, num_bytes, held) in found.items():
-        yield Row.of(case, f"batches, {way}", "1/s", rates, median_high(shared), "one copy that all share",
+        yield Row.of(case, f"batches, {way}", "1/s", rates, median(shared), "one copy that all share",
                      f"{BATCH} seeds, {FANOUTS}, without training")  # fmt: skip
         if num_bytes > 0:
             yield Row.of(case, f"row bytes sent a batch, {way}", "KB", [num_bytes / 1e3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import median_high
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
             seconds[way] = time_on_gpu(run, repeats=5, warm_up=1, queued=1) if is_slow else measure(run)
         for way, times in seconds.items():
             yield Row.of(f"{case}/F={width}", way, "ms", [1e3 * s for s in times])
-        form = min(FORMS, key=lambda form: median_high(seconds[form]))
+        form = min(FORMS, key=lambda form: median(seconds[form]))
         best, moved = seconds[form], count_bytes(groups[form], x)
         yield Row.of(f"{case}/F={width}", "best form, with ids", "TB/s", [moved / s / 1e12 for s in best], limit,
                      "device copy", "a row, an id and bits for each edge, and results, read and written")  # fmt: skip

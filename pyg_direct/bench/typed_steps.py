@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import repeat
-from statistics import median_high
+from statistics import median
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ def measure_typed_steps(data: HeteroData, node_type: str, name: str, batches: in
         note = f"{step.replayed} steps were replayed" if isinstance(step, GraphedStep) else ""
         yield Row.of(f"models/{name}/HeteroConv epoch", f"step with loader, {way}", "ms", times[way],
                      compute[len(compute) // 2], "compute on one batch", note)  # fmt: skip
-    middle = {way: median_high(values) for way, values in times.items()}
+    middle = {way: median(values) for way, values in times.items()}
     for way in list(middle)[1:]:
         yield Row.of(f"models/{name}/HeteroConv epoch", f"PyG's kernels over {way}", "x",
                      [middle[ways[0]] / middle[way]])  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from statistics import median_high
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ def measure_whole_graphs(edge_index: Tensor, num_nodes: int, width: int, name: s
                 # Who begins takes turns too.
                 for way in list(works) if turn % 2 else reversed(works):
                     times[way] += time_on_clock(works[way], 1, 0)
-            ratio = median_high(times["PyG"]) / median_high(times["accelerated"])
+            ratio = median(times["PyG"]) / median(times["accelerated"])
             for way, seconds in times.items():
                 yield Row.of(f"whole/{name}/{kind}", f"{metric}, {way}", "ms", [1e3 * one for one in seconds])
             yield Row.of(f"whole/{name}/{kind}", f"{metric}, PyG over accelerated", "x", [ratio])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pyg_direct.errors import ArgumentError
-
-# What NumPy and `zipfile` raise for files that are cut short, overwritten, or of another kind.
-_DAMAGES = (EOFError, OSError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
+from pyg_direct.errors import NPZ, ArgumentError, whole_file
 
 
 @contextmanager
@@ -24,18 +19,12 @@ def open_archive(file: Path) -> Iterator[Any]:
     Raises:
         ArgumentError: the file is no archive of numbers, or damaged.
     """
-    try:
-        # Opened here, as NumPy leaves one that it cannot read open.
-        with open(file, "rb") as opened:
-            archive = np.load(opened, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise ArgumentError(f"{file} must be a NumPy archive (.npz), got a single array")
-            yield archive
-    except ArgumentError:
-        raise
-    except _DAMAGES as error:
-        raise ArgumentError(f"{file} must be a whole NumPy archive (.npz) of numbers, got one that says: {error}"
-                            ) from error  # fmt: skip
+    # Opened here, as NumPy leaves one that it cannot read open.
+    with whole_file(file.name, NPZ, file), open(file, "rb") as opened:
+        archive = np.load(opened, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ArgumentError(f"{file} must be a NumPy archive (.npz), got a single array")
+        yield archive
 
 
 def read_arrays(file: Path, names: Sequence[str], kinds: str = "iu") -> list[np.ndarray]:

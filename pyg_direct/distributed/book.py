@@ -57,7 +57,7 @@ class Book:
     def by_range(cls, num_nodes: int, num_parts: int) -> Book:
         """Equal ranges of ids."""
         check_num_parts(num_parts)
-        bounds = torch.arange(num_parts + 1, dtype=torch.int64) * num_nodes // num_parts
+        bounds = torch.arange(num_parts + 1, dtype=torch.int64, device="cpu") * num_nodes // num_parts
         return cls(num_nodes, num_parts, bounds=bounds)
 
     @classmethod
@@ -68,7 +68,7 @@ class Book:
             ArgumentError, ArgumentTypeError: numbers of no part, or no integers.
         """
         check_num_parts(num_parts)
-        table = torch.as_tensor(table)
+        table = table if isinstance(table, Tensor) else torch.as_tensor(table, device="cpu")
         if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
             raise ArgumentTypeError(f"table must hold integers, got {table.dtype}")
         # As they are: in fewer bits other numbers would be parts.
@@ -107,7 +107,7 @@ class Book:
 
     def owners_between(self, begin: int, end: int) -> np.ndarray:
         """The parts of the nodes begin, ..., end - 1, int64."""
-        return self.owners(torch.arange(begin, end)).numpy()
+        return self.owners(torch.arange(begin, end, device="cpu")).numpy()
 
 
 def check_num_parts(num_parts: Any) -> int:

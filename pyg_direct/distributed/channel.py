@@ -24,12 +24,11 @@ import numpy as np
 
 from pyg_direct.errors import RankError
 from pyg_direct.runtime.group import identify_host
+from pyg_direct.runtime.raw import align
 from pyg_direct.runtime.shared import SharedMemory
 
 # Bytes of the words, and those of the memory that the sender's arrays lie in.
 _HEADER = struct.Struct("<QQ")
-# Each array begins at a multiple of it.
-_ALIGNMENT = 64
 # Seconds that who called waits for who came.
 _SECONDS = 10.0
 # Seconds until a server that did not come is called again, which may have been started anew on this host.
@@ -216,7 +215,7 @@ def lay_out(arrays: list[np.ndarray]) -> tuple[list[int], int]:
     places, at = [], 0
     for array in arrays:
         places.append(at)
-        at += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        at += align(array.nbytes)
     return places, at
 
 
@@ -256,7 +255,7 @@ def decode(value: Any, memory: np.ndarray) -> Any:
         if kind == "array":
             dtype, shape = _check_numbers(np.dtype(items[0])), tuple(items[1])
             begin, size = at, math.prod(shape) * dtype.itemsize
-            at += -(-size // _ALIGNMENT) * _ALIGNMENT
+            at += align(size)
             if min(shape, default=0) < 0 or begin + size > memory.size:
                 raise ValueError(f"an array of a message lies outside of its {memory.size} bytes: {dtype} {shape}")
             return memory[begin : begin + size].view(dtype).reshape(shape)

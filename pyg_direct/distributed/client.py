@@ -115,7 +115,8 @@ class _NoPart:
             bounds = entry.book.get("bounds")
             table = tables.get(entry.name)
             self.books[entry.name] = Book(
-                entry.num_nodes, self.manifest.num_parts, None if bounds is None else torch.tensor(bounds),
+                entry.num_nodes, self.manifest.num_parts,
+                None if bounds is None else torch.tensor(bounds, device="cpu"),
                 None if table is None else torch.from_numpy(np.array(table)))  # fmt: skip
         self.device, self.part, self.num_parts = device, -1, servers.size
         none = torch.empty(0, dtype=torch.int64, device=device)

@@ -51,7 +51,7 @@ class PartitionInfo:
     @property
     def own(self) -> Tensor:
         """The nodes of this host, ascending, int64 `[n]`; rows of its feature stand in this order."""
-        return (self.book.owners(torch.arange(self.book.num_nodes)) == self.host).nonzero().view(-1)
+        return (self.book.owners(torch.arange(self.book.num_nodes, device="cpu")) == self.host).nonzero().view(-1)
 
 
 class _Holding:
@@ -97,7 +97,7 @@ class DistFeature:
         if (comm.rank, comm.size) != (info.host, info.hosts):
             raise ArgumentError(f"info must be of host {comm.rank} of {comm.size}, got {info.host} of {info.hosts}")
         self.info, self._feature, self._comm = info, feature, comm
-        none = torch.empty((0, *feature.shape[1:]), dtype=feature.dtype)
+        none = torch.empty((0, *feature.shape[1:]), dtype=feature.dtype, device="cpu")
         holding: Any = _Holding(info, none, device)
         self._holding = holding
         self._rows = RowExchange(holding, comm, {_KIND: {_NAME: feature}})
@@ -105,7 +105,8 @@ class DistFeature:
 
     def _keep(self) -> None:
         if self.info.replicate is not None or self.info.hosts > 1:
-            ids = torch.empty(0, dtype=torch.int64) if self.info.replicate is None else self.info.replicate
+            none = torch.empty(0, dtype=torch.int64, device="cpu")
+            ids = none if self.info.replicate is None else self.info.replicate
             self._comm.run(self._rows.keep, {_KIND: ids})
 
     @property

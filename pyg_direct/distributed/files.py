@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pyg_direct.disk import write_whole
-from pyg_direct.errors import ArgumentError, PartitionError
+from pyg_direct.errors import NPY, ArgumentError, PartitionError, whole_file
 from pyg_direct.progress import Bar
 
 _PIECE = 1 << 22
@@ -167,10 +167,8 @@ def read_array(path: Path, *, mapped: bool = False) -> np.ndarray:
     Raises:
         PartitionError: it is missing or damaged, or holds something else, such as a pickle, which is not loaded.
     """
-    try:
+    with whole_file(path.name, NPY, path, PartitionError):
         array: Any = np.load(path, allow_pickle=False, mmap_mode="c" if mapped else None)
-    except (OSError, ValueError, EOFError) as error:
-        raise PartitionError(f"{path} cannot be read: {error}") from error
     if not isinstance(array, np.ndarray):
         array.close()
         raise PartitionError(f"{path} must hold an array of numbers, got an archive")

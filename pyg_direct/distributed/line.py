@@ -97,7 +97,7 @@ class Line:
         # What is on its way, which the pair reads where it lies; and memory that is used again and again.
         self._work: Any = None
         self._held: torch.Tensor | None = None
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
         _OPEN.add(self)
 
     def send(self, value: Any) -> Sent:
@@ -139,7 +139,7 @@ class Line:
             OSError: the other end is gone, or silent.
         """
         if self._memory.numel() < sent.num_bytes:
-            self._memory = torch.empty(sent.num_bytes + sent.num_bytes // 2, dtype=torch.uint8)
+            self._memory = torch.empty(sent.num_bytes + sent.num_bytes // 2, dtype=torch.uint8, device="cpu")
         data = self._memory[: sent.num_bytes]
         try:
             work = self._pair.recv([data], 1 - self._end, sent.number)

@@ -78,7 +78,7 @@ class _DistLoader(GeneralLoader):
 
     def _take_part(self) -> Any:
         """Do what a batch without seeds needs, for the batches of others."""
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         out = self._ask(none, 0)
         if isinstance(self._general, DistAttributes):
             transform, self.transform_sampler_output = self.transform_sampler_output, None

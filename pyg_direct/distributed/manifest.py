@@ -159,7 +159,7 @@ class Manifest:
         if entry.book["kind"] == "hash":
             return Book(entry.num_nodes, self.num_parts)
         if entry.book["kind"] == "range":
-            return Book(entry.num_nodes, self.num_parts, bounds=torch.tensor(entry.book["bounds"]))
+            return Book(entry.num_nodes, self.num_parts, bounds=torch.tensor(entry.book["bounds"], device="cpu"))
         table = read_array(Path(folder) / entry.book["file"])
         return Book(entry.num_nodes, self.num_parts, table=torch.from_numpy(table))
 

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyg_direct.runtime.raw import as_bytes
-
-# Each array begins at a multiple of it, as views of other dtypes need.
-_ALIGNMENT = 8
+from pyg_direct.runtime.raw import ALIGNMENT, align, as_bytes
 
 
 def pack(arrays: Sequence[Tensor]) -> Tensor:
@@ -19,7 +16,7 @@ def pack(arrays: Sequence[Tensor]) -> Tensor:
     for array in arrays:
         if array.numel():
             pieces.append(as_bytes(array.contiguous()))
-            if pad := -pieces[-1].numel() % _ALIGNMENT:
+            if pad := -pieces[-1].numel() % ALIGNMENT:
                 pieces.append(array.new_zeros(pad, dtype=torch.uint8))
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8, device=arrays[0].device)
 
@@ -29,7 +26,7 @@ class Unpacker:
 
     def __init__(self, message: Tensor) -> None:
         # What came with other messages in one buffer need not begin where a word does.
-        self._message = message if message.storage_offset() % _ALIGNMENT == 0 else message.clone()
+        self._message = message if message.storage_offset() % ALIGNMENT == 0 else message.clone()
         self._at = 0
 
     def take(self, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -39,7 +36,7 @@ class Unpacker:
             count *= size
         part = self._message[self._at : self._at + count]
         assert part.numel() == count, "a message is shorter than its sender and receiver agreed"
-        self._at += count + -count % _ALIGNMENT
+        self._at += align(count)
         if count == 0:
             return torch.empty(shape, dtype=dtype, device=part.device)
         return part.view(dtype).view(shape)

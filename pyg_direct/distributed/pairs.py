@@ -36,7 +36,7 @@ class PairExchange:
         held = (edge_type[2], targets) if self._held_by_target else (edge_type[0], sources)
         owners, none = self._part.owners(*held), torch.empty(0, dtype=torch.uint8, device=sources.device)
         places = [(owners == rank).nonzero().view(-1) for rank in range(self._part.num_parts)]
-        messages = [pack([sources[at], targets[at]]) if at.numel() else none for at in places]
+        messages = [pack([torch.stack([sources[at], targets[at]])]) if at.numel() else none for at in places]
         found = torch.empty(sources.shape, dtype=torch.bool, device=sources.device)
         for at, answer in zip(places, self._swap(edge_type, messages), strict=True):
             found[at] = Unpacker(answer).take(torch.bool, at.numel())

@@ -10,10 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.runtime.raw import as_bytes
-
-# Each array begins at a multiple of it, as views of other dtypes need.
-_ALIGNMENT = 8
+from pyg_direct.runtime.raw import ALIGNMENT, align, as_bytes
 
 
 class _Array(NamedTuple):
@@ -72,22 +69,22 @@ class Parcel(NamedTuple):
         """Bytes of each array for each receiver, int64 `[S, A]`."""
         sizes = counts[:, [array.number for array in self.arrays]] * np.array(
             [array.row_bytes for array in self.arrays], np.int64)  # fmt: skip
-        return sizes if self.is_single else -(-sizes // _ALIGNMENT) * _ALIGNMENT
+        return sizes if self.is_single else align(sizes)
 
     def pack(self, rows: Sequence[Tensor], counts: np.ndarray) -> Tensor:
         """The bytes of rows of all arrays, each for receiver after receiver."""
         if self.is_single:
             return as_bytes(rows[0])
         if not rows:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         pieces = []
         splits = [as_bytes(array).split((counts[:, about.number] * about.row_bytes).tolist())
                   for array, about in zip(rows, self.arrays, strict=True)]  # fmt: skip
-        padding = rows[0].new_zeros(_ALIGNMENT, dtype=torch.uint8)
+        padding = rows[0].new_zeros(ALIGNMENT, dtype=torch.uint8)
         for receiver in range(len(counts)):
             for parts in splits:
                 pieces.append(parts[receiver])
-                if pad := -parts[receiver].numel() % _ALIGNMENT:
+                if pad := -parts[receiver].numel() % ALIGNMENT:
                     pieces.append(padding[:pad])
         return torch.cat(pieces) if pieces else padding[:0]
 

@@ -271,9 +271,9 @@ class GraphPart:
         edge_dtype = torch.int64 if any(t.dtype == torch.int64 for t in parts["ids"]) else torch.int32
         dtypes = {"indptr": torch.int64, "indices": id_dtype, "ids": edge_dtype, "time": torch.int64,
                   "weight": torch.float32}  # fmt: skip
-        joined = {name: torch.cat([t.to(dtypes[name]) for t in given] or [torch.empty(0, dtype=dtypes[name])])
-                  for name, given in parts.items()}  # fmt: skip
         none = torch.empty(0, dtype=torch.int64, device=self.device)
+        joined = {name: torch.cat([t.to(dtypes[name]) for t in given] or [none.cpu().to(dtypes[name])])
+                  for name, given in parts.items()}  # fmt: skip
         rows = Rows(joined["indptr"], joined["indices"].to(self.device), joined["ids"].to(self.device), none,
                     joined["time"].to(self.device), joined["weight"].to(self.device), none.double())  # fmt: skip
         return PlacedPart(topo, rows, self.device)
@@ -282,5 +282,5 @@ class GraphPart:
 def _order_by_id(indptr: Tensor, ids: Tensor) -> Tensor:
     """Order of the edges of each row by their ids, for rows that are sorted by time."""
     by_id = ids.cpu().long().argsort(stable=True)
-    rows = torch.arange(indptr.numel() - 1).repeat_interleave(indptr.cpu().diff())[by_id]
+    rows = torch.arange(indptr.numel() - 1, device="cpu").repeat_interleave(indptr.cpu().diff())[by_id]
     return by_id[order_rows(rows, indptr.numel() - 1)[1].long()].to(ids.device)

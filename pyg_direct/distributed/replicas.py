@@ -35,7 +35,7 @@ def count_listed(part: GraphPart, kind: str) -> Tensor:
     placed = part.place()
     number = placed.topo.node_types.index(kind)
     low, size = int(placed.topo.type_starts[number]), placed.topo.num_nodes[kind]
-    counts = torch.zeros(size, dtype=torch.int64)
+    counts = torch.zeros(size, dtype=torch.int64, device="cpu")
     for relation in np.flatnonzero(placed.topo.reached == number):
         begin, end = (int(at) for at in placed.topo.edge_starts[relation : relation + 2])
         counts += torch.bincount(placed.rows.indices[begin:end].cpu().long() - low, minlength=size)
@@ -51,11 +51,11 @@ def choose_replicas(part: GraphPart, num_bytes: int) -> dict[str, Tensor]:
         counts = count_listed(part, kind)
         ranked[kind] = rank_remote(part, kind, counts)[: num_bytes // row_bytes if row_bytes else 0]
         scores.append(counts[ranked[kind]].double() / max(1, row_bytes))
-        sizes.append(torch.full((len(ranked[kind]),), row_bytes))
+        sizes.append(torch.full((len(ranked[kind]),), row_bytes, device="cpu"))
     # Of all types together, those that save the most bytes for their own.
     order = torch.cat(scores).argsort(descending=True, stable=True)
     fits = torch.cat(sizes)[order].cumsum(0) <= num_bytes
-    is_kept = torch.zeros(len(order), dtype=torch.bool)
+    is_kept = torch.zeros(len(order), dtype=torch.bool, device="cpu")
     is_kept[order[fits]] = True
     flags = is_kept.split([len(ids) for ids in ranked.values()])
     return {kind: ids[flag] for (kind, ids), flag in zip(ranked.items(), flags, strict=True)}
@@ -138,7 +138,7 @@ class AccessCounter:
 
     def __init__(self, num_nodes: int | Mapping[str, int]) -> None:
         sizes = num_nodes if isinstance(num_nodes, Mapping) else {"nodes": num_nodes}
-        self.counts = {kind: torch.zeros(size, dtype=torch.int64) for kind, size in sizes.items()}
+        self.counts = {kind: torch.zeros(size, dtype=torch.int64, device="cpu") for kind, size in sizes.items()}
 
     def add(self, batch: object) -> None:
         """Count the nodes of a batch.

@@ -250,7 +250,8 @@ class RowExchange:
         if self._peers is None:
             return copied, []
         kept = self._kept.get(kind)
-        is_kept = torch.zeros(len(copied), dtype=torch.bool) if kept is None else kept.find(ids[copied]) >= 0
+        none = torch.zeros(len(copied), dtype=torch.bool, device="cpu")
+        is_kept = none if kept is None else kept.find(ids[copied]) >= 0
         shared = copied[~is_kept]
         found = self._peers.find(kind, ids[shared])
         return copied[is_kept], [(shared[which], places, rows) for which, places, rows in found]
@@ -262,7 +263,7 @@ class RowExchange:
         """
         wanted = []
         for kind in self._part.tables:
-            own = ids.get(kind, torch.empty(0, dtype=torch.int64)).to(self._part.device).long().unique()
+            own = ids.get(kind, torch.empty(0, dtype=torch.int64, device="cpu")).to(self._part.device).long().unique()
             if own.numel():
                 if not isinstance(kind, str):
                     raise ArgumentError(f"ids must be of node types, got {kind}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, strided
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import NPY, PARQUET, ArgumentError, ArgumentTypeError, whole_file
 
 # Rows that a parquet file is read by.
 _ROWS = 1 << 20
@@ -142,11 +142,9 @@ def _number(names: Any, known: dict[str, int]) -> np.ndarray:
 
 
 def _read_parquet(read: Callable[[], Any], path: Path) -> Any:
-    """What pyarrow reads of a file, whose own errors do not tell which one is damaged."""
-    try:
+    """What pyarrow reads of a file."""
+    with whole_file("edges", PARQUET, path):
         return read()
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"edges must be a whole parquet file, got {str(path)!r}: {error}") from error
 
 
 def load_array(value: Any, name: str) -> np.ndarray:
@@ -171,10 +169,8 @@ def load_array(value: Any, name: str) -> np.ndarray:
 def _load(path: str | PathLike[str], name: str) -> np.ndarray:
     if not Path(path).exists():
         raise ArgumentError(f"{name} must name a file, got {str(path)!r}, which is not there")
-    try:
+    with whole_file(name, NPY, path):
         array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ArgumentError(f"{path} must hold an array of numbers: {error}") from error
     if not isinstance(array, np.ndarray):
         array.close()
         raise ArgumentError(f"{path} must hold an array of numbers, got an archive")

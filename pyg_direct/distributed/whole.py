@@ -240,7 +240,8 @@ def _scatter_edges(own: Rows, rows: Rows, places: Tensor) -> None:
     for first in range(0, len(places), _PIECE):
         end = min(first + _PIECE, len(places))
         low, high = int(own.indptr[first]), int(own.indptr[end])
-        targets = begins[first:end].repeat_interleave(own.indptr[first : end + 1].diff()) + torch.arange(low, high)
+        starts = begins[first:end].repeat_interleave(own.indptr[first : end + 1].diff())
+        targets = starts + torch.arange(low, high, device="cpu")
         for given, whole in zip(own[1:], rows[1:], strict=True):
             if whole.numel():
                 whole[targets] = given[low:high].to(whole.dtype)

@@ -95,7 +95,7 @@ class RowCache:
 
     def _put_there(self, key: Hashable, rows: Tensor) -> None:
         if self.device.type == "cuda":
-            host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+            host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True, device="cpu")
             self._there[key] = host.copy_(rows)
         else:
             self._there[key] = rows

@@ -62,9 +62,9 @@ def _make_tuples(value: Any) -> Any:
 
 def _measure(device: torch.device) -> Speeds:
     table, test, few, threads = _measure_edges(device)
-    ones = torch.ones(2)
-    first, second = (Factors(torch.tensor([key]), None, ones, ones, ones) for key in (0, 1))
-    alone, split = (build_group(f, 2) for f in ([first], [first._replace(keys=torch.arange(2)), second]))
+    ones = torch.ones(2, device="cpu")
+    first, second = (Factors(torch.tensor([key], device="cpu"), None, ones, ones, ones) for key in (0, 1))
+    alone, split = (build_group(f, 2) for f in ([first], [first._replace(keys=torch.arange(2, device="cpu")), second]))
     rows = [torch.zeros(2, 1, device=device)] * 2
     here = [partial(run_group, rows, group.to(device)) for group in (alone, split)]
     footprints = FOOTPRINTS[device.type]
@@ -83,7 +83,7 @@ def _measure(device: torch.device) -> Speeds:
         sent, sent_two = (measure(partial(run_group, rows, group), device) for group in (alone, split))
         send = max(0.0, sent - call)
         more = max(0.0, sent_two - two - send)
-        host = torch.zeros(1 << 24, dtype=torch.uint8)
+        host = torch.zeros(1 << 24, dtype=torch.uint8, device="cpu")
         rate = host.numel() / _time(partial(host.to, device), device)
         convert = max(0.0, _time_in_turn(lambda: alone.to(device).pieces[0].csr, device)
                       - _time_in_turn(lambda: alone.to(device), device))  # fmt: skip
@@ -311,7 +311,7 @@ def _draw_edges(num_nodes: int, num_edges: int, device: torch.device, seed: int 
     """target * N + source of random edges, in no order."""
     generator = torch.Generator(device).manual_seed(seed)
     if device.type == "cpu":
-        return torch.randint(num_nodes * num_nodes, (num_edges,), generator=generator)
+        return torch.randint(num_nodes * num_nodes, (num_edges,), generator=generator, device="cpu")
     drawn = torch.rand(2, num_edges, generator=generator, device=device, dtype=torch.float64).square_()
     target, source = (drawn * num_nodes).long().clamp_(max=num_nodes - 1)
     # Neighbors in number have nothing in common.

@@ -144,10 +144,11 @@ class Slots:
                 self._lay(part, rows[number], offsets[number], others[number], weights[number])
         self._all = [array.to(device) for array in (rows, others, weights, offsets)]
         rows, others, weights = (array.new_empty(2, window, array.shape[2]) for array in self._all[:3])
-        offsets = torch.full((2, window * self._num_slices + 1), window * self._num_edges, dtype=torch.int32)
+        shape = 2, window * self._num_slices + 1
+        offsets = torch.full(shape, window * self._num_edges, dtype=torch.int32, device="cpu")
         self._here = rows, others, weights, offsets.to(device)
         self._base = torch.arange(window, dtype=torch.int32, device=device).unsqueeze(1) * self._num_edges
-        snapshot = torch.arange(window, dtype=torch.uint8).unsqueeze(1).repeat(1, self._num_slices)
+        snapshot = torch.arange(window, dtype=torch.uint8, device="cpu").unsqueeze(1).repeat(1, self._num_slices)
         snapshot[:, -1] = _NONE
         self._snapshot = snapshot.to(device)
         self.num_nodes, self.window = num_nodes, window

@@ -198,7 +198,7 @@ def _read_parts(snapshot: Any, time: int) -> Parts:
         raise ArgumentError(f"signal must tell the nodes of every snapshot, got none at {time}")
     if edge_index is None:
         # Attributes are then of edges of another form.
-        edge_index, weight = torch.empty(2, 0, dtype=torch.int64), None
+        edge_index, weight = torch.empty(2, 0, dtype=torch.int64, device="cpu"), None
     elif weight is not None:
         _check_edge_attr(edge_index, weight, time)
         # Messages of several numbers an edge are no weights.

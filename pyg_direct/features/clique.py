@@ -38,9 +38,9 @@ def weigh_chunks(heat: Tensor | None, num_rows: int, row_bytes: int, chunk_bytes
     """
     num_chunks = math.ceil(num_rows * row_bytes / chunk_bytes)
     # A row belongs to the chunk that it begins in.
-    chunk_of_row = torch.arange(num_rows) * row_bytes // chunk_bytes
-    weights = torch.ones(num_rows, dtype=torch.float64) if heat is None else heat.cpu().double()
-    return torch.zeros(num_chunks, dtype=torch.float64).index_add_(0, chunk_of_row, weights)
+    chunk_of_row = torch.arange(num_rows, device="cpu") * row_bytes // chunk_bytes
+    weights = torch.ones(num_rows, dtype=torch.float64, device="cpu") if heat is None else heat.cpu().double()
+    return torch.zeros(num_chunks, dtype=torch.float64, device="cpu").index_add_(0, chunk_of_row, weights)
 
 
 def deal_chunks(weights: Tensor, devices: Sequence[int]) -> list[int]:

@@ -96,7 +96,7 @@ class DiskTier(Tier):
         if not hasattr(os, "preadv"):
             return prepare_read(self.file.rows, ids, out, positions)
         numbers, target = ids.numpy(), rows_in_units(out, torch.uint8).numpy()
-        places = (torch.arange(len(ids)) if positions is None else positions).numpy()
+        places = (torch.arange(len(ids), device="cpu") if positions is None else positions).numpy()
         return lambda begin, end: self.file.read_rows(numbers[begin:end], places[begin:end], target)
 
 

@@ -241,7 +241,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, SavedRows, UpdatedRows, Reporte
     def _watch(self) -> None:
         """Have a word that kernels report bad ids in."""
         if self._errors is None:
-            self._errors = _FLAGS.pop() if _FLAGS else torch.empty(1, dtype=torch.int64, pin_memory=True)
+            self._errors = _FLAGS.pop() if _FLAGS else torch.empty(1, dtype=torch.int64, pin_memory=True, device="cpu")
         self._errors.fill_(NO_POSITION)
 
     def _place_on_host(self, cpu_tensor: Tensor, hot: Tensor, hot_ids: Tensor, misses: float) -> None:

@@ -85,7 +85,7 @@ class FiledRows(ReplacedRows):
         rows, num_hot = join_parts(np_array, device_config, self.rank)
         kept = self.device_cache_size, self.hotness
         self.device_cache_size = num_hot * (rows[0].numel() * rows.element_size() if len(rows) else 0)
-        self.hotness = torch.arange(len(rows), 0, -1)
+        self.hotness = torch.arange(len(rows), 0, -1, device="cpu")
         try:
             return self.from_cpu_tensor(rows)
         finally:
@@ -115,7 +115,7 @@ class FiledRows(ReplacedRows):
             self._spilled = SpilledRows(disk)
             return
         ids = choose_hottest(scores, shape[0], count).ids
-        rows = torch.empty((count, *shape[1:]), dtype=file.rows.dtype)
+        rows = torch.empty((count, *shape[1:]), dtype=file.rows.dtype, device="cpu")
         with show_wait("reading hot rows of a file"):
             DiskTier(file).read(ids, rows)
         hotness: Any = "degree" if scores is None else scores[ids.to(scores.device)]

@@ -179,9 +179,9 @@ def list_hot_ids(directory: Directory) -> Tensor:
     words = directory.bits.view(torch.int32)
     pieces = []
     for begin in range(0, len(words), _PIECE):
-        bits = (words[begin : begin + _PIECE, None] >> torch.arange(32, dtype=torch.int32)) & 1
+        bits = (words[begin : begin + _PIECE, None] >> torch.arange(32, dtype=torch.int32, device="cpu")) & 1
         pieces.append(32 * begin + bits.view(-1).nonzero().view(-1))
-    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
+    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def open_handle(handle: Handle, device: torch.device) -> Opened:
@@ -198,7 +198,7 @@ def open_handle(handle: Handle, device: torch.device) -> Opened:
         table = torch.empty((hot.count, *rows.shape[1:]), dtype=rows.dtype, device=device)
         if hot.count > 0:
             directory = hot.open_directory()
-            ids = torch.arange(len(rows)) if directory is None else list_hot_ids(directory)
+            ids = torch.arange(len(rows), device="cpu") if directory is None else list_hot_ids(directory)
             _copy_rows(rows, ids, table)
     if hot.count == len(rows):
         return Opened(table, exponents=exponents, misses=0.0)

@@ -102,7 +102,7 @@ def score_rows(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -
 def choose_hottest(scores: Tensor | None, num_rows: int, count: int) -> Hottest:
     """The `count` rows with the highest scores, the first ones among equals; without scores the first rows."""
     if scores is None:
-        return Hottest(torch.arange(count), 1 - count / max(1, num_rows))
+        return Hottest(torch.arange(count, device="cpu"), 1 - count / max(1, num_rows))
     with show_wait("sorting rows by hotness", items=num_rows):
         ranked, order = scores.sort(descending=True, stable=True)
     ranked = ranked.clamp(min=0).double()
@@ -171,7 +171,7 @@ def count_reads(batches: Iterable[Tensor], num_rows: int) -> Tensor:
         ids = torch.where((ids >= 0) & (ids < num_rows), ids, num_rows).long()
         counts.index_add_(0, ids, torch.ones(1, dtype=torch.int32, device=ids.device).expand(ids.numel()))
     if counts is None:
-        return torch.zeros(num_rows, dtype=torch.int32)
+        return torch.zeros(num_rows, dtype=torch.int32, device="cpu")
     if int(counts[-1]) > 0:
         raise ArgumentError(f"batches must hold ids in [0, {num_rows}), got {int(counts[-1])} outside")
     return counts[:-1]

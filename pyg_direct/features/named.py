@@ -30,14 +30,14 @@ class NamedRows:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; also where there are no rows yet.
         """
         order, num_rows = check_ids("local_order", local_order, self._filled()[0]).cpu().long(), self._filled()[0]
-        seen = torch.zeros(num_rows, dtype=torch.bool)
+        seen = torch.zeros(num_rows, dtype=torch.bool, device="cpu")
         seen[order] = True
         if len(order) != num_rows or not bool(seen.all()):
             raise ArgumentError(f"local_order must hold each of 0 to {num_rows - 1} once, got {len(order)} ids, "
                                 f"{int(seen.sum())} of them different")  # fmt: skip
         # Rows count from 1, so that what is no id, for which a gather gives 0, is none afterwards either.
-        place = torch.empty(num_rows, dtype=torch.int64)
-        place[order] = torch.arange(1, num_rows + 1)
+        place = torch.empty(num_rows, dtype=torch.int64, device="cpu")
+        place[order] = torch.arange(1, num_rows + 1, device="cpu")
         self._order = place.to(self.device)
 
     def _find_rows(self, ids: Tensor) -> Tensor:

@@ -282,9 +282,7 @@ class ReportedRows:
             held = 0 if memory is None else memory.shape[0]
             for name, num_rows, num_tier, is_linked in self._spilled.list_tiers(held):
                 tiers.append(TierReport(name, num_rows, num_tier if counted else None, link if is_linked else None))
-        row_bytes = (
-            shape[1:].numel() * (self._hot if self._hot is not None else torch.empty(0, dtype=self.dtype)).itemsize
-        )
+        row_bytes = shape[1:].numel() * (self.dtype if self._hot is None else self._hot.dtype).itemsize
         return Report(tiers, row_bytes)
 
     @property

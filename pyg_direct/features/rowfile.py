@@ -124,7 +124,7 @@ class RowFile:
     def _map(self, file: BinaryIO) -> Tensor:
         offset, dtype, shape = self.layout
         if self.layout.num_bytes == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         # From the page that holds the first row.
         ahead = offset % mmap.ALLOCATIONGRANULARITY
         mapped = _map_privately(file, ahead + self.layout.num_bytes, offset - ahead)

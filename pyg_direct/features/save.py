@@ -79,7 +79,7 @@ def _make_header(path: Path, rows: Tensor) -> bytes:
     if path.suffix.lower() != ".npy":
         raise ArgumentError(f"path must end in .safetensors or .npy, got {str(path)!r}")
     try:
-        dtype = torch.empty(0, dtype=rows.dtype).numpy().dtype
+        dtype = torch.empty(0, dtype=rows.dtype, device="cpu").numpy().dtype
     except TypeError as error:
         raise ArgumentError(f"rows must have a dtype of NumPy for .npy, got {rows.dtype}: take .safetensors") from error
     facts = repr({"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(rows.shape)})

@@ -34,7 +34,7 @@ def share_budget(demands: Mapping[str, Demand], budget: int | str) -> dict[str, 
     most = parse_size(budget, whole, "feature_cache")
     if not demands:
         return {}
-    device, lengths = reads[0].device, torch.tensor([len(scores) for scores in reads])
+    device, lengths = reads[0].device, torch.tensor([len(scores) for scores in reads], device="cpu")
     densities = torch.cat([scores.float() / max(1, size) for scores, size in zip(reads, row_bytes, strict=True)])
     order = densities.sort(descending=True, stable=True).indices
     table = torch.arange(len(reads), device=device).repeat_interleave(lengths.to(device))[order]

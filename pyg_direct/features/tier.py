@@ -108,8 +108,7 @@ class TableTier(Tier):
             raise ArgumentError(f"table must be contiguous, got strides {table.stride()}")
         super().__init__(placement, table.shape, table.dtype, table.device)
         self._table, self._block, self._max_blocks = table, block, max_blocks
-        self._errors = (torch.full((1,), NO_POSITION, dtype=torch.int64, pin_memory=True) if table.is_cuda else
-                        torch.full((1,), NO_POSITION, dtype=torch.int64))  # fmt: skip
+        self._errors = torch.full((1,), NO_POSITION, dtype=torch.int64, device="cpu", pin_memory=table.is_cuda)
         # The same number, as Python reads it fastest.
         self._position = ctypes.c_int64.from_address(self._errors.data_ptr())
         self._gather: Gather | None = None

@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
@@ -20,18 +21,32 @@ _PACKAGES = ("numba", "numba-cuda", "numba-cuda-mlir", "llvmlite", "numpy", "nvi
              "nvidia-nvjitlink")  # fmt: skip
 
 
-def source_folder() -> Path:
+def _find_folder(level: int, name: str) -> Path | zipfile.Path:
+    """A folder so many levels above this file, in the archive that the package is imported from where that is one."""
+    folder, archive = Path(__file__).parents[level] / name, getattr(__spec__.loader, "archive", None)
+    return folder if archive is None else zipfile.Path(archive, f"{folder.relative_to(archive).as_posix()}/")
+
+
+def source_folder() -> Path | zipfile.Path:
     """Where `cuda_src/` lies: inside the installed package, or beside it in a checkout."""
-    inside = Path(__file__).parents[1] / "cuda_src"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "cuda_src"
+    inside = _find_folder(1, "cuda_src")
+    return inside if inside.exists() else _find_folder(2, "cuda_src")
+
+
+def read_sources(folder: Path | zipfile.Path, *endings: str) -> dict[str, bytes]:
+    """The files of a folder with such endings by name, in alphabetical order."""
+    files = {file.name: file for file in (folder.iterdir() if folder.exists() else ())}
+    return {name: files[name].read_bytes() for name in sorted(files) if name.endswith(endings)}
 
 
 @functools.cache
 def source_digest() -> str:
     """Tells one state of the kernels' sources from every other."""
     digest = hashlib.sha256()
-    for path in [*sorted(Path(__file__).parent.glob("*.py")), *sorted(source_folder().glob("*.cu*"))]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    # A package may be shipped as bytecode alone.
+    kernels = read_sources(_find_folder(1, "kernels"), ".py", ".pyc")
+    for name, text in [*kernels.items(), *read_sources(source_folder(), ".cu", ".cuh").items()]:
+        digest.update(name.encode() + b"\0" + text)
     return digest.hexdigest()
 
 

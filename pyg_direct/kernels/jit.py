@@ -22,7 +22,7 @@ import numpy as np
 from pyg_direct.disk import hold
 from pyg_direct.errors import ArgumentError
 from pyg_direct.kernels import openmp
-from pyg_direct.kernels.cache import COMPILER, cache_folder, place_source, read_or_make, source_folder
+from pyg_direct.kernels.cache import COMPILER, cache_folder, place_source, read_or_make, read_sources, source_folder
 from pyg_direct.kernels.declaration import Declaration, GpuCode
 from pyg_direct.kernels.deferred import Deferred, DeviceFunction, SystemFunction
 from pyg_direct.kernels.once import compile_steps_once, lower_once, replaced
@@ -49,7 +49,6 @@ _FUNCTIONS: list[Callable[..., Any]] = []
 _BODIES: dict[Callable[..., Any], set[Callable[..., Any]]] = {}
 # Copies of them that no compiler knows yet, for loops of the CPU alone.
 _INLINED: list[Callable[..., Any]] = []
-
 
 cuda: Any = Deferred("cuda")
 prange: Any = Deferred("prange")
@@ -141,7 +140,8 @@ def _declare(function: DeviceFunction) -> Any:
     cuda, link = _gpu_compiler().cuda, []
     if COMPILER == "mlir":
         # It also links what it compiles, to no end here, and wants all pieces for that: code for the oldest will do.
-        link = [cuda.LTOIR(compile_source(path.stem, min(PTX_VERSIONS))) for path in source_folder().glob("*.cu")]
+        names = read_sources(source_folder(), ".cu")
+        link = [cuda.LTOIR(compile_source(name[:-3], min(PTX_VERSIONS))) for name in names]
     return cuda.declare_device(function.name, signature, link=link)
 
 

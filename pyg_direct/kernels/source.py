@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from pyg_direct.kernels.cache import source_folder
+from pyg_direct.kernels.cache import read_sources, source_folder
 
 
 @functools.cache
@@ -25,10 +25,9 @@ def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:
         return log.decode(errors="replace")
 
     text = (source_folder() / f"{name}.cu").read_bytes()
-    headers = sorted(source_folder().glob("*.cuh"))
-    program = call(nvrtc.nvrtcCreateProgram(text, f"{name}.cu".encode(), len(headers),
-                                            [path.read_bytes() for path in headers],
-                                            [path.name.encode() for path in headers]))  # fmt: skip
+    headers = read_sources(source_folder(), ".cuh")
+    program = call(nvrtc.nvrtcCreateProgram(text, f"{name}.cu".encode(), len(headers), list(headers.values()),
+                                            [header.encode() for header in headers]))  # fmt: skip
     architecture = "--gpu-architecture=compute_{}{}".format(*compute_capability)
     options = [architecture.encode(), b"--relocatable-device-code=true", b"-dlto", b"--std=c++17"]
     call(nvrtc.nvrtcCompileProgram(program, len(options), options))

@@ -39,6 +39,13 @@ def can_share(loader: DataLoader[Any]) -> bool:
         and len(sampler.data_source) == sampler.num_samples == count  # fmt: skip
 
 
+def describe_batches(loader: DataLoader[Any]) -> dict[str, int | bool | str | None]:
+    """What an epoch is cut into batches by, beside its seed; a state of a loader is of no use where one differs."""
+    shuffle = type(loader.sampler) is RandomSampler if can_share(loader) else "by a sampler or generator"
+    return {"num_seeds": len(loader.dataset), "batch_size": loader.batch_size,  # type: ignore[arg-type]
+            "shuffle": shuffle, "drop_last": loader.drop_last}  # fmt: skip
+
+
 def order_of_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> Tensor | None:
     """Positions in the order of an epoch, int64 on the CPU; None when a sampler of the user's decides.
 
@@ -48,7 +55,7 @@ def order_of_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> Tensor | N
         return None
     count = len(loader.dataset)  # type: ignore[arg-type]
     if type(loader.sampler) is SequentialSampler:
-        return torch.arange(count)
+        return torch.arange(count, device="cpu")
     return permute(count, key=shuffle_key(seed, epoch), device=getattr(loader, "device", "cpu"))
 
 
@@ -61,7 +68,7 @@ def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, 
     """
     if loader.generator is not None:
         # torch's own loaders draw a seed of their workers before an epoch's order.
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        torch.empty((), dtype=torch.int64, device=loader.generator.device).random_(generator=loader.generator)
     stride, offset = 1, 0
     if isinstance(loader.sampler, DistributedSampler):
         stride, offset = loader.sampler.num_replicas, loader.sampler.rank
@@ -85,10 +92,27 @@ def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, 
             yield number, Seeds(positions.clone(), own)
         return
     source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    for number, positions in enumerate(source):
+    for number, positions in enumerate(_draw_where_generators_are(source)):
         if number >= first:
-            chosen = torch.as_tensor(positions, dtype=torch.int64).reshape(-1)
+            chosen = torch.as_tensor(positions, dtype=torch.int64, device="cpu").reshape(-1)
             yield number * stride + offset, Seeds(chosen, _pick(nodes, chosen))
+
+
+def _draw_where_generators_are(source: Any) -> Iterator[Any]:
+    """What a sampler gives. Those of torch make tensors on its default device, which their generators need not be of:
+    without one of the user's they make their own on the CPU.
+    """
+    sampler = source.sampler if type(source) is BatchSampler else source
+    if not type(sampler).__module__.startswith("torch."):
+        yield from source
+        return
+    generator, positions = getattr(sampler, "generator", None), iter(source)
+    while True:
+        with torch.device("cpu" if generator is None else generator.device):
+            chosen = next(positions, None)
+        if chosen is None:
+            return
+        yield chosen
 
 
 def _pick(nodes: Tensor, positions: Tensor) -> Tensor:

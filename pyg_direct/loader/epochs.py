@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
 from pyg_direct.loader.background import Background
-from pyg_direct.loader.batches import Seeds, can_share, iterate_batches
+from pyg_direct.loader.batches import Seeds, can_share, describe_batches, iterate_batches
 from pyg_direct.loader.hooks import check_hooks, is_said_anew
 from pyg_direct.loader.pipeline import Pipeline, take_memory
 from pyg_direct.loader.placement import PLACES, announce, check_place
@@ -274,27 +274,34 @@ class EpochLoader(ReportedLoader):
                 # Memory that ran out once would run out in each epoch. Groups alone leave what was asked for.
                 self.prefetch = min(self.prefetch, source.prefetch)
 
-    def state_dict(self) -> dict[str, int]:
-        """Where the loader stands: the next batch of the current epoch. Three integers, as all else follows.
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: the next batch of the current epoch, in numbers and words that any file holds.
 
         With `ranks`, the batch is the first that not all processes have had; an epoch may be resumed by another number
         of them.
         """
-        return {"seed": self.seed, "epoch": self._standing[0], "batch": self._standing[1] * self._ranks.resolve().count}
+        batch = self._standing[1] * self._ranks.resolve().count
+        return {"seed": self.seed, "epoch": self._standing[0], "batch": batch, **describe_batches(self)}  # type: ignore[arg-type]
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken: the next iteration gives the remaining batches of that epoch.
 
         Args:
-            state: What `state_dict` returned: `seed`, `epoch` and `batch`, integers.
+            state: What `state_dict` returned: `seed`, `epoch` and `batch`, integers; and `num_seeds`, `batch_size`,
+                `shuffle` and `drop_last` of the loader that it was taken from, of which one that is left out is not
+                compared with this loader's.
 
         Raises:
-            ArgumentError: not a state of a loader.
+            ArgumentError: not a state of a loader, or one of a loader that has other batches.
         """
         for name in ("seed", "epoch", "batch"):
             value = state.get(name) if isinstance(state, dict) else None
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
                 raise ArgumentError(f"state must hold {name!r} as an integer in [0, 2**64), got {value!r}")
+        for name, own in describe_batches(self).items():  # type: ignore[arg-type]
+            if state.get(name, own) != own:
+                raise ArgumentError(f"state must be of a loader of equal batches, with {name}={own!r}, got "
+                                    f"{state[name]!r}")  # fmt: skip
         self.seed, self._must_agree = state["seed"], False
         self._next_epoch, self._first_batch = state["epoch"], state["batch"]
         self._standing = state["epoch"], state["batch"] // self._ranks.resolve().count

@@ -129,12 +129,22 @@ class GeneralLoader(EpochLoader):
     def __call__(self, index: Any) -> Any:
         """The batch around the seeds at these positions; each call draws anew."""
         self._prepare()
-        positions = torch.as_tensor(index).cpu().reshape(-1)
+        positions = torch.as_tensor(index, device="cpu").reshape(-1)
         if positions.dtype == torch.bool or positions.numel() == 0:
             positions = positions.nonzero().view(-1)
         positions = check_ids("index", positions, len(self.dataset)).long()  # type: ignore[attr-defined]
         out = self._ask(positions, None)
         return self.filter_fn(out) if self._is_filtered else self._finish_batch(self._build(out))
+
+    def collate_fn(self, index: Any) -> Any:
+        """What PyG's loader makes of the seeds at these positions (PyG's hook): the sample, or its batch.
+
+        Args:
+            index: Positions among the seeds, int64 `[B]` or a list.
+        """
+        # PyG would make positions on torch's default device; seeds lie on the CPU.
+        index = index if isinstance(index, Tensor) else torch.tensor(index, dtype=torch.int64, device="cpu")
+        return super().collate_fn(index)  # type: ignore[misc]
 
     def filter_fn(self, out: Output) -> Any:
         """The batch of what a sampler returned (PyG's hook), or of `collate_fn`, if that made it already.
@@ -235,6 +245,8 @@ def note_sample(batch: Any, out: Output) -> None:
         if out.edge is not None:
             store.setdefault("e_id", out.edge)
         for name in ("batch", "num_sampled_nodes", "num_sampled_edges"):
+            # Those of the graph, of other trees, are none of the batch's.
+            store.pop(name, None)
             if getattr(out, name) is not None:
                 store[name] = getattr(out, name)
         if out.orig_row is not None and out.orig_col is not None:

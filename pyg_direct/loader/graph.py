@@ -197,7 +197,7 @@ def count_nodes(data: Data) -> int:
 
 def _read_data(data: Data, time_attr: str | None, weight_attr: str | None) -> Parts:
     edges = data.adj_t if "edge_index" not in data and "adj_t" in data else data.edge_index
-    parts = Parts(count_nodes(data), torch.empty(2, 0, dtype=torch.int64) if edges is None else edges)
+    parts = Parts(count_nodes(data), torch.empty(2, 0, dtype=torch.int64, device="cpu") if edges is None else edges)
     for name, attr in (("time_attr", time_attr), ("weight_attr", weight_attr)):
         if attr is not None and attr not in data:
             raise ArgumentError(f"{name} must name an attribute of data, got {attr!r}")

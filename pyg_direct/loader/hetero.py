@@ -217,7 +217,7 @@ def _copy_all(stores: Mapping[Any, Any], parent: weakref.ref[Any]) -> dict[Any, 
 def _slice_adjacency(adj_t: Any, row: Tensor, col: Tensor, ids: Tensor | None, sizes: list[int]) -> Any:
     if isinstance(adj_t, Tensor):
         values = torch.ones(row.numel(), device=row.device) if ids is None else adj_t.values().to(row.device)[ids]
-        return torch.sparse_coo_tensor(torch.stack([col, row]), values, tuple(sizes)).to_sparse_csr()
+        return torch.sparse_coo_tensor(torch.stack([col, row]), values, tuple(sizes), device=row.device).to_sparse_csr()
     value = adj_t.storage.value()
     value = None if value is None or ids is None else value.to(row.device)[ids]
     return SparseTensor(row=col, col=row, value=value, sparse_sizes=tuple(sizes), is_sorted=False, trust_data=True)

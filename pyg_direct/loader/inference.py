@@ -130,7 +130,7 @@ def check_inference_loader(loader: NeighborLoader) -> None:
     if list(fanouts) != [-1]:
         raise ArgumentError(f"data must be a loader with num_neighbors=[-1], got {fanouts}")
     nodes = loader.input_data.node
-    if nodes.numel() != loader.data.num_nodes or bool((nodes.cpu() != torch.arange(nodes.numel())).any()):
+    if nodes.numel() != loader.data.num_nodes or bool((nodes.cpu() != torch.arange(nodes.numel(), device="cpu")).any()):
         raise ArgumentError("data must be a loader over all nodes in order; leave out input_nodes")
     if not isinstance(loader.sampler, torch.utils.data.SequentialSampler):
         raise ArgumentError("data must be a loader with shuffle=False")

@@ -99,7 +99,7 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
                 )
             topology = CSRTopo(edge_index, num_nodes=_count_nodes(edge_index, node_idx, num_nodes))
         if node_idx is None:
-            node_idx = torch.arange(topology.node_count)
+            node_idx = torch.arange(topology.node_count, device="cpu")
         elif node_idx.dtype == torch.bool:
             node_idx = node_idx.nonzero().view(-1)
         self._nodes = check_ids("node_idx", node_idx.view(-1), topology.node_count).long().cpu()
@@ -135,7 +135,8 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
             IdError: a node lies outside the graph.
         """
         self._num_calls += 1
-        return self._draw(torch.as_tensor(batch, dtype=torch.int64), call_key(self.seed, self._num_calls - 1))
+        nodes = batch.long() if isinstance(batch, Tensor) else torch.tensor(batch, dtype=torch.int64, device="cpu")
+        return self._draw(nodes, call_key(self.seed, self._num_calls - 1))
 
     def _draw(self, nodes: Tensor, key: int) -> Any:
         n_id, batch_size, layers = self._sampler.sample(nodes, key=key)

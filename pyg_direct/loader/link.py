@@ -128,8 +128,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                     f"edge_label_index must name known node types, got {given.input_type[end]!r} of {list(nodes)}"
                 )
         sizes = [nodes[given.input_type[end]] for end in (0, 2)] if isinstance(nodes, dict) else [nodes, nodes]
-        given.row = check_ids("edge_label_index", given.row, sizes[0]).long()
-        given.col = check_ids("edge_label_index", given.col, sizes[1]).long()
+        given.row = check_ids("edge_label_index", given.row, sizes[0]).long().cpu()
+        given.col = check_ids("edge_label_index", given.col, sizes[1]).long().cpu()
         count = given.row.numel()
         if given.label is not None and (given.label.dim() == 0 or len(given.label) != count):
             raise ArgumentError(
@@ -386,7 +386,7 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
 def _check_links_shape(links: Any) -> Tensor:
     if not isinstance(links, Tensor):
         try:
-            links = torch.as_tensor(links)
+            links = torch.as_tensor(links, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
             raise ArgumentTypeError(f"edge_label_index must be links [2, L] or None, got {links!r}") from error
     if links.dim() != 2 or links.shape[0] != 2:

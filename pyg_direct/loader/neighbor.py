@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader as PygNeighborLoader, NodeLoader as PygNodeLoader
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import NumNeighbors
 
 from pyg_direct.errors import ArgumentError, PlacementWarning, warn
@@ -22,7 +22,7 @@ from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.general import note_sample
 from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.hosts import keep_once
-from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds
+from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds, open_loader
 from pyg_direct.loader.options import settle_sharing, settle_workers
 from pyg_direct.loader.order import largest_fanout, note_hops
 from pyg_direct.loader.output import check_output, to_output
@@ -182,9 +182,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  super_batch: int | None = None, seed: int | None = None, prefetch: int = 1,
                  time_comparison: str = "<=", time_window: int | None = None,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", cache_policy: str | None = None,
-                 cold_policy: str = "auto",
-                 hotness: str = "degree", presample: float | None = None, custom_cls: Any = None,
-                 input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+                 cold_policy: str = "auto", hotness: str = "degree", presample: float | None = None,
+                 custom_cls: Any = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ArgumentError("input_time needs time_attr, the name of the times it is compared with, got None")
         device = device_for(device, neighbor_sampler)
@@ -240,8 +239,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         check_input_id(input_id, num_seeds)
         kwargs = settle_workers(type(self), kwargs, self.device, num_seeds=num_seeds)
         # Not PyG's own constructor, which makes its sampler; its class is what PyG's models ask loaders for.
-        PygNodeLoader.__init__(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
-                               input_id=input_id, **kwargs)  # fmt: skip
+        open_loader(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
+                    input_id=input_id, **kwargs)  # fmt: skip
         self.input_data.node = check_ids("input_nodes", self.input_data.node, num_nodes).long().cpu()
         self._plan: Any = None
         self._plan_topology: Any = None
@@ -306,7 +305,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if self._recipe is None:
             return super().__call__(index)
         self._prepare()
-        positions = torch.as_tensor(index).cpu().reshape(-1)
+        positions = torch.as_tensor(index, device="cpu").reshape(-1)
         if positions.dtype == torch.bool or positions.numel() == 0:
             positions = positions.nonzero().view(-1)
         positions = check_ids("index", positions, len(self.dataset)).long()
@@ -353,8 +352,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if self.transform_sampler_output is not None:
             return self._build_output(self._attributes, self.transform_sampler_output(to_output(sample, input_id)))
         batch = self._attributes.build(self.data, sample, input_id, shared=shared, memory=memory)
-        counts = batch._store._mapping
-        note_hops(batch, counts["num_sampled_nodes"], counts["num_sampled_edges"], self._max_degree)
+        store = batch._store._mapping
+        store.pop("seed_time", None)
+        note_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], self._max_degree)
         return batch
 
     def _build_output(self, attributes: Attributes, out: Any) -> Any:
@@ -384,7 +384,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         for item, sample in pool:
             on_device = Sample(sample.n_id.to(self.device), sample.edge_index.to(self.device),
                                sample.e_id.to(self.device), sample.node_counts, sample.edge_counts)  # fmt: skip
-            yield self._build_plain(on_device, torch.tensor(list(item), dtype=torch.int64))
+            yield self._build_plain(on_device, torch.tensor(list(item), dtype=torch.int64, device="cpu"))
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         if self._recipe is None:

@@ -78,10 +78,13 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         check_times("input_time", input_time, num_seeds)
         check_input_id(input_id, num_seeds)
         kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=num_seeds)
-        PygNodeLoader.__init__(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
-                               custom_cls=custom_cls, input_id=input_id, **kwargs)  # fmt: skip
-        self.input_data.node = check_ids(self._seeds_name, self.input_data.node, size).long()
-        check_times("input_time", self.input_data.time, self.input_data.node.numel())
+        open_loader(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
+                    custom_cls=custom_cls, input_id=input_id, **kwargs)  # fmt: skip
+        given = self.input_data
+        given.node = check_ids(self._seeds_name, given.node, size).long().cpu()
+        check_times("input_time", given.time, given.node.numel())
+        # As the positions that pick from them.
+        given.time, given.input_id = (None if own is None else own.cpu() for own in (given.time, given.input_id))
 
     def _input(self) -> Tensor:
         return self.input_data.node  # type: ignore[no-any-return]
@@ -117,6 +120,12 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
             part.input_id, part.seed_time, part.batch_size = input_id, time, input_id.numel()
         # Its memory is the batch's.
         out.metadata = (input_id, time, *out.metadata[2:])
+
+
+def open_loader(loader: PygNodeLoader, *args: Any, **kwargs: Any) -> None:
+    """PyG's constructor, with ids of all nodes on the CPU where torch's default device is another."""
+    with torch.device("cpu"):
+        PygNodeLoader.__init__(loader, *args, **kwargs)
 
 
 def check_times(name: str, times: Any, count: int | None) -> None:

@@ -56,7 +56,7 @@ class NodeSampler:
         """Sample around nodes, under the next key of the loader's direct calls."""
         seeds = index.node
         sample = self._loader._sample_now(seeds)
-        input_id = torch.arange(seeds.numel()) if index.input_id is None else index.input_id
+        input_id = torch.arange(seeds.numel(), device="cpu") if index.input_id is None else index.input_id
         return to_output(sample, input_id)
 
 
@@ -65,7 +65,7 @@ def read_input_nodes(input_nodes: Any, name: str = "input_nodes") -> Tensor | No
     if input_nodes is None:
         return None
     try:
-        nodes = input_nodes if isinstance(input_nodes, Tensor) else torch.tensor(input_nodes)
+        nodes = input_nodes if isinstance(input_nodes, Tensor) else torch.tensor(input_nodes, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentTypeError(f"{name} must be ids or a mask, got {input_nodes!r}") from error
     if nodes.dim() != 1:

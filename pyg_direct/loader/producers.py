@@ -191,18 +191,18 @@ class Producers(ReportedLoader):
             self._stop()
         self._processes, self._orders, self._channels = [], [], []
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands; see the loader's."""
         return self.loader.state_dict()
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken.
 
         Args:
             state: What `state_dict` returned.
 
         Raises:
-            ArgumentError: `state` is none of a loader.
+            ArgumentError: `state` is none of a loader, or of one that has other batches.
         """
         self.loader.load_state_dict(state)
 

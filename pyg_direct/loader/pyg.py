@@ -30,7 +30,7 @@ from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.mode import version_of
 from pyg_direct.sampling.sample import Sample
 
-_NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id")
+_NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id")
 _TOPOLOGIES: dict[tuple[Any, ...], tuple[weakref.ref[Any], weakref.ref[CSRTopo]]] = {}
 # Compressing on the GPU takes about this many bytes an edge at its peak.
 _COMPRESS_BYTES = 64
@@ -40,7 +40,7 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
     """The topology of a graph; loaders over the same edges share one."""
     edges = data.adj_t if "edge_index" not in data and "adj_t" in data else data.edge_index
     if edges is None:
-        return CSRTopo(torch.empty(2, 0, dtype=torch.int64), num_nodes=int(data.num_nodes))
+        return CSRTopo(torch.empty(2, 0, dtype=torch.int64, device="cpu"), num_nodes=int(data.num_nodes))
     if isinstance(edges, np.ndarray):
         raise ArgumentTypeError("data.edge_index must be a tensor, got ndarray")
     key = (id(edges), version_of(edges), int(data.num_nodes), device)
@@ -126,6 +126,9 @@ class Attributes(PlacedRows):
             if key == "edge_index":
                 self._others[key] = lambda _, sample: sample.edge_index
                 continue
+            if key == "batch":
+                # As in PyG, it says which tree a node is of, and is not there without trees.
+                continue
             if key in ("adj_t", "num_nodes"):
                 self._others[key] = _slice_adjacency if key == "adj_t" else lambda _, sample: sample.n_id.numel()
                 continue
@@ -179,6 +182,7 @@ class Attributes(PlacedRows):
         for key, slicer in self._others.items():
             if key in store:
                 store[key] = slicer(store[key], sample)
+        store.pop("batch", None)
         store.setdefault("n_id", sample.n_id)
         store.setdefault("e_id", sample.e_id)
         store["num_sampled_nodes"] = sample.num_sampled_nodes
@@ -200,10 +204,10 @@ def _slice_adjacency(adj_t: Any, sample: Sample) -> Any:
     # Edges without ids, which a user's transform left, have no values.
     has_ids = sample.e_id.numel() == source.numel()
     if isinstance(adj_t, Tensor):
-        values = (
-            adj_t.values().to(source.device)[sample.e_id] if has_ids else torch.ones(source.numel()).to(source.device)
-        )
-        return torch.sparse_coo_tensor(torch.stack([target, source]), values, (size, size)).to_sparse_csr()
+        device = source.device
+        values = adj_t.values().to(device)[sample.e_id] if has_ids else torch.ones(source.numel(), device=device)
+        ends = torch.stack([target, source])
+        return torch.sparse_coo_tensor(ends, values, (size, size), device=device).to_sparse_csr()
     value = adj_t.storage.value()
     value = None if value is None or not has_ids else value.to(source.device)[sample.e_id]
     return type(adj_t)(row=target, col=source, value=value, sparse_sizes=(size, size), is_sorted=False, trust_data=True)

@@ -65,7 +65,7 @@ def rank_edges(loader: Any, placed: PlacedTopology) -> Ranked | None:
 
 def _nodes_of(loader: Any, placed: PlacedTopology) -> Tensor:
     nodes: Tensor | None = loader.input_data.node
-    return torch.arange(placed.num_nodes) if nodes is None else nodes
+    return torch.arange(placed.num_nodes, device="cpu") if nodes is None else nodes
 
 
 def score_nodes(loader: Any, placed: PlacedTopology, plan: Any) -> Tensor:
@@ -95,7 +95,8 @@ def _sample(loader: Any, nodes: Tensor, plan: Any, num_batches: int, bar: Bar) -
     """Nodes of so many batches of epochs, other ones than those that are trained with."""
     batch_size, left = loader.batch_size or 1, num_batches
     for epoch in itertools.count(_FIRST_EPOCH):
-        order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(loader.seed % 2**63 + epoch % 2**20))
+        generator = torch.Generator().manual_seed(loader.seed % 2**63 + epoch % 2**20)
+        order = torch.randperm(len(nodes), generator=generator, device="cpu")
         for number, part in enumerate(nodes[order].split(batch_size)):
             if left == 0:
                 return

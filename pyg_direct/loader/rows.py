@@ -100,8 +100,8 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         if index is None:
             index = slice(None)
         if isinstance(index, slice):
-            index = torch.arange(*index.indices(table.shape[0]))
-        ids = torch.as_tensor(index)
+            index = torch.arange(*index.indices(table.shape[0]), device="cpu")
+        ids = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
         if isinstance(table, Tensor):
             return slice_along(0, resolve_device(self._options["device"]), table, ids)
         rows: Tensor = table[ids]

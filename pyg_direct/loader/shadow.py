@@ -65,7 +65,7 @@ class ShaDowKHopSampler(NodeLoader):
         Args:
             index: Positions among the seeds, int64 `[B]` or a list.
         """
-        out = self._ask(torch.as_tensor(index), None)
+        out = self._ask(torch.as_tensor(index, device="cpu"), None)
         return self.filter_fn(out) if self.filter_per_worker else out
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:

@@ -24,7 +24,7 @@ class WorkItem(list[int]):
         self.epoch, self.number = epoch, number
 
     def __reduce__(self) -> Any:
-        return WorkItem, (torch.tensor(list(self), dtype=torch.int64), self.epoch, self.number)
+        return WorkItem, (torch.tensor(list(self), dtype=torch.int64, device="cpu"), self.epoch, self.number)
 
 
 class Positions(Dataset[Any]):
@@ -55,7 +55,7 @@ class WorkerSampler:
         """The sample of a `WorkItem`."""
         if self._plan is None:
             self._plan = open_plan(self.csr_topo.place("cpu", "cpu"), self.recipe)
-        seeds = self.input_nodes[torch.tensor(list(item), dtype=torch.int64)]
+        seeds = self.input_nodes[torch.tensor(list(item), dtype=torch.int64, device="cpu")]
         return item, self._plan.sample(seeds, batch_key(self.seed, item.epoch, item.number))  # type: ignore[return-value]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Transposed(NamedTuple):
             ordered, edge = torch.sort(row, stable=True)
             return cls(compress(ordered, num_rows), target.index_select(0, edge), edge)
         row, target = check_ids("row", row, num_rows).contiguous(), target.contiguous()
-        indptr, edge = row.new_zeros(num_rows + 1), torch.empty(row.numel(), dtype=torch.int64)
+        indptr, edge = row.new_zeros(num_rows + 1), torch.empty(row.numel(), dtype=torch.int64, device="cpu")
         run_cpu(place.count_rows_cpu, row, 1, indptr[1:])
         torch.cumsum(indptr[1:], 0, out=indptr[1:])
         made = cls(indptr, torch.empty_like(target), edge)

@@ -165,7 +165,7 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
     work = _work_dtype(x.dtype)
     row = _plain(row, indptr, indptr.dtype)
     if not runs_on_gpu(x):
-        out = torch.empty(num_targets, heads, width // heads, dtype=work)
+        out = torch.empty(num_targets, heads, width // heads, dtype=work, device="cpu")
         shares = _plain(weight, x, work).view(-1, heads)
         with threads_for(num_edges * width // _LIGHT):
             run_cpu(kernels.sum_rows_cpu, _plain(x, x, work).view(-1, heads, width // heads), indptr, row, shares,
@@ -282,7 +282,7 @@ def extreme_rows(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int
     work, sign = _work_dtype(x.dtype), 1 if largest else -1
     row = _plain(row, indptr, indptr.dtype)
     if not runs_on_gpu(x):
-        out = torch.empty(num_targets, width, dtype=work)
+        out = torch.empty(num_targets, width, dtype=work, device="cpu")
         with threads_for(num_edges * width // _LIGHT):
             run_cpu(extreme.extreme_rows_cpu, _plain(x, x, work), indptr, row, num_edges, width, sign, out.view(-1))
         return out.to(x.dtype)

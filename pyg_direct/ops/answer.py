@@ -13,8 +13,7 @@ from pyg_direct.kernels.worklist import COLUMNS, FIRST, FRONT
 from pyg_direct.ops.general import Picked
 from pyg_direct.ops.launch import cpu_chunks, grid_for, run_cpu, run_gpu, runs_on_gpu
 from pyg_direct.ops.upload import upload
-
-_ALIGNMENT = 8
+from pyg_direct.runtime.raw import align
 
 
 class Wire(NamedTuple):
@@ -41,7 +40,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, num_items: np.ndarray, num_edges: np.ndarray, wire: Wire) -> Layout:
         """The layout of answers with so many items and edges, int64 `[P]`."""
-        counted, listed = _align(num_items * wire.counts.itemsize), _align(num_edges * wire.words.itemsize)
+        counted, listed = align(num_items * wire.counts.itemsize), align(num_edges * wire.words.itemsize)
         sizes = counted + 2 * listed
         table = np.zeros((len(sizes) + 1, kernels.PLACES), np.int64)
         np.cumsum(num_items, out=table[1:, kernels.ITEM])
@@ -51,10 +50,6 @@ class Layout(NamedTuple):
         table[:-1, kernels.SOURCES] = (begins + counted) // wire.words.itemsize
         table[:-1, kernels.IDS] = (begins + counted + listed) // wire.words.itemsize
         return cls(table, sizes, int(table[-1, kernels.ITEM]), int(table[-1, kernels.EDGE]))
-
-
-def _align(sizes: np.ndarray) -> np.ndarray:
-    return -(-sizes // _ALIGNMENT) * _ALIGNMENT
 
 
 def pack_edges(picked: Picked, trees: Tensor, layout: Layout, wire: Wire, out: Tensor) -> None:

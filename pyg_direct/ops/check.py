@@ -77,7 +77,7 @@ def as_ids(name: str, ids: Any) -> Tensor:
     if isinstance(ids, Tensor):
         return ids
     try:
-        made = torch.as_tensor(ids)
+        made = torch.as_tensor(ids, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentTypeError(f"{name} must be ids, got {ids!r}") from error
     # An empty list makes a tensor of floats.

@@ -30,11 +30,11 @@ def spread_values(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar | No
         return sums
     # Threads add to sums of their own, which together take no more memory than the edges.
     parts = max(1, min(cpu_chunks(), num_edges // max(1, num_nodes)))
-    sums = torch.zeros(parts, num_nodes)
+    sums = torch.zeros(parts, num_nodes, device="cpu")
     step = _PIECE * parts
     for begin in range(0, num_edges, step):
         end = min(num_edges, begin + step)
-        shares = torch.arange(parts + 1) * (end - begin) // parts + begin
+        shares = torch.arange(parts + 1, device="cpu") * (end - begin) // parts + begin
         # A row is in the part that its first edge is in.
         firsts = torch.searchsorted(indptr, shares)
         run_cpu(kernels.spread_values_cpu, indptr, indices.contiguous(), values, firsts, sums)

@@ -63,7 +63,7 @@ class Directory(NamedTuple):
             run_gpu(sum_words_gpu, grid, bits, block_sums)
             run_gpu(rank_words_gpu, grid, bits, block_sums, ranks)
         else:
-            run_cpu(rank_words_cpu, bits, ranks, torch.empty(cpu_chunks(), dtype=torch.int64))
+            run_cpu(rank_words_cpu, bits, ranks, torch.empty(cpu_chunks(), dtype=torch.int64, device="cpu"))
         return cls(bits, ranks)
 
     def wait(self) -> Directory:

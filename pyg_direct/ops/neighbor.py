@@ -90,7 +90,7 @@ def _sample_on_cpu(indptr: Tensor, indices: Tensor, edge_ids: Tensor, nodes: Ten
 
 def _sample_on_gpu(indptr: Tensor, indices: Tensor, edge_ids: Tensor, pairs: Tensor, nodes: Tensor, fanout: int,
                    key: int, hop: int, replace: bool, kernel: GpuKernel, option: int) -> Neighbors:  # fmt: skip
-    state = torch.zeros(STATE, dtype=torch.int64)
+    state = torch.zeros(STATE, dtype=torch.int64, device="cpu")
     state[KEY] = key - (key >> 63 << 64)
     state[NODES + hop] = nodes.numel()
     state = state.to(nodes.device)

@@ -74,11 +74,11 @@ def merge_unions(first: EdgeUnion, second: EdgeUnion) -> EdgeUnion:
         return EdgeUnion(keys, presence, total)
     most = max(first.keys.numel(), second.keys.numel())
     with threads_for(most // _KEYS_FOR_AN_ITEM):
-        sizes = torch.empty(max(1, min(4 * cpu_chunks(), most // _KEYS_PER_BLOCK)), dtype=torch.int64)
+        sizes = torch.empty(max(1, min(4 * cpu_chunks(), most // _KEYS_PER_BLOCK)), dtype=torch.int64, device="cpu")
         run_cpu(kernels.count_union_cpu, first.keys, second.keys, sizes)
         begins = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         num_keys = int(begins[-1])
-        keys, presence = torch.empty(num_keys, dtype=torch.int64), torch.empty(num_keys, dtype=torch.uint8)
+        keys, presence = (torch.empty(num_keys, dtype=dtype, device="cpu") for dtype in (torch.int64, torch.uint8))
         run_cpu(kernels.merge_union_cpu, first.keys, first.presence, second.keys, second.presence, first.num_snapshots,
                 begins, keys, presence)  # fmt: skip
     return EdgeUnion(keys, presence, total)

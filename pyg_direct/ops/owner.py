@@ -49,9 +49,9 @@ def group_keys(keys: Tensor, num_buckets: int) -> tuple[Tensor, Tensor]:
         ordered, order = keys.sort(stable=True)
         return order, torch.searchsorted(ordered, _count_up(num_buckets + 1, keys.dtype, device))
     chunks = cpu_chunks()
-    counts = torch.zeros(chunks, num_buckets, dtype=torch.int64)
-    order = torch.empty(keys.numel(), dtype=torch.int64)
-    bounds = torch.zeros(num_buckets + 1, dtype=torch.int64)
+    counts = torch.zeros(chunks, num_buckets, dtype=torch.int64, device="cpu")
+    order = torch.empty(keys.numel(), dtype=torch.int64, device="cpu")
+    bounds = torch.zeros(num_buckets + 1, dtype=torch.int64, device="cpu")
     if keys.numel() > 0:
         run_cpu(group_buckets_cpu, keys, counts, order)
         # Each count has become the end of its bucket.

@@ -63,7 +63,7 @@ def _compare(num_threads: int) -> float:
 
 
 def _measure() -> float:
-    x, weight = torch.ones(4096, 64), torch.ones(96, 64)
+    x, weight = torch.ones(4096, 64, device="cpu"), torch.ones(96, 64, device="cpu")
     least = [math.inf, math.inf]
     with torch.no_grad():
         for _ in range(_ROUNDS):

@@ -112,7 +112,7 @@ def _by_bitmap_on_cpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relab
 
 def _by_bitmap_on_gpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relabelled:
     device, grid = seeds.device, full_grid(seeds)
-    inbox = torch.zeros(STATE, dtype=torch.int64)
+    inbox = torch.zeros(STATE, dtype=torch.int64, device="cpu")
     inbox[NUM_SEEDS], inbox[BAD_SEED], inbox[SEEDS_ON_GPU] = seeds.numel(), NO_POSITION, 1
     inbox = inbox.to(device)
     state = inbox.clone()

@@ -113,9 +113,9 @@ class SlicedCSR(Arrays):
     @cached_property
     def loop_arrays(self) -> tuple[Any, ...]:
         """What CPU loops take of it, in their order, made once; empty arrays for what it lacks."""
-        none, weight = torch.empty(0, dtype=torch.uint8), self.weight
+        none, weight = torch.empty(0, dtype=torch.uint8, device="cpu"), self.weight
         others = (none if array is None else array for array in (self.snapshot, self.presence))
-        weights, each = (torch.empty(0), 0) if weight is None else (weight.reshape(-1), weight.shape[1])
+        weights, each = (torch.empty(0, device="cpu"), 0) if weight is None else (weight.reshape(-1), weight.shape[1])
         return (*(a.numpy() for a in (self.rows, self.offsets, self.cols, weights)), each, *(a.numpy() for a in others))
 
     def transpose(self) -> SlicedCSR:

@@ -40,7 +40,7 @@ class TypedReader:
         self._shape, self._dtype, self._device = first.shape[1:], first.dtype, first.device
         self._row_bytes = math.prod(self._shape) * first.element_size()
         words = [table.data_ptr() for table in tables] + [len(table) for table in tables]
-        self._where = torch.tensor(words, dtype=torch.int64).to(self._device)
+        self._where = torch.tensor(words, dtype=torch.int64, device="cpu").to(self._device)
         self.layout_words = 2 * len(tables) + 1
 
     def list_layout(self, begins: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -56,8 +56,8 @@ def unite(lists: Sequence[Tensor], num_nodes: int, *, method: str = "auto") -> U
 
 
 def _unite_on_cpu(lists: Sequence[Tensor], num_nodes: int) -> Union:
-    seen, fresh = torch.zeros(num_words(num_nodes), dtype=torch.uint32), cpu_bitmaps(num_nodes)
-    ranks = torch.empty(seen.numel(), dtype=torch.int32)
+    seen, fresh = torch.zeros(num_words(num_nodes), dtype=torch.uint32, device="cpu"), cpu_bitmaps(num_nodes)
+    ranks = torch.empty(seen.numel(), dtype=torch.int32, device="cpu")
     used = max(run_cpu(fresh_nodes.mark_fresh_cpu, ids, fresh, cpu_chunks()) for ids in lists)
     nodes = lists[0].new_empty(min(num_nodes, sum(ids.numel() for ids in lists)))
     sums = np.zeros(cpu_chunks(), np.int64)

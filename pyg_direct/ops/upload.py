@@ -65,7 +65,9 @@ class _Staged:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
-        self._pieces = [torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(_NUM_PIECES)]
+        self._pieces = [
+            torch.empty(_PIECE, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(_NUM_PIECES)
+        ]
         self._events: list[torch.cuda.Event | None] = [None] * _NUM_PIECES
         self._next = 0
 

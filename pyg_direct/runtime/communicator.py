@@ -170,7 +170,7 @@ class Communicator:
         """
         others = [part for rank, part in enumerate(parts) if rank != self.rank]
         rows = self.make_rows(torch.device("cpu"))
-        rows[: self.size, 1] = torch.tensor([*(part.numel() for part in others), 0])
+        rows[: self.size, 1] = torch.tensor([*(part.numel() for part in others), 0], device="cpu")
         sent, found = (table[:, 1].tolist() for table in self.meet(rows))
         received = self.swap(torch.cat(others or [parts[0][:0]]), sent, found, what).clone().split(found)
         return [*received[: self.rank], parts[self.rank], *received[self.rank : -1]]
@@ -209,7 +209,8 @@ class Communicator:
     def _hear(self, status: np.ndarray) -> None:
         """What those who failed say, by partner."""
         sizes_back = np.maximum(0, _FAILED - status[:-1]).tolist()
-        texts = self._all_to_all(torch.empty(0, dtype=torch.uint8), [0] * len(sizes_back), sizes_back, in_words=True)
+        none = torch.empty(0, dtype=torch.uint8, device="cpu")
+        texts = self._all_to_all(none, [0] * len(sizes_back), sizes_back, in_words=True)
         reason = bytes(texts.tolist()).decode(errors="replace") or "it was asked for ids that it does not hold"
         if status[-1] < 0:
             self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
@@ -253,10 +254,10 @@ class Communicator:
             # Alone, nobody is out of step.
             return
         self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
-        text = torch.tensor(list(reason.encode()[:_MOST_WORDS]), dtype=torch.uint8)
+        text = torch.tensor(list(reason.encode()[:_MOST_WORDS]), dtype=torch.uint8, device="cpu")
         others = self.size - 1
         try:
-            words = torch.zeros(others, self.width, dtype=torch.int64)
+            words = torch.zeros(others, self.width, dtype=torch.int64, device="cpu")
             words[:, 0] = _FAILED - text.numel()
             found = self._all_to_all(words, [1] * others, [1] * others, in_words=True)[:, 0].tolist()
             sizes_back = [max(0, _FAILED - word) for word in found]

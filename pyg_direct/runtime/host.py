@@ -18,6 +18,8 @@ _BACK_SHARE = 1e-3
 _LARGEST_KEPT = (32 << 20) - (16 << 10)
 _MEMINFO, _ZONES = Path("/proc/meminfo"), Path("/proc/zoneinfo")
 _GROUP, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Version 1 of control groups tells of no limit by the largest number of pages, in bytes.
+_NO_LIMIT = 1 << 62
 
 
 def total_bytes() -> int:
@@ -35,10 +37,11 @@ def available_bytes() -> int:
     Where the limit of the container is more than the machine has yet, the machine grows up to it.
     """
     free = _read_available()
-    for group in reversed(_list_groups()):
+    groups = _list_groups("memory")
+    for group in reversed(groups):
         with contextlib.suppress(OSError, ValueError):
             left = _limit_of(group) - _used_bytes(group)
-            free = left if group == _GROUP and _limit_of(group) > _known_bytes() else min(free, left)
+            free = left if group == groups[-1] and _limit_of(group) > _known_bytes() else min(free, left)
     return max(0, free)
 
 
@@ -92,11 +95,12 @@ give_back_now_and_then = _GivesBack()
 def count_cores() -> int:
     """Cores that this process may use: those it is bound to, and no more than the share of time of its groups."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for group in _list_groups():
-        # `max` where there is no limit.
+    for group in _list_groups("cpu"):
+        # `max`, or -1 in version 1, where there is no limit.
         with contextlib.suppress(OSError, ValueError):
-            quota, period = map(int, (group / "cpu.max").read_text().split())
-            cores = min(cores, max(1, math.ceil(quota / period)))
+            quota, period = map(int, _read_either(group, ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]))
+            if quota > 0:
+                cores = min(cores, max(1, math.ceil(quota / period)))
     return cores
 
 
@@ -137,31 +141,44 @@ def _read_available() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
-def _list_groups() -> list[Path]:
+def _list_groups(controller: str) -> list[Path]:
     """Folders of the control groups that this process is in, its own first: that of all in a container, where that is
-    all it sees, or as a scheduler made it for a job.
+    all it sees, or as a scheduler made it for a job; of version 1 where the controller is of that.
     """
-    own = ""
+    lines: list[list[str]] = []
     with contextlib.suppress(OSError):
-        own = next((line[len("0::/") :] for line in _OWN.read_text().splitlines() if line.startswith("0::/")), "")
+        lines = [line.split(":", 2) for line in _OWN.read_text().splitlines() if line.count(":") > 1]
+    paths = {name: path for _, names, path in lines for name in names.split(",")}
+    top, own = (_GROUP / controller, paths[controller]) if controller in paths else (_GROUP, paths.get("", "/"))
     # One outside of what a container sees is none of its folders.
-    folder = _GROUP if ".." in own else _GROUP / own
-    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(_GROUP))]
+    folder = top if ".." in own else top / own.lstrip("/")
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(top))]
+
+
+def _read_either(group: Path, new: list[str], old: list[str]) -> list[str]:
+    """The words of the files of version 2 of control groups, or of those of version 1 where it has none of these."""
+    names = new if (group / new[0]).exists() else old
+    return [word for name in names for word in (group / name).read_text().split()]
 
 
 def _limit_of(group: Path) -> int:
     """Bytes that a group may take; ValueError where there is no limit, OSError at the top of a machine."""
-    return int((group / "memory.max").read_text())
+    limit = int(_read_either(group, ["memory.max"], ["memory.limit_in_bytes"])[0])
+    if limit >= _NO_LIMIT:
+        raise ValueError("there is no limit")
+    return limit
 
 
 def _limit_bytes() -> int | None:
     """The limit of the container."""
     with contextlib.suppress(OSError, ValueError):
-        return _limit_of(_GROUP)
+        return _limit_of(_list_groups("memory")[-1])
     return None
 
 
 def _used_bytes(group: Path) -> int:
     """What a group has taken, without what it can give back at once."""
     statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return int((group / "memory.current").read_text()) - int(statistics.get("inactive_file", 0))
+    # In version 1 that of the group alone has another name than that of all below it.
+    cached = statistics.get("total_inactive_file", statistics.get("inactive_file", 0))
+    return int(_read_either(group, ["memory.current"], ["memory.usage_in_bytes"])[0]) - int(cached)

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
 import torch
 from torch import Tensor
+
+# Arrays in one run of bytes begin at multiples of it, which views of the widest dtype, complex128, need.
+ALIGNMENT = 16
+_Sizes = TypeVar("_Sizes", int, np.ndarray)
+
+
+def align(num_bytes: _Sizes) -> _Sizes:
+    """How far the next array begins behind one of so many bytes."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

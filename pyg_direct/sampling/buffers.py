@@ -96,8 +96,8 @@ class Slot:
         on_gpu = device.type == "cuda"
         num_nodes = num_seeds + min(num_edges, topology.num_nodes)
         self.num_seeds, self.num_edges = num_seeds, num_edges
-        self.inbox = torch.zeros(HEADER + num_seeds, dtype=torch.int64, pin_memory=on_gpu)
-        self.outbox = torch.zeros(STATE, dtype=torch.int64, pin_memory=on_gpu)
+        self.inbox = torch.zeros(HEADER + num_seeds, dtype=torch.int64, pin_memory=on_gpu, device="cpu")
+        self.outbox = torch.zeros(STATE, dtype=torch.int64, pin_memory=on_gpu, device="cpu")
         self.arrived = torch.empty(num_seeds, dtype=torch.int64, device=device)
         self.state = torch.zeros(STATE, dtype=torch.int64, device=device)
         self.state[BAD_SEED] = NO_POSITION

@@ -237,7 +237,7 @@ class GraphSageSampler:
 
     def _read_seeds(self, name: str, nodes: Tensor | Sequence[int]) -> Tensor:
         if not isinstance(nodes, Tensor):
-            nodes = torch.as_tensor(nodes)
+            nodes = torch.as_tensor(nodes, device="cpu")
             # An empty list makes a tensor of floats.
             nodes = nodes.long() if nodes.numel() == 0 else nodes
         nodes = check_ids(name, nodes, self.csr_topo.node_count).long()

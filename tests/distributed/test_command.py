@@ -127,7 +127,7 @@ def test_a_parquet_file_that_is_damaged_further_on_is_named(tmp_path):
         "partition", str(tmp_path / "p"), "--edges", str(tmp_path / "edges.parquet"), "--num-parts", "2"])  # fmt: skip
 
     assert result.exit_code == 2
-    assert f"edges must be a whole parquet file, got '{tmp_path / 'edges.parquet'}'" in result.stderr
+    assert f"edges must be a whole parquet file, got '{tmp_path / 'edges.parquet'}', which says: " in result.stderr
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, edges, monkeypatch):

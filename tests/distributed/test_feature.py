@@ -74,6 +74,18 @@ def test_written_rows_are_read_by_all():
     assert all(torch.equal(one, expected) for one in got)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex128])
+def test_rows_of_any_dtype_are_written(dtype):
+    rows = (ROWS * 9).to(dtype)
+
+    def run(comm):
+        feature = open_feature(comm, rows=torch.zeros_like(rows))
+        feature.put(torch.arange(comm.rank, N, 3), rows[comm.rank :: 3])
+        return feature[torch.arange(N)]
+
+    assert all(torch.equal(one, rows) for one in run_threads(run, 3))
+
+
 def write_and_read(rank):
     communicator = Communicator(device=CPU)
     feature = open_feature(communicator, HOSTS % 2)

@@ -32,7 +32,7 @@ from tests.distributed.partitions import EDGES, NODES
     ({"node_rows": {"x": np.ones(NODES)}, "edge_rows": {"x": np.ones(EDGES)}}, ArgumentError,
      "edge_rows must have other names than node_rows, got 'x' in both"),
     ({"node_rows": {"x": "{}/archive.npy"}}, ArgumentError, "must hold an array of numbers, got an archive"),
-    ({"edges": "{}/empty.npy"}, ArgumentError, "empty.npy must hold an array of numbers: No data"),
+    ({"edges": "{}/empty.npy"}, ArgumentError, "edges must be a whole NumPy array .*/empty.npy', which says: No data"),
     ({"edges": "{}/empty.parquet"}, ArgumentError, r"edges must be a whole parquet file"),
     ({"edge_time": np.ones(EDGES, int), "node_time": np.ones(NODES, int)}, ArgumentError, "not both"),
 ])  # fmt: skip

@@ -4,6 +4,7 @@ import errno
 import importlib.metadata
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,41 @@ def test_an_edit_of_a_source_gives_another_digest(tmp_path, monkeypatch, name):
     after = cache.source_digest.__wrapped__()
 
     assert after != before
+
+
+def zip_package(path, **additions):
+    """An archive of the package, with something more at the end of some files of `kernels/` and `cuda_src/`."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for folder, below in [(PACKAGE, "pyg_direct"), (source_folder(), "pyg_direct/cuda_src")]:
+            for file in sorted([*folder.rglob("*.py"), *folder.glob("*.cu*")]):
+                text = file.read_text() + additions.get(file.name.replace(".", "_"), "")
+                archive.writestr(f"{below}/{file.relative_to(folder).as_posix()}", text)
+    return path
+
+
+@pytest.mark.parametrize("additions", [{"bitmap_py": "# other\n"}, {"rows_cu": "// other\n"}], ids=str)
+def test_packages_in_archives_have_a_folder_for_each_state_of_their_sources(tmp_path, additions):
+    texts = [f"""
+package.__path__ = ["{zip_package(tmp_path / name, **added)}/pyg_direct"]
+from pyg_direct.kernels.cache import cache_name, source_digest
+print(source_digest(), cache_name())
+""" for name, added in [("same.zip", {}), ("other.zip", additions)]]  # fmt: skip
+
+    same, other = (run_python(text).split() for text in texts)
+
+    assert same == [cache.source_digest(), cache.cache_name()]
+    assert other[0] != same[0]
+    assert other[1] != same[1]
+
+
+def test_sources_in_an_archive_are_compiled(tmp_path):
+    compiled = run_python(f"""
+package.__path__ = ["{zip_package(tmp_path / "package.zip")}/pyg_direct"]
+from pyg_direct.kernels import source
+print(source.__file__, len(source.compile_source("narrow", (9, 0))) > 0)
+""")
+
+    assert compiled == f"{tmp_path}/package.zip/pyg_direct/kernels/source.py True"
 
 
 def test_sources_are_found():

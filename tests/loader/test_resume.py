@@ -11,6 +11,8 @@ from pyg_direct.errors import ArgumentError
 from tests.batches import assert_equal_epochs, make_data
 
 NUM_BATCHES = 5
+# Of the loader below: what its batches are, beside its seed.
+BATCHES = {"num_seeds": 70, "batch_size": 16, "shuffle": True, "drop_last": False}
 
 
 def make_loader(device="cpu", **options):
@@ -41,7 +43,7 @@ def test_a_fresh_loader_continues_after_any_batch(real_device, epochs, epoch, po
     list(other)
     other.load_state_dict(state)
 
-    assert state == {"seed": 1, "epoch": epoch, "batch": position + 1}
+    assert state == {"seed": 1, "epoch": epoch, "batch": position + 1, **BATCHES}
     assert_equal_epochs(other, epochs[epoch][position + 1 :])
     assert_equal_epochs(other, epochs[epoch + 1])
 
@@ -63,7 +65,7 @@ def test_a_state_between_epochs_starts_the_next(real_device, epochs):
     other = make_loader(real_device)
     other.load_state_dict(state)
 
-    assert state == {"seed": 1, "epoch": 1, "batch": 0}
+    assert state == {"seed": 1, "epoch": 1, "batch": 0, **BATCHES}
     assert_equal_epochs(other, epochs[1])
 
 
@@ -125,12 +127,12 @@ def test_calls_are_no_part_of_the_state(real_device):
     assert loader.state_dict() == before
 
 
-def test_a_state_is_three_numbers_that_any_file_holds():
+def test_a_state_is_what_any_file_holds():
     loader = make_loader(seed=2**64 - 1)
 
     state = json.loads(json.dumps(loader.state_dict()))
 
-    assert state == {"seed": 2**64 - 1, "epoch": 0, "batch": 0}
+    assert state == {"seed": 2**64 - 1, "epoch": 0, "batch": 0, **BATCHES}
     make_loader().load_state_dict(state)
 
 
@@ -170,3 +172,29 @@ def test_anything_else_is_refused_and_changes_nothing(state):
         loader.load_state_dict(state)
 
     assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"batch_size": 32}, "batch_size=32, got 16"),
+    ({"shuffle": False}, "shuffle=False, got True"),
+    ({"shuffle": None, "sampler": range(70)}, "shuffle='by a sampler or generator', got True"),
+    ({"drop_last": True}, "drop_last=True, got False"),
+    ({"input_nodes": torch.arange(60)}, "num_seeds=60, got 70"),
+])  # fmt: skip
+def test_a_state_of_a_loader_of_other_batches_is_refused_and_changes_nothing(options, message):
+    state, loader = make_loader().state_dict(), make_loader(seed=5, **options)
+    before = loader.state_dict()
+
+    with pytest.raises(ArgumentError, match=f"state must be of a loader of equal batches, with {message}"):
+        loader.load_state_dict(state)
+
+    assert loader.state_dict() == before
+
+
+def test_what_a_state_leaves_out_is_not_compared():
+    state = {name: value for name, value in make_loader().state_dict().items() if name not in BATCHES}
+    loader = make_loader(batch_size=32)
+
+    loader.load_state_dict(state)
+
+    assert loader.state_dict() == {**state, **BATCHES, "batch_size": 32}

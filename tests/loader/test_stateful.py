@@ -109,7 +109,8 @@ class LoaderMachine(RuleBasedStateMachine):
 
     @rule()
     def save(self):
-        assert self.loader.state_dict() == {"seed": SEED, "epoch": self.standing[0], "batch": self.standing[1]}
+        state = self.loader.state_dict()
+        assert (state["seed"], state["epoch"], state["batch"]) == (SEED, *self.standing)
 
     @rule(epoch=st.integers(0, 5), batch=st.integers(0, NUM_BATCHES))
     def resume(self, epoch, batch):

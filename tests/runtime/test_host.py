@@ -12,6 +12,8 @@ import pytest
 from pyg_direct.runtime import host
 
 GIB = 1 << 30
+# What version 1 of control groups says where there is no limit.
+UNLIMITED = 9223372036854771712
 
 
 @pytest.fixture
@@ -115,6 +117,64 @@ def test_a_job_may_have_a_share_of_the_cores(machine, monkeypatch):
     (enter_job(machine) / "cpu.max").write_text("300000 100000\n")
 
     assert host.count_cores() == 3
+
+
+def enter_old_job(machine, own="/slurm/job/step"):
+    """The same where version 1 of control groups has the memory and the cores; returns the folders of both."""
+    (machine / "own").write_text(f"7:cpu,cpuacct:{own}\n5:memory:{own}\n1:name=systemd:/else\n0::/user.slice\n")
+    folders = [machine / controller / "slurm" / "job" for controller in ("memory", "cpu")]
+    for folder in folders:
+        (folder / "step").mkdir(parents=True)
+    return folders
+
+
+def limit_old(group, most, used, cached=0):
+    """Give a group of version 1 a limit."""
+    (group / "memory.limit_in_bytes").write_text(f"{most}\n")
+    (group / "memory.usage_in_bytes").write_text(f"{used}\n")
+    (group / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {cached}\n")
+
+
+def test_limits_of_version_1_hold_along_the_path_of_a_job(machine):
+    job, _ = enter_old_job(machine)
+    limit_old(job / "step", UNLIMITED, 5 * GIB)
+    limit_old(job, 16 * GIB, 6 * GIB, cached=2 * GIB)
+    limit_old(machine / "memory", UNLIMITED, 9 * GIB)
+
+    assert (host.total_bytes(), host.available_bytes()) == (32 * GIB, 12 * GIB)
+
+
+def test_no_limit_of_version_1_is_none(machine):
+    job, _ = enter_old_job(machine)
+    for group in (job, machine / "memory"):
+        limit_old(group, UNLIMITED, 6 * GIB)
+
+    assert (host.total_bytes(), host.available_bytes()) == (32 * GIB, 28 * GIB)
+
+
+@pytest.mark.parametrize("own", ["/docker/0a1b", "/", "/../outside"])
+def test_a_container_of_version_1_has_its_limit(machine, own):
+    enter_old_job(machine, own)
+    limit_old(machine / "memory", 16 * GIB, 6 * GIB)
+
+    assert host.available_bytes() == 10 * GIB
+
+
+def test_a_machine_grows_up_to_the_limit_of_version_1(machine):
+    enter_old_job(machine)
+    limit_old(machine / "memory", 128 * GIB, 4 * GIB)
+
+    assert (host.total_bytes(), host.available_bytes()) == (128 * GIB, 124 * GIB)
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(-1, 8), (250000, 3)])
+def test_a_job_of_version_1_may_have_a_share_of_the_cores(machine, monkeypatch, quota, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    _, job = enter_old_job(machine)
+    (job / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (job / "cpu.cfs_period_us").write_text("100000\n")
+
+    assert host.count_cores() == cores
 
 
 def test_a_container_that_sees_no_more_than_its_own_group_has_its_limit(machine):
