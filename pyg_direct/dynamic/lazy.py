@@ -5,6 +5,7 @@ A layer that gets them asks `find_tag` which snapshot they are, and then needs n
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,8 @@ class Tag:
         return Tag(None, -1, "", -1)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tag, (None, -1, "", -1)
+        # Of what `torch.load` reads by default, and programs that have not this package.
+        return OrderedDict, ()
 
 
 def tag(tensor: Tensor, plan: Any, time: int, role: str) -> Tensor:
@@ -39,8 +41,9 @@ def tag(tensor: Tensor, plan: Any, time: int, role: str) -> Tensor:
 
 def find_tag(tensor: Any, role: str) -> Tag | None:
     """What a tensor is known as; None for any other, and for one that was written to or asks for gradients."""
-    found: Tag | None = getattr(tensor, _NAME, None)
-    if found is None or found.plan is None or found.role != role:
+    found = getattr(tensor, _NAME, None)
+    # Saved ones come back as something else.
+    if not isinstance(found, Tag) or found.plan is None or found.role != role:
         return None
     if tensor.requires_grad or tensor._version != found.version or getattr(tensor, "is_written", False):
         return None
@@ -50,8 +53,8 @@ def find_tag(tensor: Any, role: str) -> Tag | None:
 class LazyTensor(Tensor):
     """A tensor of known shape whose numbers are fetched when an operation reads them, then kept while it lives.
 
-    It has no memory of its own: what asks for its address (`data_ptr`) gets an error of torch. Results of operations
-    are ordinary tensors.
+    It has no memory of its own: what asks for its storage gets an error of torch, and for its address that of what is
+    fetched. Results of operations are ordinary tensors.
     """
 
     _written: bool
@@ -86,8 +89,8 @@ class LazyTensor(Tensor):
     def renew(self) -> LazyTensor:
         """Another one of the same numbers, known as this one was, that has fetched nothing."""
         made = LazyTensor(self, self.device, self._load)
-        known: Tag | None = getattr(self, _NAME, None)
-        if known is not None:
+        known = getattr(self, _NAME, None)
+        if isinstance(known, Tag):
             tag(made, known.plan, known.time, known.role)
         return made
 
@@ -115,6 +118,29 @@ class LazyTensor(Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         """As of the ordinary tensor."""
         return self.load().numpy(force=force)
+
+    # What torch does below its operations would find no memory.
+
+    def share_memory_(self) -> Tensor:
+        """The ordinary tensor, moved to shared memory."""
+        return self.load().share_memory_()
+
+    def apply_(self, function: Callable[[Any], Any]) -> LazyTensor:
+        """As of the ordinary tensor."""
+        self.load().apply_(function)  # type: ignore[no-untyped-call]
+        self._written = True
+        return self
+
+    def data_ptr(self) -> int:
+        """Where the ordinary tensor lies."""
+        return self.load().data_ptr()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.load().__dlpack__(**options)
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        return self.load().__cuda_array_interface__
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"LazyTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -60,7 +61,7 @@ def _is_same(first: Tensor, second: Tensor) -> bool:
 
 
 def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x: Tensor | None = None,
-               num_nodes: int | None = None, start: int | None = None) -> list[Data]:  # fmt: skip
+               num_nodes: int | None = None, start: float | None = None) -> list[Data]:  # fmt: skip
     """Cut a stream of timed edges into snapshots.
 
     Args:
@@ -86,7 +87,7 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
         raise ArgumentTypeError(f"window must be a number, got {window!r}")
     if isinstance(edge_life, bool) or not isinstance(edge_life, Integral):
         raise ArgumentTypeError(f"edge_life must be an integer, got {edge_life!r}")
-    if window < 1:
+    if not window >= 1:
         raise ArgumentError(f"window must be at least 1, got {window}")
     if edge_life < 0:
         raise ArgumentError(f"edge_life must be at least 0, got {edge_life}")
@@ -105,10 +106,7 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
     if times.numel() == 0:
         raise ArgumentError("data must have at least one edge, got none")
     num_nodes = _count_nodes(edges, x, num_nodes)
-    start = times.min().item() if start is None else start
-    number = torch.div(times - start, window, rounding_mode="floor").long()
-    if int(number.min()) < 0:
-        raise ArgumentError(f"start must not be behind the first edge at {times.min().item()}, got {start}")
+    number = _number_edges(times, window, start)
     order = torch.argsort(number, stable=True)
     edges, number = edges[:, order].long(), number[order]
     message = None if message is None else message[order]
@@ -124,6 +122,26 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
         out.append(Data(x=features, edge_index=edges[:, part], num_nodes=num_nodes,
                         edge_attr=None if message is None else message[part]))  # fmt: skip
     return out
+
+
+def _number_edges(times: Tensor, window: Any, start: Any) -> Tensor:
+    """Snapshots that edges of these times begin in, int64 `[E]`."""
+    first, last = (end.item() for end in torch.aminmax(times))
+    for end in (first, last):
+        if not math.isfinite(end):
+            raise ArgumentError(f"data must have times that are finite, got {end}")
+    if isinstance(start, Tensor) and start.dim() == 0:
+        start = start.item()
+    if isinstance(start, bool) or not isinstance(start, Real | None):
+        raise ArgumentTypeError(f"start must be a number, got {start!r}")
+    start = first if start is None else start
+    if not -math.inf < start <= first:
+        rule = f"not be behind the first edge at {first}" if start > first else "be finite"
+        raise ArgumentError(f"start must {rule}, got {start}")
+    if not times.is_floating_point() and all(float(given).is_integer() for given in (start, window)):
+        # Torch would make float32 of these times beside a float, which tells seconds of today in steps of two minutes.
+        return torch.div(times.long() - int(start), int(window), rounding_mode="floor")
+    return torch.div(times.double() - float(start), float(window), rounding_mode="floor").long()
 
 
 def _count_nodes(edges: Tensor, x: Tensor | None, num_nodes: int | None) -> int:

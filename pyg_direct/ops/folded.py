@@ -6,14 +6,15 @@ each gate in one product. One kernel does so for all gates, and one more takes g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_direct.kernels import gated as kernels
-from pyg_direct.ops.launch import grid_for, is_heard, run_gpu
+from pyg_direct.ops.again import is_asked_again, pull_by_torch
+from pyg_direct.ops.launch import grid_for, run_gpu
 
 # The update, the reset and the proposal.
 GATES = 3
@@ -67,8 +68,8 @@ class _Fold(torch.autograd.Function):
             ctx.is_spent[0] = True
         parameters = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled() or is_heard(grad):
-            return None, *pull_by_torch(lambda *given: fold_by_torch(given), parameters, needed, grad)
+        if is_asked_again([grad]):
+            return None, *pull_by_torch(lambda *given: [fold_by_torch(given)], parameters, needed, [grad])
         channels, features = parameters[0].shape
         out = grad.new_empty(sum(p.numel() for p in parameters))
         grid = grid_for(out.numel(), out)
@@ -76,17 +77,3 @@ class _Fold(torch.autograd.Function):
         parts = out.split([p.numel() for p in parameters])
         return None, *(part.view(p.shape) if is_needed else None
                        for part, p, is_needed in zip(parts, parameters, needed, strict=True))  # fmt: skip
-
-
-def pull_by_torch(step: Callable[..., Tensor], given: Sequence[Tensor], needed: Sequence[bool],
-                  grad: Tensor) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of gradients, or many at once, by what torch's functions make of `given`: of views, since some of it
-    may be one tensor.
-    """
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        views = [value.view_as(value) if again else value.detach().requires_grad_() for value in given]
-        out = step(*views)
-    wanted = [view for view, is_needed in zip(views, needed, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
-    return tuple(next(found) if is_needed else None for is_needed in needed)

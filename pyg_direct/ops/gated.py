@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_direct.kernels import gated as kernels
-from pyg_direct.ops.folded import GATES, fits, pull_by_torch
+from pyg_direct.ops.again import is_asked_again, pull_by_torch
+from pyg_direct.ops.folded import GATES, fits
 from pyg_direct.ops.launch import full_grid, grid_of, is_heard, is_ordinary, run_gpu, runs_on_gpu
 
 _DTYPES = (torch.float32, torch.float64)
@@ -140,8 +141,8 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *given, gates, shown, proposed = ctx.saved_tensors
-        if torch.is_grad_enabled() or is_heard(grad):
-            return pull_by_torch(_step_by_torch, given, ctx.needs_input_grad, grad)
+        if is_asked_again([grad]):
+            return pull_by_torch(_step_by_torch, given, ctx.needs_input_grad, [grad])
         x, state, weight, _, of_gates, of_proposal = given
         grad, channels = grad.contiguous(), state.shape[1]
         to_inputs, to_state = state.new_empty(state.shape[0], 3 * channels), torch.empty_like(state)
@@ -161,8 +162,12 @@ class _Step(torch.autograd.Function):
         )
 
 
-def _step_by_torch(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, *right: Tensor) -> Tensor:
-    return step_by_torch(F.linear(x, weight, bias), state, *right)
+def _step_by_torch(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, *right: Tensor) -> list[Tensor]:
+    return [step_by_torch(F.linear(x, weight, bias), state, *right)]
+
+
+def _step_folded_by_torch(*given: Tensor) -> list[Tensor]:
+    return [step_folded_by_torch(*given)]
 
 
 class _FoldedStep(torch.autograd.Function):
@@ -177,8 +182,8 @@ class _FoldedStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, state, weights = ctx.saved_tensors
-        if torch.is_grad_enabled() or is_heard(grad):
-            return pull_by_torch(step_folded_by_torch, (x, state, weights), ctx.needs_input_grad, grad)
+        if is_asked_again([grad]):
+            return pull_by_torch(_step_folded_by_torch, (x, state, weights), ctx.needs_input_grad, [grad])
         needs_x, needs_state, needs_weights = ctx.needs_input_grad
         (nodes, channels), features = state.shape, x.shape[1]
         blocks, grad = _grid_over(state, kernels.PULL_NODES, kernels.PULL_RESIDENT), grad.contiguous()

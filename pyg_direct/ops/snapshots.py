@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels import sliced as kernels
@@ -134,7 +133,7 @@ def aggregate_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0,
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     if torch.is_grad_enabled() and x.requires_grad:
-        return _Aggregate.apply(x, matrices, low, deterministic)
+        return _Aggregate.apply(x, matrices, low, deterministic, False)
     return _multiply(x, matrices, low, deterministic)
 
 
@@ -266,17 +265,24 @@ def sum_rows(x: Tensor, z: Tensor, piece: SlicedCSR, factors: _Factors, low: int
 
 
 class _Aggregate(torch.autograd.Function):
-    """Linear in `x`; its adjoint exchanges sources and targets, and with them a and b."""
+    """Linear in `x`; its adjoint exchanges sources and targets, and with them a and b, and is this one's in turn."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bool) -> Tensor:
-        ctx.matrices, ctx.low, ctx.deterministic = matrices, low, deterministic
-        return _multiply(x, matrices, low, deterministic)
+    def forward(ctx: Any, x: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bool,
+                transposed: bool) -> Tensor:  # fmt: skip
+        ctx.given = matrices, low, deterministic, not transposed
+        return _Aggregate.compute(x, matrices, low, deterministic, transposed)
 
     @staticmethod
-    @once_differentiable
+    def compute(x: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bool, transposed: bool) -> Tensor:
+        """Without a gradient."""
+        return (_backward if transposed else _multiply)(x, matrices, low, deterministic)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(grad, ctx.matrices, ctx.low, ctx.deterministic), None, None, None
+        # Most often nobody asks for gradients of gradients.
+        pull = _Aggregate.apply if torch.is_grad_enabled() else _Aggregate.compute
+        return pull(grad, *ctx.given), None, None, None, None
 
 
 def _spread(grad: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int) -> Tensor:

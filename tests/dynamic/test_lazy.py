@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.nn import GCNConv
@@ -80,6 +82,44 @@ def test_copies_are_ordinary(rows, duplicate):
     assert type(again) is torch.Tensor
     assert torch.equal(again, rows)
     assert find_tag(again, "x") is None
+
+
+@pytest.mark.parametrize(
+    "take", [torch.from_dlpack, np.from_dlpack, lambda x: x.share_memory_(), lambda x: Queue(x).get()]
+)
+def test_what_reads_memory_gets_that_of_the_tensor(rows, take):
+    lazy, _ = make(rows)
+
+    assert take(lazy).tolist() == rows.tolist()
+    assert lazy.data_ptr() == lazy.load().data_ptr()
+
+
+class Queue:
+    """A tensor on its way to another process."""
+
+    def __init__(self, tensor):
+        self.sent = ForkingPickler.dumps(tensor)
+
+    def get(self):
+        return ForkingPickler.loads(self.sent)
+
+
+def test_a_function_of_python_is_applied(rows):
+    lazy, _ = make(rows)
+
+    assert torch.equal(lazy.apply_(lambda number: number + 1) + 0, rows + 1)
+    assert find_tag(lazy, "x") is None
+
+
+def test_what_was_saved_is_loaded_by_torch_alone(rows, tmp_path):
+    module = torch.nn.Module()
+    module.register_buffer("rows", tag(rows, "plan", 1, "x"))
+    torch.save(module.state_dict(), tmp_path / "state.pt")
+
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)["rows"]
+
+    assert torch.equal(loaded, rows)
+    assert find_tag(loaded, "x") is None
 
 
 def test_copies_of_ordinary_tensors_are_not_known(rows):

@@ -1,5 +1,7 @@
 """Streams iterate as the signals they wrap; values are equal, work is shared."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -313,7 +315,9 @@ class TestDiscretize:
         [
             ({"window": 0}, "window must be at least 1, got 0"),
             ({"window": 1, "edge_life": -1}, "edge_life must be at least 0, got -1"),
+            ({"window": float("nan")}, "window must be at least 1, got nan"),
             ({"window": 10, "start": 11}, "start must not be behind the first edge at 10, got 11"),
+            ({"window": 10, "start": float("-inf")}, "start must be finite, got -inf"),
             ({"window": 10, "x": torch.rand(2, 6, 1)}, "4 snapshots, got 2"),
             ({"window": 10, "x": torch.rand(6)}, r"the shape \[N, F\] or \[T, N, F\], got \(6,\)"),
             ({"window": 10, "x": torch.rand(5, 1)}, r"between nodes in \[0, 5\), got 5"),
@@ -330,6 +334,7 @@ class TestDiscretize:
         [
             ({"window": "10"}, "window must be a number, got '10'"),
             ({"window": True}, "window must be a number, got True"),
+            ({"window": 10, "start": "0"}, "start must be a number, got '0'"),
             ({"window": 10, "edge_life": 1.5}, "edge_life must be an integer, got 1.5"),
             ({"window": 10, "data": [1]}, "data must be TemporalData or Data, got list"),
         ],
@@ -342,6 +347,29 @@ class TestDiscretize:
         data = TemporalData(src=torch.arange(3), dst=torch.arange(3), t=torch.tensor([-0.5, 0.25, 1.0]))
 
         assert [s.edge_index[0].tolist() for s in discretize(data, 1)] == [[0, 1], [2]]
+
+    @pytest.mark.parametrize("window", [3600, 3600.0, 3600.5])
+    @pytest.mark.parametrize("start", [None, 1_600_000_000, 1.6e9, torch.tensor(1_600_000_000)])
+    def test_seconds_of_today_are_told_apart(self, window, start):
+        times = 1_600_000_000 + torch.randint(0, 10**7, (200,), generator=torch.Generator().manual_seed(0))
+        data = TemporalData(src=torch.zeros(200).long(), dst=torch.zeros(200).long(), t=times)
+        first = min(times.tolist()) if start is None else int(start)
+        expected = Counter(int((time - first) // window) for time in times.tolist())
+
+        snapshots = discretize(data, window, start=start)
+
+        assert [s.num_edges for s in snapshots] == [expected[t] for t in range(max(expected) + 1)]
+
+    def test_narrow_times_do_not_wrap(self):
+        data = TemporalData(src=torch.arange(2), dst=torch.arange(2), t=torch.tensor([3, 250], dtype=torch.uint8))
+
+        assert [s.num_edges for s in discretize(data, 100, start=-50)] == [1, 0, 0, 1]
+
+    def test_times_that_are_no_numbers_are_refused(self):
+        data = TemporalData(src=torch.arange(2), dst=torch.arange(2), t=torch.tensor([3.0, float("nan")]))
+
+        with pytest.raises(ArgumentError, match="data must have times that are finite, got nan"):
+            discretize(data, 1)
 
     def test_edges_must_be_there(self):
         with pytest.raises(ArgumentError, match="data must have an edge_index, got None"):

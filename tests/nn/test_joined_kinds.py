@@ -90,7 +90,7 @@ def differentiate_twice(rows, leaves):
 @pytest.mark.parametrize("kind", MAKES)
 def test_equals_pyg_with_one_launch_for_all_relations(real_device, kind, seeds, calls):
     # Sums of all gradients are rounded by more than is allowed in fp32.
-    dtype = torch.float64 if kind.startswith("gat") else torch.float32
+    dtype = torch.float64 if kind.startswith(("gat", "gin")) else torch.float32
     x, edges = make_batch(real_device, dtype, seeds=seeds)
     model = make_layer(kind, x, edges).to(dtype)
     expected = run(model, x, edges)

@@ -91,6 +91,20 @@ def test_gradients_by_each_transpose_are_equal(device, form, transpose):
     assert_near(x.grad, reference.aggregate([m.T for m in dense(snapshots)], grad.cpu().double().numpy()))
 
 
+@pytest.mark.parametrize("form", ["split", "mask"])
+def test_gradients_have_gradients(device, form):
+    snapshots = make_snapshots(count=2, weighted=True)
+    matrices, x = build(snapshots, device, form), make_rows(2, 2, device).requires_grad_()
+    scale = make_rows(2, 2, device).requires_grad_()
+
+    out = aggregate_snapshots(x, matrices)
+    (grad,) = torch.autograd.grad((out * scale).sum(), x, create_graph=True)
+    (again,) = torch.autograd.grad((grad * grad).sum(), scale)
+
+    both = [m @ m.T for m in dense(snapshots)]
+    assert_near(again, reference.aggregate(both, 2 * scale.detach().cpu().double().numpy()))
+
+
 def test_symmetric_matrices_are_held_once(device):
     pairs = np.array([[0, 1, 1, 2, 4], [1, 0, 2, 1, 4]])
     matrices = build([(pairs, None)] * 2, device)

@@ -13,6 +13,7 @@ from torch_geometric.nn.inits import glorot, zeros
 
 from pyg_direct.dynamic.nn.convolve import check_rows, expand_chebyshev
 from pyg_direct.dynamic.operator import Chebyshev
+from pyg_direct.ops.mix import mix
 
 
 def make_chebyshev(normalization: str | None, lambda_max: Tensor | float | None) -> Chebyshev:
@@ -150,4 +151,4 @@ class GConvGRU(_Cell):
         h_z, h_r = combine([self.conv_h_z, self.conv_h_r], expand(H))
         update, reset = (x_z + h_z).sigmoid(), (x_r + h_r).sigmoid()
         proposed = (x_h + combine([self.conv_h_h], expand(H * reset))[0]).tanh()
-        return torch.lerp(proposed, H, update)
+        return mix(proposed, H, update)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyg_direct.dynamic.nn.convolve import Located, add_messages, convolve_located, locate
 from pyg_direct.dynamic.walk import Walk, walk_against, walk_along
+from pyg_direct.ops.mix import mix
 
 _Step = Callable[[Tensor], Tensor]
 _WALKS = Walk(), Walk(is_against=True)
@@ -91,7 +92,7 @@ class DCRNN(torch.nn.Module):
         gates = self._combine([self.conv_x_z, self.conv_x_r], features, state).sigmoid()
         update, reset = gates.split(self.out_channels, 1)
         proposed = self._combine([self.conv_x_h], features, _diffuse(H * reset, steps, self.K)).tanh()
-        return torch.lerp(proposed, H, update)
+        return mix(proposed, H, update)
 
     def _combine(self, convs: list[Any], features: Tensor, state: Tensor) -> Tensor:
         """What convolutions make of the diffused features and state, which they are linear in."""

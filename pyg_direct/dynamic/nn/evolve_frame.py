@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from pyg_direct.ops.again import is_asked_again, pull_by_torch
 from pyg_direct.dynamic.nn.apart import set_apart
 from pyg_direct.dynamic.nn.recurrence import step_gates, step_gates_backward
 
@@ -31,15 +31,16 @@ class EvolveTogether(torch.autograd.Function):
             state, saved = step_gates(from_input, from_state, states[-1], bias, state_bias)
             states.append(state)
             kept.append(saved)
-        ctx.save_for_backward(aggregated, of_input, of_state)
+        ctx.save_for_backward(aggregated, weight, *parameters)
         ctx.states, ctx.kept = states, kept
         weights = torch.stack(states[1:])
         return *set_apart(torch.bmm(aggregated, weights)), *set_apart(weights.unsqueeze(1))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: D102
-        aggregated, of_input, of_state = ctx.saved_tensors
+        aggregated, _, of_input, of_state, *_ = ctx.saved_tensors
+        if is_asked_again(grads):
+            return pull_by_torch(_evolve_by_torch, ctx.saved_tensors, ctx.needs_input_grad, grads)
         window = aggregated.shape[0]
         back: Tensor | None = None
         gates: list[tuple[Tensor, Tensor]] = []
@@ -62,3 +63,12 @@ class EvolveTogether(torch.autograd.Function):
         before = torch.cat(ctx.states[:last][::-1])
         whole = [torch.cat(parts) for parts in zip(*gates, strict=True)]
         return None, back.unsqueeze(0), *(part.t() @ before for part in whole), *(part.sum(0) for part in whole)
+
+
+def _evolve_by_torch(aggregated: Tensor, weight: Tensor, *parameters: Tensor) -> list[Tensor]:
+    """What `EvolveTogether` gives."""
+    weights = [weight[0]]
+    for _ in range(aggregated.shape[0]):
+        weights.append(torch.gru_cell(weights[-1], weights[-1], *parameters))
+    rows = [part @ weight for part, weight in zip(aggregated, weights[1:], strict=True)]
+    return [*rows, *(weight.unsqueeze(0) for weight in weights[1:])]

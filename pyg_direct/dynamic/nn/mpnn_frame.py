@@ -7,15 +7,17 @@ learns too late to leave out the others: here their gradients are not computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from pyg_direct.ops.again import is_asked_again, pull_by_torch
 from pyg_direct.dynamic.nn.apart import set_apart
 from pyg_direct.dynamic.nn.convolve import Located
+from pyg_direct.dynamic.nn.mpnn_again import run_by_torch
 from pyg_direct.dynamic.nn.recurrence import open_lstm, open_lstm_backward
 from pyg_direct.dynamic.operator import GCN, Operator
 from pyg_direct.ops.lstm import open_gates
@@ -189,12 +191,15 @@ class RunTogether(torch.autograd.Function):
         return *apart, *statistics
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: D102
         parameters, frame, first, second = ctx.saved_tensors, ctx.frame, ctx.first, ctx.second
-        places = [place for place, grad in enumerate(grads[: first.products.shape[1]]) if grad is not None]
+        grads = grads[: first.products.shape[1]]
+        places = [place for place, grad in enumerate(grads) if grad is not None]
         if not places:
             return None, *[None] * len(parameters)
+        if is_asked_again(grads):
+            run = partial(run_by_torch, frame, (first.kept, second.kept))
+            return None, *pull_by_torch(run, parameters, ctx.needs_input_grad[1:], grads)
         seen = slice(places[0], places[-1] + 1)
         num_nodes, window, size = first.products.shape
         like = next(grad for grad in grads if grad is not None)

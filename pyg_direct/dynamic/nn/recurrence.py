@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from pyg_direct.ops.again import is_asked_again, pull_by_torch
 from pyg_direct.ops.gru import pull_gru, step_gru as step_small_gru
-from pyg_direct.ops.launch import is_heard, is_ordinary
+from pyg_direct.ops.launch import is_ordinary
 from pyg_direct.ops.lstm import open_gates, pull_gates
 from pyg_direct.ops.product import multiply
 
@@ -113,6 +113,12 @@ def step_gates_backward(grad: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor,
     return of_input, torch.cat([of_reset, of_update, of_content * reset], 1), grad * update
 
 
+def open_by_torch(x: Tensor, *parameters: Tensor) -> Tensor:
+    """`open_lstm` by torch's functions."""
+    zeros = x.new_zeros(len(x), parameters[1].shape[1])
+    return torch.lstm_cell(x, [zeros, zeros], *parameters)[0]
+
+
 class _FirstStep(torch.autograd.Function):
     """`open_lstm` with a gradient."""
 
@@ -123,9 +129,10 @@ class _FirstStep(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *rest = ctx.saved_tensors
+        if is_asked_again([grad]):
+            return pull_by_torch(lambda *given: [open_by_torch(*given)], [x, *rest[:4]], ctx.needs_input_grad, [grad])
         of_x, of_parameters = open_lstm_backward(grad, x, tuple(rest[4:]), *rest[:4])
         return of_x if ctx.needs_input_grad[0] else None, *of_parameters
 
@@ -137,6 +144,10 @@ def run_lstm(layer: nn.LSTM, rows: Tensor) -> tuple[Tensor, Tensor]:
         return out.unsqueeze(0), out
     states, (last, _) = layer(rows)
     return states, last[0]
+
+
+def _step_by_torch(x: Tensor, state: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    return (torch.gru_cell(x[0], state[0], *parameters).unsqueeze(0),)
 
 
 class _SmallStep(torch.autograd.Function):
@@ -151,15 +162,8 @@ class _SmallStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *given, kept = ctx.saved_tensors
-        again = torch.is_grad_enabled()
-        if again or is_heard(grad):
-            # Gradients of gradients, or many at once: of views, since input and state may be one tensor.
-            with torch.enable_grad():
-                views = [value.view_as(value) if again else value.detach().requires_grad_() for value in given]
-                out = torch.gru_cell(views[0][0], views[1][0], *views[2:]).unsqueeze(0)
-            wanted = [view for view, needed in zip(views, ctx.needs_input_grad, strict=True) if needed]
-            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
-            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+        if is_asked_again([grad]):
+            return pull_by_torch(_step_by_torch, given, ctx.needs_input_grad, [grad])
         of_x, of_state, *of_parameters = pull_gru(grad[0], given[0][0], given[1][0], given[2:], kept)
         return of_x.unsqueeze(0), of_state.unsqueeze(0), *of_parameters
 

@@ -144,16 +144,17 @@ def test_a_captured_graph_reads_parameters_as_they_are_when_it_is_replayed():
         with torch.cuda.graph(graph, stream=side):
             out = step(step(before))
             grads = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
+        with torch.no_grad():
+            torch._foreach_mul_(parameters, 0.5)
+
+        graph.replay()
+
+        again = step(step(before.detach()))
+        expected = torch.autograd.grad(again.square().sum(), parameters)
     torch.cuda.synchronize()
-    with torch.no_grad():
-        torch._foreach_mul_(parameters, 0.5)
-
-    graph.replay()
-
-    again = step(step(before.detach()))
     torch.testing.assert_close(out, again)
-    for mine, expected in zip(grads, torch.autograd.grad(again.square().sum(), parameters), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
+    for mine, theirs in zip(grads, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def use_torch(monkeypatch):

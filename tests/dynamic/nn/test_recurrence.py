@@ -87,6 +87,18 @@ def test_steps_have_gradients_of_gradients(device, gru, same):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_first_steps_have_gradients_of_gradients():
+    layer, x = torch.nn.LSTM(6, 5), torch.randn(7, 6, requires_grad=True)
+    leaves, zeros, twice = [x, *layer.parameters()], torch.zeros(7, 5), []
+    for step in (lambda: run_lstm(layer, x[None])[1], lambda: torch.lstm_cell(x, (zeros, zeros), *leaves[1:])[0]):
+        first = torch.autograd.grad(step().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(value.square().sum() for value in first), leaves, allow_unused=True)
+        twice.append([*first, *second])
+
+    for mine, theirs in zip(*twice, strict=True):
+        assert mine.count_nonzero() == 0 if theirs is None else torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_parameters_that_ask_for_no_gradient_get_none(device, gru):
     gru.to(device).weight_hh_l0.requires_grad_(False)
     x, state = torch.randn(1, 6, 6, device=device), torch.randn(1, 6, 6, device=device, requires_grad=True)
