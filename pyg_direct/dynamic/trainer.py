@@ -84,7 +84,7 @@ class FrameTrainer:
         loss: `loss(y_hat, y)`, a number.
         target: Whether the loss is that of the "last" snapshot of a frame or the mean over "all".
         step: How the model is called, `step(model, snapshot, state) -> (y_hat, state)`; `run_stateless` of this file is
-            for models without a state.
+            for models without a state. It must not write to features, edges or weights of the snapshot.
         device, memory: As of `stream`; a stream has its own, so that with one `memory` must be left out, and `device`
             be the stream's if it is given.
         replay: Whether frames are replayed as a CUDA graph from the second on; None does it where it works.
@@ -267,6 +267,7 @@ class FrameTrainer:
             y_hat, state = self.step(self.model, snapshot, state)
             if self.target == "all" or place == self.window - 1:
                 costs.append(self.loss(y_hat, snapshot.y))
+        self._frame.check_unwritten()
         self._frame.finish()
         self._frame.forget()
         return costs[0] if len(costs) == 1 else torch.stack(costs).mean()
