@@ -304,7 +304,9 @@ class FramePlan(SnapshotPlan):
         self._deferred.append((owner, work))
 
     def forget(self) -> None:
-        """Drop what was made once for the frame, whose graph may hold this plan in turn, what was deferred and handed."""
+        """Drop what was made once for the frame, whose graph may hold this plan in turn, and what was deferred or given
+        to steps.
+        """
         self._once.clear()
         self._deferred.clear()
         self._handed.clear()

@@ -81,8 +81,8 @@ class SnapshotStream:
                 if isinstance(value, LazyTensor):
                     # What is fetched lives as long as the snapshot that is given out.
                     store[key] = value.renew()
-                elif version_of(value) > 0 or (isinstance(value, Tensor) and value.requires_grad and value.is_leaf):
-                    # It was written to, or asked for a gradient.
+                elif version_of(value) > 0 or (isinstance(value, Tensor) and value.requires_grad):
+                    # A program wrote to it or asked it for gradients, or learns what it was copied from.
                     written.append((place, key))
         if written and self._source is not None:
             self._read_anew(snapshot, time, written)
@@ -93,9 +93,11 @@ class SnapshotStream:
         """Give a snapshot copies of the source's tensors for those, by store and key, that a program wrote to."""
         stores = self._source[time].stores
         for place, key in written:
-            store = snapshot.stores[place]
-            value = _copy(stores[place][key], store[key].device)
-            store[key] = value if self.plan is None or key not in _ROLES else tag(value, self.plan, time, _ROLES[key])
+            store, given = snapshot.stores[place], stores[place][key]
+            value = _copy(given, store[key].device)
+            # What is learned is no longer what the plan knows, also where nobody asks for gradients just now.
+            is_known = self.plan is not None and key in _ROLES and not given.requires_grad
+            store[key] = tag(value, self.plan, time, _ROLES[key]) if is_known else value
 
     def __iter__(self) -> SnapshotStream:
         self.t = 0
@@ -124,7 +126,7 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
 
     Args:
         signal: Any signal of PyTorch Geometric Temporal, or a list of `Data`, which is read once; the tensors of a list
-            must not be written to afterwards.
+            must not be written to afterwards, but for those that are learned, which are read with every snapshot.
         device: Where snapshots are given; None is the current GPU, else the CPU.
         keep: "device" holds all snapshots there; "host" copies features, edges and weights of a snapshot only when
             something reads them, which layers that find them aggregated already do not, but holds those that ask for

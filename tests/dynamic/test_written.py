@@ -6,8 +6,9 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_direct.dynamic import stream
 from pyg_direct.dynamic.lazy import find_tag
+from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.errors import ArgumentError
-from tests.frames import make_signal, make_trainer
+from tests.frames import NODES, make_signal, make_trainer
 
 KEPT = pytest.mark.parametrize("keep", ["device", "host"])
 
@@ -53,6 +54,43 @@ def test_gradients_are_those_of_one_access(keep):
         x = given[1].x.requires_grad_()
         x.sum().backward()
         assert torch.equal(x.grad, torch.ones(3, 2))
+
+
+@pytest.mark.filterwarnings("ignore:edge_weight asks for gradients")
+@KEPT
+def test_features_and_weights_that_are_learned_are_those_of_the_last_step(keep):
+    losses = []
+    for wrap in (lambda signal: stream(signal, "cpu", keep=keep), list):
+        torch.manual_seed(0)
+        signal, layer = make_signal()[:3], TGCN(4, 3)
+        learned = [torch.nn.Parameter(torch.randn(NODES, 4)), torch.nn.Parameter(signal[1].edge_attr + 1)]
+        signal[0].x = signal[2].x = learned[0]
+        signal[1].edge_attr = learned[1]
+        optimizer, given = torch.optim.SGD(learned, lr=5.0), wrap(signal)
+        losses.append([])
+        for _ in range(3):
+            for snapshot in given:
+                loss = layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                with torch.no_grad():
+                    seen = [layer(s.x, s.edge_index, s.edge_attr).sum() for s in (given[0], given[1])]
+                losses[-1].append(loss.item() + float(sum(seen)))
+
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@KEPT
+def test_what_is_learned_from_equal_beginnings_stays_apart(keep):
+    signal, learned = make_signal()[:2], [torch.nn.Parameter(torch.zeros(NODES, 4)) for _ in range(2)]
+    for snapshot, rows in zip(signal, learned, strict=True):
+        snapshot.x = rows
+
+    for factor, snapshot in enumerate(stream(signal, "cpu", keep=keep), 1):
+        (factor * snapshot.x).sum().backward()
+
+    assert [rows.grad.unique().tolist() for rows in learned] == [[1.0], [2.0]]
 
 
 def test_snapshots_with_types_are_given_anew(real_device):
