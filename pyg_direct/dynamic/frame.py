@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pyg_direct.dynamic.lazy import LazyTensor, tag
+from pyg_direct.dynamic.lazy import LazyTensor, tag, was_written
 from pyg_direct.dynamic.operator import Factors, Operator
 from pyg_direct.dynamic.others import NotReplayableError, Others
 from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.dynamic.slots import Slots
+from pyg_direct.errors import ArgumentError
 
 # Of the free memory of a GPU, what copies that only save time may take.
 _SHARE = 0.2
@@ -52,6 +53,8 @@ class FramePlan(SnapshotPlan):
         self._derived: set[tuple[Operator, bool]] = set()
         self._once: dict[Hashable, Any] = {}
         self._deferred: list[tuple[Hashable, Callable[[], None]]] = []
+        # What steps were given of the frame: name, place and tensor.
+        self._handed: list[tuple[str, int, Tensor]] = []
         self.y = self._targets[:window].clone()
 
     def tell_time(self, time: int) -> int:
@@ -67,7 +70,10 @@ class FramePlan(SnapshotPlan):
         self.parts = tuple(self.real.parts[time] for time in times)
         self.real.visit(times)
         self.forget()
-        if step != 0:
+        if step == 0:
+            # A step may have written to them.
+            self.y.copy_(self._targets[first : first + self.window])
+        else:
             self._move_windows(step)
             self.others.move(first)
             for slots in self._slots.values():
@@ -182,9 +188,24 @@ class FramePlan(SnapshotPlan):
         if like is None:
             return None
         if like.device == self.device and not self.has_slots:
-            return tag(like.view_as(like), self, place, role)
-        load = partial(self._load_features, place) if role == "x" else partial(self._load_edges, like)
-        return tag(LazyTensor(like, self.device, load), self, place, role)
+            made = tag(like.view_as(like), self, place, role)
+        else:
+            load = partial(self._load_features, place) if role == "x" else partial(self._load_edges, like)
+            made = tag(LazyTensor(like, self.device, load), self, place, role)
+        self._handed.append((role, place, made))
+        return made
+
+    def check_unwritten(self) -> None:
+        """Refuse what a step wrote to features, edges or weights, which other frames have too.
+
+        Raises:
+            ArgumentError: it did.
+        """
+        for role, place, made in self._handed:
+            if was_written(made):
+                name = "edge_attr" if role == "edge_weight" else role
+                raise ArgumentError(f"step must not write to {name} of a snapshot, which other frames have too: give "
+                                    f"the model a new tensor; it wrote to that of {self.tell_time(place)}")  # fmt: skip
 
     def _load_features(self, place: int) -> Tensor:
         return self.get_features()[place]
@@ -283,9 +304,12 @@ class FramePlan(SnapshotPlan):
         self._deferred.append((owner, work))
 
     def forget(self) -> None:
-        """Drop what was made once for the frame, whose graph may hold this plan in turn, and what was deferred."""
+        """Drop what was made once for the frame, whose graph may hold this plan in turn, and what was deferred or given
+        to steps.
+        """
         self._once.clear()
         self._deferred.clear()
+        self._handed.clear()
 
     def finish(self, owner: Hashable = None) -> None:
         """Do what was deferred: by one owner, or all."""

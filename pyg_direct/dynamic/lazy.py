@@ -45,9 +45,13 @@ def find_tag(tensor: Any, role: str) -> Tag | None:
     # Saved ones come back as something else.
     if not isinstance(found, Tag) or found.plan is None or found.role != role:
         return None
-    if tensor.requires_grad or tensor._version != found.version or getattr(tensor, "is_written", False):
-        return None
-    return found
+    return None if tensor.requires_grad or was_written(tensor) else found
+
+
+def was_written(tensor: Any) -> bool:
+    """Whether something wrote to a tensor since it was made known."""
+    found: Tag = getattr(tensor, _NAME)
+    return bool(tensor._version != found.version or getattr(tensor, "is_written", False))
 
 
 class LazyTensor(Tensor):

@@ -20,7 +20,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import free_bytes, resolve_device
 from pyg_direct.runtime.host import keep_blocks
-from pyg_direct.runtime.mode import ordinary_tensors
+from pyg_direct.runtime.mode import ordinary_tensors, version_of
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.typing import Device
 
@@ -41,14 +41,16 @@ class SnapshotStream:
         snapshots: All of them, in order.
         plan: What is known of them.
         times: Which ones this stream has.
+        source: What gives a snapshot anew, by its number, where a program wrote to tensors of one; None goes on with
+            what was written.
 
     Attributes:
         snapshot_count: Number of snapshots.
         plan: What is known of them; None for heterogeneous ones.
     """
 
-    def __init__(self, snapshots: Sequence[Any], plan: SnapshotPlan | None, times: range) -> None:
-        self._snapshots, self.plan, self._times = snapshots, plan, times
+    def __init__(self, snapshots: Sequence[Any], plan: SnapshotPlan | None, times: range, source: Any = None) -> None:
+        self._snapshots, self.plan, self._times, self._source = snapshots, plan, times, source
         self.t = 0
 
     @property
@@ -66,17 +68,36 @@ class SnapshotStream:
 
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return SnapshotStream(self._snapshots, self.plan, self._times[index])
+            return SnapshotStream(self._snapshots, self.plan, self._times[index], self._source)
         if not hasattr(index, "__index__"):
             raise ArgumentTypeError(f"index must be an integer or a slice, got {index!r}")
         if not -len(self) <= index < len(self):
             raise IndexError(f"index must lie in [{-len(self)}, {len(self)}), got {index}")
-        snapshot = copy.copy(self._snapshots[self._times[index]])
-        for key in _ROLES:
-            # What is fetched lives as long as the snapshot that is given out.
-            if isinstance(snapshot.get(key), LazyTensor):
-                snapshot[key] = snapshot[key].renew()
+        time = self._times[index]
+        snapshot = copy.copy(self._snapshots[time])
+        written = []
+        for place, store in enumerate(snapshot.stores):
+            for key, value in list(store.items()):
+                if isinstance(value, LazyTensor):
+                    # What is fetched lives as long as the snapshot that is given out.
+                    store[key] = value.renew()
+                elif version_of(value) > 0 or (isinstance(value, Tensor) and value.requires_grad):
+                    # A program wrote to it or asked it for gradients, or learns what it was copied from.
+                    written.append((place, key))
+        if written and self._source is not None:
+            self._read_anew(snapshot, time, written)
         return snapshot
+
+    @ordinary_tensors()
+    def _read_anew(self, snapshot: Any, time: int, written: list[tuple[int, str]]) -> None:
+        """Give a snapshot copies of the source's tensors for those, by store and key, that a program wrote to."""
+        stores = self._source[time].stores
+        for place, key in written:
+            store, given = snapshot.stores[place], stores[place][key]
+            value = _copy(given, store[key].device)
+            # What is learned is no longer what the plan knows, also where nobody asks for gradients just now.
+            is_known = self.plan is not None and key in _ROLES and not given.requires_grad
+            store[key] = tag(value, self.plan, time, _ROLES[key]) if is_known else value
 
     def __iter__(self) -> SnapshotStream:
         self.t = 0
@@ -100,11 +121,12 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
     """Wrap a temporal signal, so that its snapshots are on the device and layers of `dynamic.nn` share work.
 
     Iteration, indexing and splitting stay those of PyTorch Geometric Temporal; values are equal. What a program does
-    to the features of a snapshot before a layer gets them is respected: then that layer aggregates what it gets.
+    to the features of a snapshot before a layer gets them is respected: then that layer aggregates what it gets. What
+    it writes to tensors of a snapshot is not there when the snapshot is given the next time.
 
     Args:
         signal: Any signal of PyTorch Geometric Temporal, or a list of `Data`, which is read once; the tensors of a list
-            must not be written to afterwards.
+            must not be written to afterwards, but for those that are learned, which are read with every snapshot.
         device: Where snapshots are given; None is the current GPU, else the CPU.
         keep: "device" holds all snapshots there; "host" copies features, edges and weights of a snapshot only when
             something reads them, which layers that find them aggregated already do not, but holds those that ask for
@@ -128,7 +150,8 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
     snapshots = read_snapshots(signal)
     mover = _Mover(chosen)
     if any(isinstance(snapshot, HeteroData) for snapshot in snapshots):
-        return SnapshotStream([s.clone().apply(mover.move) for s in snapshots], None, range(len(snapshots)))
+        moved = [s.clone().apply(mover.move) for s in snapshots]
+        return SnapshotStream(moved, None, range(len(moved)), snapshots)
     parts = [_read_parts(snapshot, t) for t, snapshot in enumerate(snapshots)]
     total = _count_bytes(snapshots)
     limit = None if memory is None else parse_size(memory, total, "memory")
@@ -153,7 +176,7 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
                     # Snapshots that share a tensor must be told apart, so each has a view of its own.
                     moved[key] = tag(mover.move(value).view_as(value), plan, t, role)
             given.append(moved)
-    return SnapshotStream(given, plan, range(len(given)))
+    return SnapshotStream(given, plan, range(len(given)), snapshots)
 
 
 class _Mover:

@@ -8,6 +8,7 @@ are one captured graph where the model allows it.
 from __future__ import annotations
 
 import gc
+import inspect
 import time
 import warnings
 from collections.abc import Callable
@@ -84,7 +85,7 @@ class FrameTrainer:
         loss: `loss(y_hat, y)`, a number.
         target: Whether the loss is that of the "last" snapshot of a frame or the mean over "all".
         step: How the model is called, `step(model, snapshot, state) -> (y_hat, state)`; `run_stateless` of this file is
-            for models without a state.
+            for models without a state. It must not write to features, edges or weights of the snapshot.
         device, memory: As of `stream`; a stream has its own, so that with one `memory` must be left out, and `device`
             be the stream's if it is given.
         replay: Whether frames are replayed as a CUDA graph from the second on; None does it where it works.
@@ -110,6 +111,7 @@ class FrameTrainer:
         for name, function in (("loss", loss), ("step", step)):
             if not callable(function):
                 raise ArgumentTypeError(f"{name} must be callable, got {function!r}")
+        _check_optimizer(optimizer)
         if target not in TARGETS:
             raise ArgumentError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
         is_stream = isinstance(signal, SnapshotStream)
@@ -267,6 +269,7 @@ class FrameTrainer:
             y_hat, state = self.step(self.model, snapshot, state)
             if self.target == "all" or place == self.window - 1:
                 costs.append(self.loss(y_hat, snapshot.y))
+        self._frame.check_unwritten()
         self._frame.finish()
         self._frame.forget()
         return costs[0] if len(costs) == 1 else torch.stack(costs).mean()
@@ -369,6 +372,16 @@ class FrameTrainer:
             for number, epoch in enumerate(self.history, 1)
         ]
         return "\n".join(lines)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Raise unless its steps follow a backward pass."""
+    if not callable(getattr(optimizer, "step", None)) or not callable(getattr(optimizer, "zero_grad", None)):
+        raise ArgumentTypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+    options = inspect.signature(optimizer.step).parameters.values()
+    if any(option.default is option.empty and option.kind is option.POSITIONAL_OR_KEYWORD for option in options):
+        raise ArgumentTypeError(f"optimizer must step without a closure, got {type(optimizer).__name__}: loop over "
+                                "`stream` for it")  # fmt: skip
 
 
 def _check_shapes(name: str, values: list[Tensor | None]) -> None:

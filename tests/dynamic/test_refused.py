@@ -164,6 +164,8 @@ def test_a_frame_may_have_ids_of_nodes_for_features():
     ({"loss": "mse"}, "loss must be callable, got 'mse'"),
     ({"step": None}, "step must be callable, got None"),
     ({"model": "TGCN"}, "model must be a torch.nn.Module, got 'TGCN'"),
+    ({"optimizer": None}, "optimizer must be a torch.optim.Optimizer, got None"),
+    ({"optimizer": torch.optim.LBFGS([torch.ones(1)])}, "optimizer must step without a closure, got LBFGS: loop over"),
 ])  # fmt: skip
 def test_models_and_functions_of_other_kinds_are_refused_before_they_train(options, message):
     model = Embedded()
