@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.ops.again import is_asked_again, pull_by_torch
 from pyg_direct.dynamic.nn.apart import set_apart
 from pyg_direct.dynamic.nn.recurrence import step_gates, step_gates_backward
+from pyg_direct.ops.again import is_asked_again, pull_by_torch
 
 
 class EvolveTogether(torch.autograd.Function):

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyg_direct.ops.again import is_asked_again, pull_by_torch
 from pyg_direct.dynamic.nn.apart import set_apart
 from pyg_direct.dynamic.nn.convolve import Located
 from pyg_direct.dynamic.nn.mpnn_again import run_by_torch
 from pyg_direct.dynamic.nn.recurrence import open_lstm, open_lstm_backward
 from pyg_direct.dynamic.operator import GCN, Operator
+from pyg_direct.ops.again import is_asked_again, pull_by_torch
 from pyg_direct.ops.lstm import open_gates
 from pyg_direct.ops.norm import normalise, suits_loop
 from pyg_direct.ops.product import multiply
