@@ -58,7 +58,8 @@ class _Fold(torch.autograd.Function):
         weights = parameters[0].new_empty(channels + features + 1, GATES * channels)
         grid = grid_for(weights.numel(), weights)
         run_gpu(kernels.fold_gates_gpu, grid, *parameters, channels, features, weights)
-        ctx.save_for_backward(*parameters)
+        # Not as torch keeps tensors: a checkpoint counts those of a step, which folds again when it is run again.
+        ctx.kept = [(parameter, parameter._version) for parameter in parameters]
         ctx.is_spent = is_spent
         return weights
 
@@ -66,8 +67,10 @@ class _Fold(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.is_spent is not None:
             ctx.is_spent[0] = True
-        parameters = ctx.saved_tensors
-        needed = ctx.needs_input_grad[1:]
+        if any(parameter._version != version for parameter, version in ctx.kept):
+            raise RuntimeError("parameters must stay as they are until gradients come back to them, got one that was "
+                               "modified in place since the step that it was used in")  # fmt: skip
+        parameters, needed = [parameter for parameter, _ in ctx.kept], ctx.needs_input_grad[1:]
         if is_asked_again([grad]):
             return None, *pull_by_torch(lambda *given: [fold_by_torch(given)], parameters, needed, [grad])
         channels, features = parameters[0].shape

@@ -119,6 +119,30 @@ def test_what_gradients_have_come_back_through_says_so(device):
     assert is_spent == [True]
 
 
+def test_torch_keeps_nothing_for_folding(device):
+    if not runs_on_gpu(torch.empty(0, device=device)):
+        return
+    kept = []
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: kept.append(value) or value, lambda value: value):
+        fold_gates(make_parameters((3, 2), device=device))
+
+    assert kept == []
+
+
+def test_parameters_that_change_before_their_gradients_come_are_told(device):
+    parameters = make_parameters((3, 2), device=device)
+    if not runs_on_gpu(parameters[0]):
+        return
+    loss = fold_gates(parameters).square().sum()
+
+    with torch.no_grad():
+        parameters[7].add_(1)
+
+    with pytest.raises(RuntimeError, match="modified"):
+        loss.backward()
+
+
 @pytest.mark.parametrize("shape", NARROW + WIDER, ids=str)
 def test_steps_have_the_gradients_of_torch_in_double_precision(real_device, shape):
     values, grad = make(shape, device=real_device), torch.randn(shape[0], shape[2]).to(real_device)

@@ -15,7 +15,8 @@ from pyg_direct.ops.folded import fold_gates
 class _Folded(NamedTuple):
     weights: Tensor
     parameters: list[Tensor]
-    versions: list[int]
+    # What they were: the version of each, and whether it asked for a gradient.
+    states: list[tuple[int, bool]]
     # Whether gradients have come back through them.
     is_spent: list[bool]
 
@@ -50,8 +51,8 @@ class SharedGates:
         ):
             return last[1]
         is_spent = [not torch.is_grad_enabled()]
-        versions = [] if is_spent[0] else [p._version for p in parameters]
-        return _Folded(fold_gates(parameters, is_spent), parameters, versions, is_spent)
+        states = [] if is_spent[0] else [(p._version, p.requires_grad) for p in parameters]
+        return _Folded(fold_gates(parameters, is_spent), parameters, states, is_spent)
 
     def keep(self, state: Tensor, folded: _Folded) -> None:
         """For a step that begins with the state that this one gave."""
@@ -61,6 +62,6 @@ class SharedGates:
 def _are(folded: _Folded, parameters: Sequence[Tensor]) -> bool:
     """Whether these parameters would give the same now, with gradients of their own."""
     return not folded.is_spent[0] and all(
-        mine is own and own._version == version
-        for mine, own, version in zip(folded.parameters, parameters, folded.versions, strict=True)
+        mine is own and (own._version, own.requires_grad) == state
+        for mine, own, state in zip(folded.parameters, parameters, folded.states, strict=True)
     )

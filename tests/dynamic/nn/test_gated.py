@@ -1,7 +1,10 @@
 """T-GCN takes its gated steps by kernels where there is a GPU, with the values of torch's functions."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.utils import remove_self_loops
 
 from pyg_direct.datasets.dynamic import synthetic_dtdg
@@ -126,6 +129,19 @@ def train_for(signal, train, device, epochs=4):
     return torch.stack(losses)
 
 
+def test_steps_may_be_checkpoints(real_device, monkeypatch):
+    signal = [snapshot.to(real_device) for snapshot in synthetic_dtdg(12, 40, 3, 0.2, 3)]
+    layer = nn.TGCN(3, 5).to(real_device)
+    expected = run(layer, signal)
+    apart = [partial(checkpoint, layer, use_reentrant=kind) for kind in (False, True)]
+
+    for way in apart:
+        got = run(way, signal, layer)
+
+        for mine, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.gpu
 def test_a_captured_graph_reads_parameters_as_they_are_when_it_is_replayed():
     # What they have aggregated is kept, so that nothing else is to be captured.
@@ -162,11 +178,12 @@ def use_torch(monkeypatch):
         monkeypatch.setattr(tgcn, name, lambda *given: False)
 
 
-def run(layer, signal):
-    """The last state, and the gradients of all parameters."""
+def run(step, signal, layer=None):
+    """The last state, and the gradients of all parameters of the layer that makes the steps."""
+    layer = step if layer is None else layer
     layer.zero_grad()
-    state = None
+    state = torch.zeros(signal[0].num_nodes, 5, device=signal[0].x.device, requires_grad=True)
     for snapshot in signal:
-        state = layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr, state)
+        state = step(snapshot.x, snapshot.edge_index, snapshot.edge_attr, state)
     state.square().sum().backward()
     return [state.detach(), *(parameter.grad for parameter in layer.parameters() if parameter.grad is not None)]

@@ -60,11 +60,15 @@ def step(layer, folded):
         layer.linear_r.bias += 1
 
 
+def freeze(layer, folded):
+    layer.conv_z.lin.weight.requires_grad_(False)
+
+
 def put_another(layer, folded):
     layer.conv_h.bias = torch.nn.Parameter(layer.conv_h.bias.detach().clone())
 
 
-@pytest.mark.parametrize("change", [spend, step, put_another])
+@pytest.mark.parametrize("change", [spend, step, freeze, put_another])
 def test_what_changed_is_folded_anew(layer, change):
     shared, folded, state = begin(layer)
 
