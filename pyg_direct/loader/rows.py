@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import FeatureStore as PygFeatureStore, TensorAttr
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.rowfile import as_tensor
@@ -101,11 +101,14 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
             index = slice(None)
         if isinstance(index, slice):
             index = torch.arange(*index.indices(table.shape[0]), device="cpu")
-        ids = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
+        given = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
+        ids = _as_list(given, table.shape[0])
         if isinstance(table, Tensor):
-            return slice_along(0, resolve_device(self._options["device"]), table, ids)
-        rows: Tensor = table[ids]
-        return rows
+            rows = slice_along(0, resolve_device(self._options["device"]), table, ids)
+        else:
+            rows = table[ids]
+        # The row of a number, as of any tensor.
+        return rows[0] if np.ndim(index) == 0 else rows
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
         return self._features.pop(self._key(attr), None) is not None
@@ -116,3 +119,16 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         """What the store holds, without indices."""
         return [TensorAttr(group, name) for group, name in self._features]
+
+
+def _as_list(ids: Tensor, count: int) -> Tensor:
+    """Ids `[n]` of those, of the one, or of a mask of `count` rows."""
+    if ids.dtype == torch.bool:
+        if ids.shape != (count,):
+            raise ArgumentError(f"index must be a mask of {count} rows, got shape {tuple(ids.shape)}")
+        return ids.nonzero().view(-1)
+    if ids.dim() > 0:
+        return ids
+    if not -count <= int(ids) < count:
+        raise IdError(f"index must lie in [{-count}, {count}), got {int(ids)}")
+    return ids.view(1) % count

@@ -19,6 +19,7 @@ from pyg_direct.kernels import gated as kernels
 from pyg_direct.ops.again import is_asked_again, pull_by_torch
 from pyg_direct.ops.folded import GATES, fits
 from pyg_direct.ops.launch import full_grid, grid_of, is_heard, is_ordinary, run_gpu, runs_on_gpu
+from pyg_direct.ops.mix import mix
 
 _DTYPES = (torch.float32, torch.float64)
 # Features up to which a kernel makes of them what they add to the gates, each time it needs it.
@@ -120,7 +121,7 @@ def step_by_torch(inputs: Tensor, state: Tensor, of_gates: Tensor, of_proposal: 
     gates = torch.addmm(inputs[:, : 2 * width], state, of_gates).sigmoid()
     update, reset = gates.split(width, 1)
     proposed = torch.addmm(inputs[:, 2 * width :], state * reset, of_proposal).tanh()
-    return torch.lerp(proposed, state, update)
+    return mix(proposed, state, update)
 
 
 class _Step(torch.autograd.Function):

@@ -177,6 +177,23 @@ class TestFeatureStore:
         assert torch.equal(whole.cpu(), x)
         assert rows.device.type == real_device.type
 
+    @pytest.mark.parametrize("learned", [False, True], ids=["", "learned"])
+    @pytest.mark.parametrize("index", [3, -1, np.int64(2), torch.tensor(4), torch.arange(70) % 7 == 0], ids=repr)
+    def test_numbers_and_masks_are_indices_as_of_a_tensor(self, store, learned, index):
+        x = make_data().x
+        store.put_tensor(x.clone().requires_grad_(learned), group_name=None, attr_name="x", index=None)
+
+        got = store.get_tensor(group_name=None, attr_name="x", index=index)
+
+        assert torch.equal(got.cpu(), x[index])
+
+    @pytest.mark.parametrize("index", [70, -71, torch.ones(69, dtype=torch.bool), True])
+    def test_numbers_and_masks_of_other_tables_are_refused(self, store, index):
+        with pytest.raises(
+            ArgumentError, match=r"index must (lie in \[-70, 70\), got|be a mask of 70 rows, got shape) "
+        ):
+            store.get_tensor(group_name=None, attr_name="x", index=index)
+
     def test_arrays_files_and_features_are_tables(self, store, real_device, tmp_path):
         np.save(tmp_path / "rows.npy", np.arange(20.0, dtype=np.float32).reshape(10, 2))
         mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")

@@ -13,6 +13,7 @@ from pyg_direct.dynamic.nn.gates import SharedGates
 from pyg_direct.dynamic.operator import GCN
 from pyg_direct.ops.folded import fold_gates
 from pyg_direct.ops.gated import step_by_torch, step_folded, step_gated, suits_folded, suits_gpu
+from pyg_direct.ops.mix import mix
 
 # Nodes, on a CPU and on a GPU, for which products take less time than the calls that would save some.
 _FEW = {"cpu": 2**9, "cuda": 2**14}
@@ -122,7 +123,7 @@ class TGCN(torch.nn.Module):
         update = linear_z(torch.cat([inputs[0], H], 1)).sigmoid()
         reset = linear_r(torch.cat([inputs[1], H], 1)).sigmoid()
         proposed = linear_h(torch.cat([inputs[2], H * reset], 1)).tanh()
-        return torch.lerp(proposed, H, update)
+        return mix(proposed, H, update)
 
     def _convs(self) -> list[Any]:
         return [self.conv_z, self.conv_r, self.conv_h]

@@ -9,8 +9,7 @@ from tests.dynamic.nn.test_parity import LAYERS, make_pair, make_signal_for, pyt
 pytestmark = _marks
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if LAYERS[name][1] in ("state", "two states")
-                                  and not name.startswith("TGCN")])  # fmt: skip
+@pytest.mark.parametrize("name", [name for name in LAYERS if LAYERS[name][1] in ("state", "two states")])
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 def test_states_are_those_of_pygt(name, streamed):
     layer, reference, kind = make_pair(name)
