@@ -17,7 +17,7 @@ class _Folded(NamedTuple):
     parameters: list[Tensor]
     # What they were: the version of each, and whether it asked for a gradient.
     states: list[tuple[int, bool]]
-    # Whether gradients have come back through them.
+    # Whether gradients have come back through them, or none will.
     is_spent: list[bool]
 
 
@@ -50,9 +50,11 @@ class SharedGates:
             and not (state.is_cuda and torch.cuda.is_current_stream_capturing())
         ):
             return last[1]
-        is_spent = [not torch.is_grad_enabled()]
-        states = [] if is_spent[0] else [(p._version, p.requires_grad) for p in parameters]
-        return _Folded(fold_gates(parameters, is_spent), parameters, states, is_spent)
+        is_spent = [False]
+        weights = fold_gates(parameters, is_spent)
+        if not weights.requires_grad:
+            return _Folded(weights, parameters, [], [True])
+        return _Folded(weights, parameters, [(p._version, p.requires_grad) for p in parameters], is_spent)
 
     def keep(self, state: Tensor, folded: _Folded) -> None:
         """For a step that begins with the state that this one gave."""

@@ -103,6 +103,19 @@ def test_nothing_is_shared_without_gradients(layer, mode):
     assert last.weights.requires_grad
 
 
+def test_a_layer_of_inference_tensors_is_folded_each_time(device, layer):
+    with torch.inference_mode():
+        made = TGCN(3, 5).to(device)
+        inside = begin(made)[1]
+    assert made.linear_z.weight.is_inference()
+
+    with torch.no_grad():
+        shared, folded, state = begin(made)
+        assert shared.fold(state, made._list_parameters()) is not folded
+
+    torch.testing.assert_close(folded.weights, inside.weights.clone())
+
+
 def test_copies_of_a_layer_share_nothing(layer):
     layer._shared, folded, state = begin(layer)
 
