@@ -59,7 +59,7 @@ class _Fold(torch.autograd.Function):
         grid = grid_for(weights.numel(), weights)
         run_gpu(kernels.fold_gates_gpu, grid, *parameters, channels, features, weights)
         # Not as torch keeps tensors: a checkpoint counts those of a step, which folds again when it is run again.
-        if any(ctx.needs_input_grad):
+        if not any(parameter.is_inference() for parameter in parameters):
             ctx.kept = [(parameter, parameter._version) for parameter in parameters]
         ctx.is_spent = is_spent
         return weights
