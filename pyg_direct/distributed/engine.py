@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from os import PathLike
 from typing import Any
@@ -30,6 +30,8 @@ _FOR_HOSTS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 # Seconds that a socket of this host has to answer.
 _LOOK = 2.0
+# Seconds in which Ray frees the names of servers that were ended, and between two looks at them.
+_FREE, _PAUSE = 10.0, 0.02
 
 
 class RayServers:
@@ -45,7 +47,7 @@ class RayServers:
     """
 
     def __init__(self, name: str, size: int, timeout: float = 300) -> None:
-        self.size, self._timeout = size, timeout
+        self.size, self._timeout, self._name = size, timeout, name
         self._actors = [_find_server(name, part, size) for part in range(size)]
         # Servers that this program started live as long as this.
         self._started: list[Any] = []
@@ -108,8 +110,7 @@ class RayServers:
 
     def close(self) -> None:
         """End the servers."""
-        for actor in self._actors:
-            ray.kill(actor)
+        _end(self._actors, {f"{self._name}/{part}" for part in range(self.size)})
 
 
 def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float = 1, num_gpus: float = 0,
@@ -163,8 +164,7 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
         check_same([numbers[part] for part in range(size)], "part")
     except BaseException as error:
         # Those that are detached would stay.
-        for actor in kept:
-            ray.kill(actor)
+        _end(kept, {f"{name}/{part}" for part in range(len(kept))})
         if isinstance(error, ValueError) and len(kept) < size:
             raise ArgumentError(f"name must be one that no servers have yet, got {name!r}: {error}") from error
         raise
@@ -200,16 +200,31 @@ def stop(name: str = "graph", *, address: str | None = None) -> int:
         ArgumentError: there are none, or no cluster is named and this program is in none.
     """
     _join(address)
-    listed = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)
-              if actor["namespace"] == _NAMESPACE]  # fmt: skip
-    own = [actor for actor in listed if actor.rpartition("/")[0] == name]
+    own = {actor for actor in _list_servers() if actor.rpartition("/")[0] == name}
     if not own:
         raise ArgumentError(f"name must be that of servers which serve() has started in this Ray cluster, got {name!r}")
+    actors = []
     for actor in own:
         # Another program may be ending them too.
         with suppress(ValueError):
-            ray.kill(ray.get_actor(actor, namespace=_NAMESPACE))
+            actors.append(ray.get_actor(actor, namespace=_NAMESPACE))
+    _end(actors, own)
     return len(own)
+
+
+def _end(actors: Sequence[Any], names: set[str]) -> None:
+    """End servers, and wait until others can have their names, which Ray sees to some time later."""
+    for actor in actors:
+        ray.kill(actor)
+    until = time.monotonic() + _FREE
+    while names & _list_servers() and time.monotonic() < until:
+        time.sleep(_PAUSE)
+
+
+def _list_servers() -> set[str]:
+    """Names of servers, each with its part, of this cluster."""
+    return {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)
+            if actor["namespace"] == _NAMESPACE}  # fmt: skip
 
 
 def _find_server(name: str, part: int, size: int) -> Any:

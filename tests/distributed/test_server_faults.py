@@ -53,6 +53,16 @@ def test_who_serves_damaged_files_hears_which(engine, folder, kind):
         engine.stop(kind)
 
 
+def test_names_are_free_once_servers_are_ended(engine, folder):
+    for _ in range(3):
+        engine.serve(folder, "again", num_cpus=0.5).close()
+    engine.serve(folder, "again", num_cpus=0.5)
+    assert engine.stop("again") == 2
+
+    with pytest.raises(ArgumentError, match="name must be that of servers"):
+        engine.stop("again")
+
+
 @pytest.mark.parametrize("kind", ["missing", "version"])
 def test_a_client_whose_server_finds_damaged_files_when_it_comes_back_hears_which(engine, folder, data, kind):
     import ray
