@@ -42,13 +42,27 @@ def fold_gates(parameters: Sequence[Tensor], is_spent: list[bool] | None = None)
     return made
 
 
+def fold_features(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """What makes of aggregated features what they add to the gates, by torch's functions: a weight, floats `[3 * C,
+    F]`, and a bias; in any precision and on any device.
+    """
+    convs, conv_biases, linears, linear_biases = (parameters[i : i + GATES] for i in range(0, 4 * GATES, GATES))
+    left = torch.stack([linear[:, : linear.shape[0]] for linear in linears])
+    weight = torch.bmm(left, torch.stack(list(convs))).flatten(0, 1)
+    bias = torch.stack(list(conv_biases)).unsqueeze(2)
+    return weight, torch.baddbmm(torch.stack(list(linear_biases)).unsqueeze(2), left, bias).flatten()
+
+
+def fold_states(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The halves of linear layers that see the state: of both gates, `[C, 2 * C]`, and of the proposal, `[C, C]`."""
+    update, reset, proposed = (linear[:, linear.shape[0] :] for linear in parameters[2 * GATES : 3 * GATES])
+    return torch.cat([update, reset]).t(), proposed.t()
+
+
 def fold_by_torch(parameters: Sequence[Tensor]) -> Tensor:
-    """The same by torch's functions, in any precision and on any device."""
-    convs, conv_biases, linears, linear_biases = (torch.stack(list(parameters[i : i + GATES])) for i in (0, 3, 6, 9))
-    left, right = linears.chunk(2, 2)
-    bias = torch.baddbmm(linear_biases.unsqueeze(2), left, conv_biases.unsqueeze(2))
-    each = torch.cat([right, torch.bmm(left, convs), bias], 2)
-    return each.flatten(0, 1).t()
+    """As `fold_gates`, by torch's functions."""
+    weight, bias = fold_features(parameters)
+    return torch.cat([torch.cat(fold_states(parameters), 1), weight.t(), bias.unsqueeze(0)])
 
 
 class _Fold(torch.autograd.Function):

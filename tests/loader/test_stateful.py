@@ -109,8 +109,9 @@ class LoaderMachine(RuleBasedStateMachine):
 
     @rule()
     def save(self):
-        state = self.loader.state_dict()
-        assert (state["seed"], state["epoch"], state["batch"]) == (SEED, *self.standing)
+        assert self.loader.state_dict() == {"seed": SEED, "epoch": self.standing[0], "batch": self.standing[1],
+                                            "num_seeds": COUNT, "batch_size": SIZE, "shuffle": True,
+                                            "drop_last": False}  # fmt: skip
 
     @rule(epoch=st.integers(0, 5), batch=st.integers(0, NUM_BATCHES))
     def resume(self, epoch, batch):

@@ -11,7 +11,7 @@ from torch_geometric.nn import GCNConv
 from pyg_direct.dynamic.nn.convolve import convolve, locate
 from pyg_direct.dynamic.nn.gates import SharedGates
 from pyg_direct.dynamic.operator import GCN
-from pyg_direct.ops.folded import fold_gates
+from pyg_direct.ops.folded import fold_features, fold_gates, fold_states
 from pyg_direct.ops.gated import step_by_torch, step_folded, step_gated, suits_folded, suits_gpu
 from pyg_direct.ops.mix import mix
 
@@ -68,7 +68,7 @@ class TGCN(torch.nn.Module):
         if self.cached:
             # Then PyG keeps the matrix of the first graph for all that follow.
             inputs = torch.cat([conv(X, edge_index, edge_weight) for conv in self._convs()], 1)
-            return step_by_torch(self._fold_states(inputs), H, *self._right())
+            return step_by_torch(self._fold_states(inputs), H, *fold_states(self._list_parameters()))
         window = None
         if found is not None and found.holds(X):
             window = found.plan.get_window(self.operator, found.weighted)
@@ -89,7 +89,8 @@ class TGCN(torch.nn.Module):
         rows = once((*key, found.weighted, "rows"), lambda: window.unbind(0))[found.time]
         if suits_folded(rows, H, parameters):
             return step_folded(rows, H, once((*key, "folded"), lambda: fold_gates(parameters)))
-        left, right = once((*key, "left"), self._fold), once((*key, "right"), self._right)
+        left = once((*key, "left"), lambda: fold_features(parameters))
+        right = once((*key, "right"), lambda: fold_states(parameters))
         if suits_gpu(rows, H, left[0]):
             return step_gated(rows, H, *left, *right)
         # All snapshots of a frame in one product.
@@ -109,7 +110,7 @@ class TGCN(torch.nn.Module):
         parameters = self._list_parameters()
         if suits_folded(aggregated, H, parameters):
             return step_folded(aggregated, H, fold_gates(parameters))
-        left, right = self._fold(), self._right()
+        left, right = fold_features(parameters), fold_states(parameters)
         if suits_gpu(aggregated, H, left[0]):
             return step_gated(aggregated, H, *left, *right)
         return step_by_torch(torch.nn.functional.linear(aggregated, *left), H, *right)
@@ -137,19 +138,6 @@ class TGCN(torch.nn.Module):
         return [*[conv.lin.weight for conv in convs], *[conv.bias for conv in convs],
                 *[linear.weight for linear in linears], *[linear.bias for linear in linears]]  # fmt: skip
 
-    def _fold(self) -> tuple[Tensor, Tensor]:
-        """What makes of aggregated features what they add to the gates: a weight, floats `[3 * out_channels,
-        in_channels]`, and a bias.
-
-        A convolution's weight and the half of the linear layer behind it are multiplied with each other, for all three
-        gates at once.
-        """
-        left = torch.stack([linear.weight[:, : self.out_channels] for linear in self._linears()])
-        weight = torch.bmm(left, torch.stack([conv.lin.weight for conv in self._convs()])).flatten(0, 1)
-        bias = torch.stack([conv.bias for conv in self._convs()]).unsqueeze(2)
-        total = torch.baddbmm(torch.stack([linear.bias for linear in self._linears()]).unsqueeze(2), left, bias)
-        return weight, total.flatten()
-
     def _fold_states(self, convolved: Tensor) -> Tensor:
         """What convolved features `[N, 3 * out_channels]` add to the gates."""
         parts = convolved.split(self.out_channels, 1)
@@ -157,8 +145,3 @@ class TGCN(torch.nn.Module):
             torch.nn.functional.linear(part, linear.weight[:, : self.out_channels], linear.bias)
             for part, linear in zip(parts, self._linears(), strict=True)
         ], 1)  # fmt: skip
-
-    def _right(self) -> tuple[Tensor, Tensor]:
-        """The halves of the linear layers that see the state: of both gates, and of the proposal."""
-        update, reset, proposed = (linear.weight[:, self.out_channels :] for linear in self._linears())
-        return torch.cat([update, reset]).t(), proposed.t()
