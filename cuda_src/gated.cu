@@ -23,26 +23,26 @@ struct PullMemory {
 template <int P>
 __device__ __forceinline__ void step(StepMemory<P> &memory, const Given &given, float *out)
 {
-    Share<P, STEP_THREADS> own(given);
+    GatedShare<P, STEP_THREADS> own(given);
     const int nodes = Layout<P, STEP_THREADS>::nodes;
     read_weights<P, STEP_THREADS>(memory.weights, given);
     __syncthreads();
     for (own.base = (long long)blockIdx.x * nodes; own.base < given.num_nodes;
          own.base += (long long)gridDim.x * nodes) {
-        float before[ROUNDS][OWN], update[ROUNDS][OWN], reset[ROUNDS][OWN], proposal[ROUNDS][OWN];
+        float before[ROUNDS][OWN], gates[3][ROUNDS][OWN];
         own.read(given.state, before);
         // Rows of a warp are its own.
         __syncwarp();
         own.read_features(memory.x, given);
         own.put(memory.rows, before);
         __syncwarp();
-        own.open(memory.rows, memory.rows, memory.x, memory.weights, given.features, update, reset, proposal);
+        own.open(memory.rows, memory.rows, memory.x, memory.weights, given.features, gates);
 #pragma unroll
         for (int r = 0; r < ROUNDS; ++r)
 #pragma unroll
             for (int i = 0; i < OWN; ++i)
                 if (own.has(r, i))
-                    out[own.place(r, i)] = proposal[r][i] + update[r][i] * (before[r][i] - proposal[r][i]);
+                    out[own.place(r, i)] = gates[2][r][i] + gates[0][r][i] * (before[r][i] - gates[2][r][i]);
     }
 }
 
@@ -106,7 +106,7 @@ template <int P>
 __device__ __forceinline__ void pull(PullMemory<P> &memory, const Given &given, const float *grad, float *to_state,
                                      float *to_inputs, float *to_weights)
 {
-    Share<P, PULL_THREADS> own(given);
+    GatedShare<P, PULL_THREADS> own(given);
     const int nodes = Layout<P, PULL_THREADS>::nodes, channels = given.channels, features = given.features;
     // Threads that have all rows and columns between them, of states and of features.
     const int unit = P / 4 * (P / 4), slices = PULL_THREADS / unit, slice = threadIdx.x / unit;
@@ -118,8 +118,7 @@ __device__ __forceinline__ void pull(PullMemory<P> &memory, const Given &given, 
     read_weights<P, PULL_THREADS>(memory.weights, given);
     for (own.base = (long long)blockIdx.x * nodes; own.base < given.num_nodes;
          own.base += (long long)gridDim.x * nodes) {
-        float before[ROUNDS][OWN], after[ROUNDS][OWN], update[ROUNDS][OWN], reset[ROUNDS][OWN];
-        float proposal[ROUNDS][OWN], to_shown[ROUNDS][OWN];
+        float before[ROUNDS][OWN], after[ROUNDS][OWN], gates[3][ROUNDS][OWN], to_shown[ROUNDS][OWN];
         own.read(given.state, before);
         own.read(grad, after);
         __syncthreads();
@@ -128,7 +127,7 @@ __device__ __forceinline__ void pull(PullMemory<P> &memory, const Given &given, 
         // Where it is not in the way until the gradient of the reset comes there.
         own.put(memory.gates[1], after);
         __syncthreads();
-        own.open(memory.rows, memory.shown, memory.x, memory.weights, features, update, reset, proposal);
+        own.open(memory.rows, memory.shown, memory.x, memory.weights, features, gates);
         own.take(memory.rows, before);
         own.take(memory.gates[1], after);
 #pragma unroll
@@ -136,28 +135,29 @@ __device__ __forceinline__ void pull(PullMemory<P> &memory, const Given &given, 
 #pragma unroll
             for (int i = 0; i < OWN; ++i) {
                 const int n = own.node(r), c = own.channel(i);
-                const float closed = 1.0f - update[r][i], content = proposal[r][i];
-                const float of_update = after[r][i] * (before[r][i] - content) * update[r][i] * closed;
+                const float update = gates[0][r][i], closed = 1.0f - update, content = gates[2][r][i];
+                const float of_update = after[r][i] * (before[r][i] - content) * update * closed;
                 const float of_proposal = after[r][i] * closed * (1.0f - content * content);
                 memory.gates[0][n][c] = own.has(r, i) ? of_update : 0.0f;
                 memory.gates[2][n][c] = own.has(r, i) ? of_proposal : 0.0f;
                 to_shown[r][i] = 0.0f;
             }
         __syncwarp();
-        own.multiply_back(memory.gates[2], memory.weights.proposal, to_shown);
+        own.multiply_back(memory.gates[2], memory.weights.state[2], to_shown);
         own.take(memory.rows, before);
 #pragma unroll
         for (int r = 0; r < ROUNDS; ++r)
 #pragma unroll
             for (int i = 0; i < OWN; ++i) {
-                const float of_reset = to_shown[r][i] * before[r][i] * reset[r][i] * (1.0f - reset[r][i]);
+                const float reset = gates[1][r][i];
+                const float of_reset = to_shown[r][i] * before[r][i] * reset * (1.0f - reset);
                 memory.gates[1][own.node(r)][own.channel(i)] = own.has(r, i) ? of_reset : 0.0f;
-                after[r][i] = after[r][i] * update[r][i] + to_shown[r][i] * reset[r][i];
+                after[r][i] = after[r][i] * gates[0][r][i] + to_shown[r][i] * reset;
             }
         __syncthreads();
         if (to_state != nullptr) {
-            own.multiply_back(memory.gates[0], memory.weights.update, after);
-            own.multiply_back(memory.gates[1], memory.weights.reset, after);
+            own.multiply_back(memory.gates[0], memory.weights.state[0], after);
+            own.multiply_back(memory.gates[1], memory.weights.state[1], after);
 #pragma unroll
             for (int r = 0; r < ROUNDS; ++r)
 #pragma unroll

@@ -1,15 +1,17 @@
-"""The step of an LSTM from a state of zeros, and its gradient, on a CPU.
+"""The step of an LSTM from a state of zeros, and its gradient.
 
 out = sigmoid(expose) * tanh(sigmoid(admit) * tanh(content)). A row of `gates` begins with the H numbers of the gate
 that admits, as `nn.LSTM` has them, and ends with those of the content and of the gate that exposes; between them there
 may be H of the gate that forgets, which such a step does not need. Biases have those.
+
+Two layers, one behind the other, are one kernel each way on a GPU, products and all: `cuda_src/recurrent.cu`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.kernels.jit import body, cpu_reduction, prange
+from pyg_direct.kernels.jit import body, cpu_reduction, device_function, gpu_kernel, prange
 
 # x P(x^2) / Q(x^2) with the least relative error that there is for these degrees up to 7.9, from where on tanh is 1.
 _BOUND = np.float32(7.9)
@@ -20,6 +22,15 @@ _Q3, _Q4 = np.float32(0.000342368575), np.float32(8.59898024e-07)
 _ONE, _HALF = np.float32(1), np.float32(0.5)
 # Rows that a thread goes through at once.
 _ROWS = 64
+# What both layers in one kernel take at most: numbers of a state. Their blocks, on the way to the states and back:
+# threads, how many a multiprocessor holds at once, and rows that one sees to at once, up to `FEW_NUMBERS` and beyond.
+MOST_NUMBERS, FEW_NUMBERS = 32, 16
+OPEN_THREADS, OPEN_RESIDENT, OPEN_ROWS = 128, 4, (128, 64)
+PULL_THREADS, PULL_RESIDENT, PULL_ROWS = 64, 4, (64, 32)
+
+open_two = device_function("open_two", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 u8")
+pull_two = device_function("pull_two", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 u8 u8 u8 u8 u8 u8")
+_ADDRESSES = " ".join(["u8"] * 9)
 
 
 @body
@@ -110,3 +121,26 @@ def pull_lstm_cpu(grad, gates, bias, state_bias, out):
                 pulled[of_content + u] = of_cell * a[u] * (_ONE - c[u] * c[u])
             for u in range(size):
                 pulled[of_exposing + u] = of_states[of_state + u] * cell[u] * e[u] * (_ONE - e[u])
+
+
+@gpu_kernel(f"{_ADDRESSES} i4 i4 i4 i4 f4[] u8", sources=("recurrent",), resident_blocks=OPEN_RESIDENT,
+            threads=OPEN_THREADS)  # fmt: skip
+def open_two_gpu(first, second, x, weight, bias, state_bias, weight_2, bias_2, state_bias_2, num_nodes, window, size,
+                 features, out, place):  # fmt: skip
+    """States of two layers, one behind the other, of rows that lie in `first` and `second` `[N, W, H]`; to `out`
+    `[W, N, 2 * H + F]`, beside the features `x` `[W, N, F]`. All by address, also `out`.
+    """
+    open_two(first, second, x, weight, bias, state_bias, weight_2, bias_2, state_bias_2, num_nodes, window, size,
+             features, place)  # fmt: skip
+
+
+@gpu_kernel(f"{_ADDRESSES} i4 i4 i4 i4 i4 i4 u8 u8 u8 u8 u8 f4[] u8", sources=("recurrent",),
+            resident_blocks=PULL_RESIDENT, threads=PULL_THREADS)  # fmt: skip
+def pull_two_gpu(grad, first, second, weight, bias, state_bias, weight_2, bias_2, state_bias_2, num_nodes, window,
+                 begin, seen, size, features, gates, gates_2, rows, states, to_first, to_second, place):  # fmt: skip
+    """Gradients of what `open_two_gpu` gave of the `seen` snapshots from `begin` on, `[N, S, 2 * H + F]`, to those of
+    the gates of both layers, `[N * S, 4 * H]`, and of `first` and `second`, `[N, S, H]`; `rows` and `states` become
+    what the layers saw, `[N * S, 2 * H]` and `[N * S, H]`. All by address, also `to_second`.
+    """
+    pull_two(grad, first, second, weight, bias, state_bias, weight_2, bias_2, state_bias_2, num_nodes, window, begin,
+             seen, size, features, gates, gates_2, rows, states, to_first, place)  # fmt: skip

@@ -20,13 +20,11 @@ from pyg_direct.ops.again import is_asked_again, pull_by_torch
 from pyg_direct.ops.folded import GATES, fits
 from pyg_direct.ops.launch import full_grid, grid_of, is_heard, is_ordinary, run_gpu, runs_on_gpu
 from pyg_direct.ops.mix import mix
+from pyg_direct.ops.product import multiply_columns
 
 _DTYPES = (torch.float32, torch.float64)
 # Features up to which a kernel makes of them what they add to the gates, each time it needs it.
 _NARROW = 16
-# Pieces of rows whose products are added up in the end: a product of few columns uses few of a GPU's multiprocessors.
-_PIECES = 512
-_LEAST_ROWS = 64
 
 
 def suits_gpu(x: Tensor, state: Tensor, weight: Tensor) -> bool:
@@ -156,10 +154,10 @@ class _Step(torch.autograd.Function):
         return (
             to_inputs @ weight if needs_x else None,
             to_state.addmm_(to_gates, of_gates.t()) if needs_state else None,
-            _multiply_columns(to_inputs, x) if needs_weight else None,
+            multiply_columns(to_inputs, x) if needs_weight else None,
             to_inputs.sum(0) if needs_bias else None,
-            _multiply_columns(state, to_gates) if needs_gates else None,
-            _multiply_columns(shown, to_proposal) if needs_proposal else None,
+            multiply_columns(state, to_gates) if needs_gates else None,
+            multiply_columns(shown, to_proposal) if needs_proposal else None,
         )
 
 
@@ -203,14 +201,3 @@ def _grid_over(state: Tensor, block_nodes: tuple[int, int], resident: int) -> in
     """Blocks for all nodes of a step in one kernel, which share them out."""
     nodes = block_nodes[state.shape[1] > kernels.FEW_CHANNELS]
     return min(full_grid(state, resident), -(-state.shape[0] // nodes))
-
-
-def _multiply_columns(left: Tensor, right: Tensor) -> Tensor:
-    """`left.t() @ right` of `[N, A]` and `[N, B]`: `[A, B]`."""
-    rows = left.shape[0] // _PIECES
-    if rows < _LEAST_ROWS:
-        return left.t() @ right
-    whole = rows * _PIECES
-    pieces = [side[:whole].unflatten(0, (_PIECES, rows)) for side in (left, right)]
-    out = torch.bmm(pieces[0].mT, pieces[1]).sum(0)
-    return torch.addmm(out, left[whole:].t(), right[whole:]) if whole < left.shape[0] else out

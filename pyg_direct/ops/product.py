@@ -1,4 +1,4 @@
-"""Products by whichever of torch's libraries takes less on this CPU.
+"""Products by whichever of torch's libraries takes less on this CPU, and of many rows of few columns on a GPU.
 
 `torch.mm` is MKL's, which leaves half of the width of their vectors to processors of other makers; oneDNN, with which
 torch runs its own recurrent layers, does not. Its calls take longer to begin.
@@ -22,6 +22,9 @@ _MANY = 2**21
 # How many times as long `torch.mm` must take: what is chosen should not depend on what else the machine did just then.
 _CLEARLY = 1.25
 _ROUNDS = 20
+# Pieces of rows whose products are added up in the end: a product of few columns uses few of a GPU's multiprocessors.
+_PIECES = 512
+_LEAST_ROWS = 64
 # Of how it is measured.
 _VERSION = 1
 
@@ -40,6 +43,17 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     ):
         return _multiply_by_onednn(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def multiply_columns(left: Tensor, right: Tensor) -> Tensor:
+    """`left.t() @ right` of `[N, A]` and `[N, B]`: `[A, B]`. Has no gradient."""
+    rows = left.shape[0] // _PIECES
+    if rows < _LEAST_ROWS or not left.is_cuda:
+        return left.t() @ right
+    whole = rows * _PIECES
+    pieces = [side[:whole].unflatten(0, (_PIECES, rows)) for side in (left, right)]
+    out = torch.bmm(pieces[0].mT, pieces[1]).sum(0)
+    return torch.addmm(out, left[whole:].t(), right[whole:]) if whole < left.shape[0] else out
 
 
 def _multiply_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

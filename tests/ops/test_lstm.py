@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pyg_direct.ops.lstm import open_gates, pull_gates
+from pyg_direct.ops.lstm import open_gates, open_two, pull_gates, pull_two, suits_two
+from tests.poison import poisoned_memory
 
 SIZE = 5
 
@@ -61,3 +62,76 @@ def test_states_go_to_columns_and_leave_the_others(width):
     assert got.data_ptr() == out[:, 3:].data_ptr()
     torch.testing.assert_close(out[:, 3:-1], open_gates(gates, bias, state_bias), rtol=0, atol=0)
     assert (out[:, [0, 1, 2, -1]] == 7).all()
+
+
+def make_two(num_nodes, window, size, features):
+    """Both halves of the rows, the features, and parameters of two layers, on a GPU."""
+    torch.manual_seed(num_nodes)
+    layers = [torch.nn.LSTM(2 * size, size), torch.nn.LSTM(size, size)]
+    parameters = [parameter.detach().cuda() for layer in layers for parameter in layer.parameters()]
+    halves = [torch.randn(num_nodes, window, size, device="cuda") for _ in range(2)]
+    return *halves, torch.randn(window, num_nodes, features, device="cuda"), parameters
+
+
+def open_two_slowly(first, second, x, parameters):
+    """`[N, W, 2 * H + F]`, by torch's own layers."""
+    rows = torch.cat([first, second], 2).flatten(0, 1)
+    states, parts = rows, []
+    for layer in (parameters[:4], parameters[4:]):
+        zeros = states.new_zeros(len(rows), first.shape[2])
+        states = torch.lstm_cell(states, (zeros, zeros), *layer)[0]
+        parts.append(states.view(first.shape))
+    return torch.cat([*parts, x.transpose(0, 1)], 2)
+
+
+TWO = [(1, 1, 1, 1), (7, 3, 5, 4), (129, 1, 16, 0), (70, 2, 17, 33), (1000, 8, 32, 8), (40_000, 1, 32, 2)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", TWO, ids=str)
+def test_two_layers_are_those_of_torch(shape):
+    first, second, x, parameters = make_two(*shape)
+    assert suits_two(first, first.shape)
+    exact = [value.double().requires_grad_() for value in (first, second, *parameters)]
+    expected = open_two_slowly(exact[0], exact[1], x.double(), exact[2:])
+    # Of the snapshots in the middle.
+    begin, end = shape[1] // 3, shape[1] - shape[1] // 4
+    grad = torch.randn(shape[0], end - begin, expected.shape[2], device="cuda")
+    expected_grads = torch.autograd.grad(expected[:, begin:end], exact, grad.double())
+
+    with poisoned_memory():
+        out = torch.empty(shape[1], shape[0], expected.shape[2], device="cuda")
+        open_two(first, second, x, parameters, out)
+        pulled = pull_two(grad, first, second, parameters, begin)
+
+    torch.testing.assert_close(out.transpose(0, 1), expected.detach().float(), rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip((pulled.first, pulled.second), expected_grads[:2], strict=True):
+        torch.testing.assert_close(mine, theirs[:, begin:end].float(), rtol=1e-4, atol=1e-6)
+    for mine, theirs in zip(pulled.layers, expected_grads[2:], strict=True):
+        scale = max(1.0, float(theirs.abs().max()))
+        torch.testing.assert_close(mine / scale, theirs.float() / scale, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_rows_of_two_layers_keep_what_is_no_number_to_themselves():
+    first, second, x, parameters = make_two(70, 1, 32, 3)
+    expected, out = (torch.empty(1, 70, 67, device="cuda") for _ in range(2))
+    open_two(first, second, x, parameters, expected)
+    first[3, 0, 2], second[40, 0, 31] = torch.nan, torch.inf
+
+    open_two(first, second, x, parameters, out)
+
+    assert out[0, 3, :64].isnan().all()
+    assert out[0, 40].isfinite().all()
+    others = [place for place in range(70) if place not in (3, 40)]
+    assert torch.equal(out[:, others], expected[:, others])
+
+
+@pytest.mark.gpu
+def test_wide_states_and_other_dtypes_are_left_to_torch():
+    like = torch.empty(4, device="cuda")
+
+    assert not suits_two(like, (10, 1, 33))
+    assert not suits_two(like, (0, 1, 32))
+    assert not suits_two(like.double(), (10, 1, 32))
+    assert not suits_two(like.cpu(), (10, 1, 32))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from pyg_direct.dynamic.nn.convolve import Located, convolve, locate
-from pyg_direct.dynamic.nn.mpnn_frame import Frame, Multiplier, OneSnapshot, RunTogether
+from pyg_direct.dynamic.nn.mpnn_frame import Frame, Multiplier, OneSnapshot, RunTogether, suits_alone
 from pyg_direct.dynamic.nn.recurrence import get_parameters, run_lstm
 from pyg_direct.dynamic.operator import GCN
 
@@ -68,7 +68,7 @@ class MPNNLSTM(nn.Module):
             window = found.plan.get_window(GCN(), found.weighted)
             if window is not None:
                 return self._take(window, found)
-            if X.device.type == "cpu" and self._rate() == 0:
+            if self._rate() == 0 and suits_alone(X, self.hidden_size):
                 # Draws of dropout are those of single calls.
                 return self._run_alone(found, X)
         if found is not None:

@@ -20,9 +20,10 @@ from pyg_direct.dynamic.nn.mpnn_again import run_by_torch
 from pyg_direct.dynamic.nn.recurrence import open_lstm, open_lstm_backward
 from pyg_direct.dynamic.operator import GCN, Operator
 from pyg_direct.ops.again import is_asked_again, pull_by_torch
-from pyg_direct.ops.lstm import open_gates
-from pyg_direct.ops.norm import normalise, suits_loop
-from pyg_direct.ops.product import multiply
+from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.lstm import open_gates, open_two, pull_two, suits_two
+from pyg_direct.ops.norm import normalise, normalise_on_gpu, pull_normalised, suits_grid, suits_loop
+from pyg_direct.ops.product import multiply, multiply_columns
 from pyg_direct.ops.snapshots import multiply_snapshots
 
 _BACK = torch.ops.aten
@@ -79,13 +80,20 @@ class Frame(NamedTuple):
     norms: tuple[nn.BatchNorm1d, ...] = ()
 
 
+def suits_alone(x: Tensor, size: int) -> bool:
+    """Whether a snapshot outside of frames takes fewer calls as a frame of one: always on a CPU, and on a GPU where one
+    kernel does all of its recurrent layers.
+    """
+    return not runs_on_gpu(x) or suits_two(x, (x.shape[0], 1, size))
+
+
 class Normalised(NamedTuple):
     """What the gradient of a convolution needs, whose rows are rectified, normalised over the nodes of each snapshot,
     some dropped.
 
     Attributes:
         given: Rows aggregated by edges, `[N, W, C]`.
-        products: What is rectified, or was on a GPU, `[N, W, H]`.
+        products: What is rectified, or was, `[N, W, H]`.
         moments: Mean and 1 / standard deviation of each number that is rectified, `[W, H]` each.
         kept: Which numbers of the result were kept; None without dropout.
     """
@@ -103,17 +111,30 @@ def _convolve(given: Tensor, parameters: Sequence[Tensor], frame: Frame, layer: 
     """
     weight, bias, scale, shift = parameters
     products, eps = multiply(given, weight, bias), frame.eps[layer]
-    num_nodes, window, size = products.shape
+    size = products.shape[2]
     norm = frame.norms[layer] if frame.norms else None
+    if suits_grid(products, products.shape):
+        out, moments = normalise_on_gpu(products, scale, shift, eps, norm)
+        out, kept = _drop(out, frame)
+        return Normalised(given, products, moments, kept), out
     if norm is not None:
         visited = norm.num_batches_tracked
         assert visited is not None, "asked before"
         visited.add_(1)
     if rows is not None and frame.dropout == 0 and suits_loop(products):
-        out = torch.empty_like(products) if layer == 0 else None
-        moments = normalise(products, scale, shift, eps, rows, layer * size, norm, out)
-        return Normalised(given, products, moments, None), rows if out is None else out
-    products.relu_()
+        beside = torch.empty_like(products) if layer == 0 else None
+        moments = normalise(products, scale, shift, eps, rows, layer * size, norm, beside)
+        return Normalised(given, products, moments, None), rows if beside is None else beside
+    out, both = _normalise_by_torch(products.relu_(), scale, shift, eps, norm)
+    out, kept = _drop(out, frame)
+    if rows is not None:
+        rows[:, :, layer * size : layer * size + size] = out.transpose(0, 1)
+    return Normalised(given, products, both, kept), out
+
+
+def _normalise_by_torch(rows: Tensor, scale: Tensor, shift: Tensor, eps: float,
+                        norm: nn.BatchNorm1d | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
+    num_nodes, window, size = rows.shape
     if window > 1:
         scale, shift = scale.repeat(window), shift.repeat(window)
     running: tuple[Any, Any, float] = None, None, 0.0
@@ -121,33 +142,45 @@ def _convolve(given: Tensor, parameters: Sequence[Tensor], frame: Frame, layer: 
         assert norm.momentum is not None, "asked before"
         running = norm.running_mean, norm.running_var, norm.momentum
     flat, mean, inverse = torch.native_batch_norm(
-        products.view(num_nodes, -1), scale, shift, running[0], running[1], True, running[2], eps
+        rows.view(num_nodes, -1), scale, shift, running[0], running[1], True, running[2], eps
     )
-    out, kept = flat.view(products.shape), None
-    if frame.dropout > 0:
-        out, kept = torch.native_dropout(out, frame.dropout, True)
-    if rows is not None:
-        rows[:, :, layer * size : layer * size + size] = out.transpose(0, 1)
-    return Normalised(given, products, (mean.view(window, size), inverse.view(window, size)), kept), out
+    return flat.view(rows.shape), (mean.view(window, size), inverse.view(window, size))
 
 
-def _convolve_backward(layer: Normalised, grad: Tensor, seen: slice, scale: Tensor, eps: float,
+def _drop(rows: Tensor, frame: Frame) -> tuple[Tensor, Tensor | None]:
+    """Rows of which some are dropped, and which were kept; None without dropout."""
+    if frame.dropout == 0:
+        return rows, None
+    rows, kept = torch.native_dropout(rows, frame.dropout, True)
+    return rows, kept
+
+
+def _convolve_backward(layer: Normalised, grad: Tensor, more: Tensor | None, seen: slice, scale: Tensor, eps: float,
                        dropout: float) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """Gradients of what the layer's weight is multiplied with, and of its parameters; `grad` `[N, S, H]`."""
+    """Gradients of what the layer's weight is multiplied with, and of its parameters; `grad` `[N, S, H]`, and what is
+    to be added to it.
+    """
+    count, size = grad.shape[1:]
+    given = layer.given[:, seen].reshape(-1, layer.given.shape[2])
     if layer.kept is not None:
+        grad, more = grad if more is None else grad + more, None
         grad = _BACK.native_dropout_backward(grad, layer.kept[:, seen], 1 / (1 - dropout))
+    if isinstance(layer.moments, Tensor) and suits_grid(layer.products, layer.products.shape):
+        of_rows, parts = pull_normalised(grad.contiguous(), more, layer.products, layer.moments, scale, seen.start)
+        of_scale, of_shift, of_bias = parts.squeeze(1) if count == 1 else parts.sum(1)
+        rows = of_rows.view(-1, size)
+        return rows, [multiply_columns(rows, given), of_bias, of_scale, of_shift]
+    grad = grad if more is None else grad + more
     products = layer.products[:, seen]
-    rectified = products.contiguous() if products.is_cuda else products.relu()
-    num_nodes, count, size = rectified.shape
+    rectified = products.relu() if isinstance(layer.moments, Tensor) else products.contiguous()
     scale = scale.repeat(count) if count > 1 else scale
     of_rows, of_scale, of_shift = _BACK.native_batch_norm_backward(
-        grad.contiguous().view(num_nodes, -1), rectified.view(num_nodes, -1), scale, None, None,
+        grad.contiguous().view(grad.shape[0], -1), rectified.view(grad.shape[0], -1), scale, None, None,
         *(part[seen].flatten() for part in layer.moments), True, eps, [True, True, True],
     )  # fmt: skip
     rows = _BACK.threshold_backward(of_rows.view(-1, size), rectified.view(-1, size), 0)
-    given = layer.given[:, seen].reshape(-1, layer.given.shape[2])
     of_norm = (part.view(count, size).sum(0) for part in (of_scale, of_shift))
-    return rows, [rows.t() @ given, rows.sum(0), *of_norm]
+    return rows, [multiply_columns(rows, given), rows.sum(0), *of_norm]
 
 
 class RunTogether(torch.autograd.Function):
@@ -166,7 +199,8 @@ class RunTogether(torch.autograd.Function):
         num_nodes, window, _ = given.shape
         size = parameters[1].shape[0]
         # By time, as recurrent layers read them.
-        rows = None if given.is_cuda or given.dtype != torch.float32 else given.new_empty(window, num_nodes, 2 * size)
+        is_elsewhere = runs_on_gpu(given) or given.dtype != torch.float32
+        rows = None if is_elsewhere else given.new_empty(window, num_nodes, 2 * size)
         first, of_first = _convolve(given, parameters[:4], frame, 0, rows)
         given = frame.plan.multiply_window(_OPERATOR, of_first, frame.weighted)
         second, of_second = _convolve(given, parameters[4:8], frame, 1, rows)
@@ -201,34 +235,51 @@ class RunTogether(torch.autograd.Function):
             run = partial(run_by_torch, frame, (first.kept, second.kept))
             return None, *pull_by_torch(run, parameters, ctx.needs_input_grad[1:], grads)
         seen = slice(places[0], places[-1] + 1)
-        num_nodes, window, size = first.products.shape
+        num_nodes, _, size = first.products.shape
         like = next(grad for grad in grads if grad is not None)
         given = [torch.zeros_like(like) if grad is None else grad for grad in grads[seen]]
         grad = given[0].unsqueeze(1) if len(given) == 1 else torch.stack(given, 1)
 
-        if ctx.opened is None or seen.start != window - 1:
-            rows = torch.cat([part[:, seen] for part in ctx.results], 2).flatten(0, 1)
-            states, opened_1 = open_lstm(rows, *parameters[8:12])
-            _, opened_2 = open_lstm(states, *parameters[12:16])
-        else:
-            rows, gates, gates_2 = ctx.opened
-            # Those that were returned may have been written to.
-            states, opened_1, opened_2 = open_gates(gates, parameters[10], parameters[11]), (gates,), (gates_2,)
-        of_state_1, of_state_2 = (part.reshape(-1, size) for part in grad[..., : 2 * size].split(size, 2))
-        of_state, of_second = open_lstm_backward(of_state_2, states, opened_2, *parameters[12:16])
-        of_rows, of_first = open_lstm_backward(of_state_1 + of_state, rows, opened_1, *parameters[8:12])
-        left, right = of_rows.view(num_nodes, -1, 2 * size).split(size, 2)
+        left, right, of_layers = _recur_backward(ctx, grad, seen)
         eps, dropout = frame.eps, frame.dropout
-        rows, of_conv_2 = _convolve_backward(second, right, seen, parameters[6], eps[1], dropout)
+        rows, of_conv_2 = _convolve_backward(second, right, None, seen, parameters[6], eps[1], dropout)
         back = multiply(rows, parameters[4].t()).view(num_nodes, -1, size)
-        left = left + frame.plan.multiply_window(_OPERATOR, back, frame.weighted, seen.start, transposed=True)
-        _, of_conv_1 = _convolve_backward(first, left, seen, parameters[2], eps[0], dropout)
-        return None, *of_conv_1, *of_conv_2, *of_first, *of_second
+        more = frame.plan.multiply_window(_OPERATOR, back, frame.weighted, seen.start, transposed=True)
+        _, of_conv_1 = _convolve_backward(first, left, more, seen, parameters[2], eps[0], dropout)
+        return None, *of_conv_1, *of_conv_2, *of_layers
+
+
+def _recur_backward(ctx: Any, grad: Tensor, seen: slice) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Gradients of both convolutions' rows `[N, S, H]`, and of the parameters of both recurrent layers, of those of the
+    snapshots that were seen, `[N, S, 2 * H + F]`.
+    """
+    parameters = ctx.saved_tensors[8:]
+    num_nodes, window, size = ctx.first.products.shape
+    if suits_two(grad, ctx.first.products.shape):
+        first, second = ctx.results
+        pulled = pull_two(grad, first, second, parameters, seen.start)
+        return pulled.first, pulled.second, pulled.layers
+    if ctx.opened is None or seen.start != window - 1:
+        rows = torch.cat([part[:, seen] for part in ctx.results], 2).flatten(0, 1)
+        states, opened_1 = open_lstm(rows, *parameters[:4])
+        _, opened_2 = open_lstm(states, *parameters[4:])
+    else:
+        rows, gates, gates_2 = ctx.opened
+        # Those that were returned may have been written to.
+        states, opened_1, opened_2 = open_gates(gates, parameters[2], parameters[3]), (gates,), (gates_2,)
+    of_state_1, of_state_2 = (part.reshape(-1, size) for part in grad[..., : 2 * size].split(size, 2))
+    of_state, of_second = open_lstm_backward(of_state_2, states, opened_2, *parameters[4:])
+    of_rows, of_first = open_lstm_backward(of_state_1 + of_state, rows, opened_1, *parameters[:4])
+    left, right = of_rows.view(num_nodes, -1, 2 * size).split(size, 2)
+    return left, right, [*of_first, *of_second]
 
 
 def _recur(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tensor], out: Tensor) -> None:
     """Both recurrent layers of rows `[N, W, H]` of both convolutions, and the features `[W, N, F]`, to `out`."""
     num_nodes, window, size = first.shape
+    if suits_two(first, first.shape):
+        open_two(first, second, x, parameters, out)
+        return
     step = num_nodes if first.is_cuda else _count_rows(window * size)
     for begin in range(0, num_nodes, step):
         part = slice(begin, begin + step)
