@@ -183,6 +183,6 @@ class EvolveGCNH(_Evolve):
             count = int(self.ratio)
         else:
             # In single precision, as PyG counts.
-            count = int((float(self.ratio) * torch.tensor(x.shape[0]).to(score.dtype)).ceil())
+            count = int((float(self.ratio) * torch.tensor(x.shape[0], device="cpu").to(score.dtype)).ceil())
         chosen = torch.sort(score, descending=True).indices[:count]
         return x[chosen] * score[chosen].unsqueeze(1)

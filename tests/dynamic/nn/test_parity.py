@@ -153,6 +153,18 @@ def test_diffusion_refuses_another_number_of_weights(shape):
         ours.DCRNN(CHANNELS, HIDDEN, 2)(torch.randn(NODES, CHANNELS), edges, weight)
 
 
+@layers
+def test_a_default_device_is_none_of_a_step(name):
+    layer, reference, kind = make_pair(name)
+    signal = make_signal_for(name, True)
+
+    with torch.device("meta"):
+        got = run_layer(layer, kind, stream(signal, "cpu"), name)
+
+    for mine, theirs in zip(got, run_layer(reference, kind, signal, name), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_many_nodes_are_projected_with_folded_weights(monkeypatch):
     layer, reference, kind = make_pair("TGCN")
     signal = make_signal(True)
