@@ -76,20 +76,20 @@ def synthetic_dtdg(num_nodes: int = 1000, num_edges: int = 10_000, num_snapshots
 
     Returns:
         For each snapshot `x` fp32 `[N, F]`, `edge_index` `[2, E]`, `edge_attr` fp32 `[E]` if `weighted`, and
-        `y` fp32 `[N]`.
+        `y` fp32 `[N]`, on the CPU.
     """
     check_int("num_features", num_features, least=1)
     edges = draw_snapshots(DynamicShape(num_nodes, num_edges, num_snapshots, change), seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    phase = torch.rand(num_nodes, generator=generator)
+    # Whatever torch's default device is.
+    generator = torch.Generator("cpu").manual_seed(seed + 1)
+    phase = torch.rand(num_nodes, generator=generator, device="cpu")
     out = []
     for t, edge_index in enumerate(edges):
-        lags = torch.arange(num_features) / (2.0 * num_features)
-        x = torch.sin(6.28 * (phase.unsqueeze(1) + t / 8 + lags)) + 0.1 * torch.randn(
-            num_nodes, num_features, generator=generator
-        )
-        degree = torch.zeros(num_nodes).index_add_(0, edge_index[1], torch.ones(num_edges))
-        y = torch.zeros(num_nodes).index_add_(0, edge_index[1], x[edge_index[0], -1]) / degree.clamp(min=1)
-        weight = torch.rand(num_edges, generator=generator) + 0.5 if weighted else None
+        lags = torch.arange(num_features, device="cpu") / (2.0 * num_features)
+        noise = torch.randn(num_nodes, num_features, generator=generator, device="cpu")
+        x = torch.sin(6.28 * (phase.unsqueeze(1) + t / 8 + lags)) + 0.1 * noise
+        degree = phase.new_zeros(num_nodes).index_add_(0, edge_index[1], phase.new_ones(num_edges))
+        y = phase.new_zeros(num_nodes).index_add_(0, edge_index[1], x[edge_index[0], -1]) / degree.clamp(min=1)
+        weight = torch.rand(num_edges, generator=generator, device="cpu") + 0.5 if weighted else None
         out.append(Data(x=x, edge_index=edge_index, edge_attr=weight, y=y))
     return out

@@ -44,7 +44,7 @@ def fill_features(out: Tensor, y: Tensor, *, seed: int, num_classes: int, featur
     num_nodes, num_features = out.shape
     # drawn on the CPU: the same centroids for every device
     generator = make_generator(seed, "centroids", torch.device("cpu"))
-    centroid = torch.randn(num_classes, num_features, generator=generator)
+    centroid = torch.randn(num_classes, num_features, generator=generator, device="cpu")
     centroid = (feature_signal * centroid / centroid.norm(dim=1, keepdim=True)).to(y.device)
     generator = make_generator(seed, "features", y.device)
     num_rows = max(1, CHUNK_VALUES // max(1, num_features))

@@ -18,8 +18,8 @@ def draw_classes(
     Class c holds a share proportional to 1 / (c + 3): of 47 classes the largest 11 %, the smallest 0.7 % of
     the nodes.
     """
-    share = 1 / (torch.arange(num_classes, dtype=torch.float64) + 3)
-    starts = torch.zeros(num_classes + 1, dtype=torch.float64)
+    share = 1 / (torch.arange(num_classes, dtype=torch.float64, device="cpu") + 3)
+    starts = share.new_zeros(num_classes + 1)
     starts[1:] = (num_nodes * share.cumsum(0) / share.sum()).round()
     starts[-1] = num_nodes
     starts = starts.to(generator.device)

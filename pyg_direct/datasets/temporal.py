@@ -30,9 +30,9 @@ def load_temporal(path: str | Path, lags: int = 8) -> list[Data]:
             than the steps.
 
     Returns:
-        `x` fp32 `[N, F]`, `edge_index`, `edge_attr` (None without weights) and `y` fp32 `[N]` for each snapshot. Of
-        edges alone, features and the target are degrees, those of this snapshot and of the next. Papers make a
-        snapshot a year, of all citations up to it, both ways: see `read_years`.
+        `x` fp32 `[N, F]`, `edge_index`, `edge_attr` (None without weights) and `y` fp32 `[N]` for each snapshot, on
+        the CPU. Of edges alone, features and the target are degrees, those of this snapshot and of the next. Papers
+        make a snapshot a year, of all citations up to it, both ways: see `read_years`.
 
     Raises:
         ArgumentError: there is no such file, or it is damaged or holds something else; or `lags` are none or too many.
@@ -60,6 +60,11 @@ def _check_ids(snapshot: Data) -> None:
     ends = snapshot.edge_index
     if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < len(snapshot.y):
         raise ValueError(f"edges between nodes {int(ends.min())} to {int(ends.max())} of {len(snapshot.y)}")
+
+
+def _make(values: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor on the CPU, whatever torch's default device is."""
+    return torch.as_tensor(values, dtype=dtype, device="cpu")
 
 
 def _read_text(path: Path, lags: int) -> list[Data]:
@@ -90,10 +95,10 @@ def _lag(values: np.ndarray, lags: int, edges: list[Any], weights: list[Any]) ->
     values = (values - values.mean(0)) / (values.std(0) + 1e-10)
     out = []
     for t in range(len(values) - lags):
-        weight = None if weights[t] is None else torch.as_tensor(weights[t], dtype=torch.float32)
-        out.append(Data(x=torch.as_tensor(values[t : t + lags].T, dtype=torch.float32), edge_attr=weight,
-                        edge_index=torch.as_tensor(np.ascontiguousarray(edges[t]), dtype=torch.int64),
-                        y=torch.as_tensor(values[t + lags], dtype=torch.float32)))  # fmt: skip
+        weight = None if weights[t] is None else _make(weights[t])
+        edge_index = _make(np.ascontiguousarray(edges[t]), torch.int64)
+        out.append(Data(x=_make(values[t : t + lags].T), edge_attr=weight, edge_index=edge_index,
+                        y=_make(values[t + lags])))  # fmt: skip
     return out
 
 
@@ -108,9 +113,8 @@ def _read_numbered(data: dict[str, Any]) -> list[Data]:
     out = []
     for t in range(data["time_periods"]):
         part = data[str(t)]
-        out.append(Data(x=torch.tensor(part["X"], dtype=torch.float32), y=torch.tensor(part["y"], dtype=torch.float32),
-                        edge_index=torch.tensor(part["edges"], dtype=torch.int64).T.contiguous(),
-                        edge_attr=torch.tensor(part["weights"], dtype=torch.float32)))  # fmt: skip
+        out.append(Data(x=_make(part["X"]), y=_make(part["y"]), edge_attr=_make(part["weights"]),
+                        edge_index=_make(part["edges"], torch.int64).T.contiguous()))  # fmt: skip
     return out
 
 
@@ -123,7 +127,7 @@ def _read_edges(ptr: np.ndarray, src: np.ndarray, dst: np.ndarray, count: np.nda
     edges = [torch.cat([part, part.flip(0)], 1) for part in edges]
     degrees = [torch.bincount(part[1], minlength=num_nodes).float().log1p() for part in edges]
     return [
-        Data(x=torch.stack([degrees[t], torch.ones(num_nodes)], 1), edge_index=edges[t], y=degrees[t + 1])
+        Data(x=torch.stack([degrees[t], torch.ones(num_nodes, device="cpu")], 1), edge_index=edges[t], y=degrees[t + 1])
         for t in range(len(edges) - 1)
     ]
 

@@ -122,7 +122,9 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
 
     Iteration, indexing and splitting stay those of PyTorch Geometric Temporal; values are equal. What a program does
     to the features of a snapshot before a layer gets them is respected: then that layer aggregates what it gets. What
-    it writes to tensors of a snapshot is not there when the snapshot is given the next time.
+    it writes to tensors of a snapshot is not there when the snapshot is given the next time. Writes that torch does not
+    count, through `.data` or an array that shares a tensor's memory (`x.numpy()`), are not seen: layers give what the
+    features were before, and where snapshots are held on the device the next one given has what was written.
 
     Args:
         signal: Any signal of PyTorch Geometric Temporal, or a list of `Data`, which is read once; the tensors of a list

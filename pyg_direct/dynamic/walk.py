@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyg_direct.dynamic.operator import Factors
 from pyg_direct.dynamic.snapshot import Snapshot, order_edges
+from pyg_direct.errors import ArgumentError
 
 
 def _degrees(ends: Tensor, weight: Tensor | None, size: int) -> Tensor:
@@ -21,20 +22,38 @@ def _degrees(ends: Tensor, weight: Tensor | None, size: int) -> Tensor:
     return weight.new_zeros(size).index_add_(0, ends, weight)
 
 
+def _flatten(edge_weight: Tensor | None, num_edges: int) -> Tensor | None:
+    """Weights as `[E]`."""
+    if edge_weight is None or edge_weight.shape == (num_edges,):
+        return edge_weight
+    if edge_weight.shape != (num_edges, 1):
+        raise ArgumentError(f"edge_weight must have shape [{num_edges}], got {tuple(edge_weight.shape)}")
+    return edge_weight.squeeze(1)
+
+
 def walk_along(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Edges (source, target), int64 `[2, E]`, and their weights `[E]` in a step along them."""
+    """Edges (source, target), int64 `[2, E]`, and their weights `[E]` in a step along them.
+
+    Args:
+        edge_index: Edges, int64 `[2, E]`.
+        edge_weight: Their weights as given, floats `[E]` or `[E, 1]`; None for 1.
+
+    Raises:
+        ArgumentError: there is another number of weights.
+    """
     row = edge_index[0]
     size = int(edge_index.max()) + 1 if edge_index.numel() else 0
-    return edge_index, _degrees(row, edge_weight, size).reciprocal()[row]
+    return edge_index, _degrees(row, _flatten(edge_weight, row.numel()), size).reciprocal()[row]
 
 
 def walk_against(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """The same of a step against them.
 
     Raises:
+        ArgumentError: there is another number of weights.
         RuntimeError: an edge is there several times or weighs 0.
     """
-    against, shares, refusal = _turn(edge_index, edge_weight)
+    against, shares, refusal = _turn(edge_index, _flatten(edge_weight, edge_index.shape[1]))
     if refusal is not None:
         raise RuntimeError(refusal)
     return against, shares

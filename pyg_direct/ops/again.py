@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.ops.launch import is_heard
+from pyg_direct.ops.launch import is_heard, is_transformed
 
 
 def is_asked_again(grads: Sequence[Tensor | None]) -> bool:
@@ -27,9 +27,11 @@ def pull_by_torch(run: Callable[..., Sequence[Tensor]], given: Sequence[Tensor],
         grads: Of each result, None where nothing depends on it.
     """
     again = torch.is_grad_enabled()
+    # Within a transform nothing new can ask for gradients.
+    is_known = again or is_transformed()
     with torch.enable_grad():
         # Views, since some of what is given may be one tensor.
-        views = [value.view_as(value) if again else value.detach().requires_grad_() for value in given]
+        views = [value.view_as(value) if is_known else value.detach().requires_grad_() for value in given]
         pairs: Any = [pair for pair in zip(run(*views), grads, strict=True) if pair[1] is not None]
     wanted = [view for view, is_needed in zip(views, needed, strict=True) if is_needed]
     if not pairs or not wanted:

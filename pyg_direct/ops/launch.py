@@ -31,7 +31,12 @@ def is_heard(tensor: Tensor) -> bool:
     """Whether a mode, or a batch of gradients, needs torch's dispatcher, past which calls go else, as it takes longer
     than the launch.
     """
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.is_legacy_batchedtensor(tensor)
+    return torch._C._len_torch_dispatch_stack() > 0 or is_batch(tensor)
+
+
+def is_batch(tensor: Tensor) -> bool:
+    """Whether a tensor stands for many, of gradients at once or of `torch.func.vmap`, and has no memory of its own."""
+    return torch._C._functorch.is_legacy_batchedtensor(tensor) or torch._C._functorch.is_batchedtensor(tensor)
 
 
 def is_transformed() -> bool:

@@ -85,6 +85,10 @@ class SlicedCSR(Arrays):
     def _of_edges(self, of_slices: Tensor) -> Tensor:
         return repeat_each(of_slices, self.offsets.diff(), self.num_edges)
 
+    def list_owners(self) -> Tensor | None:
+        """To which snapshot each edge belongs, `[nnz]`; None where edges belong to all."""
+        return None if self.snapshot is None else self._of_edges(self.snapshot)
+
     def segments(self) -> Tensor:
         """Target of each slice, or target * S + snapshot where slices belong to snapshots, int64 `[slices]`."""
         rows = self.rows.long() & (_MOST - 1)

@@ -16,12 +16,15 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels import sliced as kernels
 from pyg_direct.kernels.jit import THREADS
+from pyg_direct.ops.by_edge import aggregate_by_edge
 from pyg_direct.ops.check import check_same_device
 from pyg_direct.ops.launch import (
     FEW_ITEMS,
     choose_lane_bits,
     full_grid,
     grid_of,
+    is_batch,
+    is_transformed,
     run_cpu,
     run_gpu,
     runs_on_gpu,
@@ -138,7 +141,11 @@ def aggregate_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0,
 
 
 def multiply_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0, transposed: bool = False) -> Tensor:
-    """`aggregate_snapshots` of a checked `x`, or with `transposed` its adjoint, neither with a gradient."""
+    """`aggregate_snapshots` of a checked `x`, or with `transposed` its adjoint, neither with a gradient, but within
+    transforms of functions.
+    """
+    if _goes_by_edge(x):
+        return _by_edge(x, matrices, low, transposed)
     deterministic = torch.are_deterministic_algorithms_enabled()
     return (_backward if transposed else _multiply)(x, matrices, low, deterministic)
 
@@ -154,10 +161,10 @@ class Part(NamedTuple):
 def multiply_parts(x: Tensor, parts: Iterable[Part], transposed: bool = False) -> Tensor:
     """`multiply_snapshots` of snapshots that lie in several groups, in order, `[N, W, F]`."""
     begin = 0
-    if runs_on_gpu(x):
+    if runs_on_gpu(x) or _goes_by_edge(x):
         apart = []
         for matrices, low, count in parts:
-            rows = x[:, begin : begin + count].contiguous()
+            rows = x.narrow(1, begin, count).contiguous()
             apart.append(multiply_snapshots(rows, matrices, low, transposed))
             begin += count
         return apart[0] if len(apart) == 1 else torch.cat(apart, 1)
@@ -185,6 +192,15 @@ def _factors(matrices: SnapshotMatrices, low: int, x: Tensor) -> _Factors:
         return factor[:, low : low + x.shape[1]].to(x.dtype).contiguous()
 
     return cut(matrices.row), cut(matrices.column), cut(matrices.diagonal)
+
+
+def _goes_by_edge(x: Tensor) -> bool:
+    """Whether neither loops nor kernels can read rows, or tell a transform what they did."""
+    return is_batch(x) or is_transformed()
+
+
+def _by_edge(x: Tensor, matrices: SnapshotMatrices, low: int, transposed: bool) -> Tensor:
+    return aggregate_by_edge(x, matrices.pieces, _factors(matrices, low, x), low, transposed)
 
 
 def _multiply(x: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bool) -> Tensor:
@@ -280,6 +296,9 @@ class _Aggregate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if _goes_by_edge(grad):
+            matrices, low, _, transposed = ctx.given
+            return _by_edge(grad, matrices, low, transposed), None, None, None, None
         # Most often nobody asks for gradients of gradients.
         pull = _Aggregate.apply if torch.is_grad_enabled() else _Aggregate.compute
         return pull(grad, *ctx.given), None, None, None, None

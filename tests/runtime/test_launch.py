@@ -40,6 +40,17 @@ def measure_launch_us(count=200):
     return took / count * 1e6
 
 
+def find_least(measure, bound, seconds=10.0):
+    """The least of what rounds measure: up to the first below `bound`, else of all that these seconds have room for.
+
+    Other processes only ever add to a round, but may add to all of a moment: 35 of them take no more than that.
+    """
+    least, until = measure(), time.perf_counter() + seconds
+    while least >= bound and time.perf_counter() < until:
+        least = min(least, measure())
+    return least
+
+
 def copy_words(target, source, stream):
     """Enqueue a copy of as many bytes as `source` has."""
     call("cuMemcpyAsync", target.data_ptr(), source.data_ptr(), source.numel() * source.element_size(), stream)
@@ -85,10 +96,16 @@ def test_kernels_run_on_the_current_stream():
 def test_launch_takes_microseconds():
     measure_launch_us()
 
-    best = min(measure_launch_us() for _ in range(35))
-
     # 5 us is the goal and a row of the benchmarks; a shared machine is given some room.
-    assert best < 8
+    assert find_least(measure_launch_us, 8) < 8
+
+
+def test_a_busy_while_hides_no_fast_round():
+    # As of a machine that others keep busy for longer than the rounds of one moment take.
+    rounds = iter([11.0] * 40 + [9.0, 6.0, 5.0])
+
+    assert find_least(lambda: next(rounds), 8) == 6
+    assert find_least(lambda: 9.0, 8, seconds=0.01) == 9
 
 
 @pytest.mark.gpu

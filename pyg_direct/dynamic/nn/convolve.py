@@ -89,8 +89,11 @@ def convolve_located(found: Located, x: Tensor, operator: Operator) -> Tensor:
     return found.plan.aggregate(operator, found.time, x, found.weighted)
 
 
-def convolve_plain(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: GCN | Chebyshev) -> Tensor:
-    """The same for edges that are known to no plan: PyG's own normalisation, then a sum."""
+def convolve_plain(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: GCN | Chebyshev,
+                   dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+    """The same for edges that are known to no plan: PyG's own normalisation, then a sum. Edges without weights weigh
+    ones of a dtype, None for that of the rows.
+    """
     if not isinstance(edge_index, Tensor):
         target, source, edge_weight = edge_index.coo()
         edge_index = torch.stack([source, target])
@@ -99,10 +102,10 @@ def convolve_plain(x: Tensor, edge_index: Any, edge_weight: Tensor | None, opera
         conv = ChebConv.__new__(ChebConv)
         lambda_max = operator.lambda_max
         edge_index, weight = ChebConv.__norm__(conv, edge_index, num_nodes, edge_weight, operator.normalization,
-                                               lambda_max, x.dtype)  # fmt: skip
+                                               lambda_max, dtype or x.dtype)  # fmt: skip
     elif operator.normalize:
         edge_index, weight = gcn_norm(edge_index, edge_weight, num_nodes, operator.improved, operator.add_self_loops,
-                                      dtype=x.dtype)  # fmt: skip
+                                      dtype=dtype or x.dtype)  # fmt: skip
     else:
         weight = edge_weight
     return add_messages(x, edge_index, weight)

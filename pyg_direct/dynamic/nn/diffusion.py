@@ -60,14 +60,15 @@ class DCRNN(torch.nn.Module):
         Args:
             X: Features, floats `[N, in_channels]`.
             edge_index: Edges, int64 `[2, E]`, sources first.
-            edge_weight: A weight for each edge, floats `[E]`; None for 1.
+            edge_weight: A weight for each edge, floats `[E]` or `[E, 1]`; None for 1.
             H: The state before, floats `[N, out_channels]`; None for zeros.
 
         Returns:
             The next state, floats `[N, out_channels]`.
 
         Raises:
-            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension; or there is another
+                number of weights than of edges, and `K` is more than 1.
             RuntimeError: an edge is there several times or weighs 0, and `K` is more than 1.
         """
         found = locate(X, edge_index, edge_weight)

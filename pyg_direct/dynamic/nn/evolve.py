@@ -10,10 +10,12 @@ from torch.nn import GRU
 from torch_geometric.nn import TopKPooling
 from torch_geometric.nn.inits import glorot
 
-from pyg_direct.dynamic.nn.convolve import check_rows, convolve, locate
+from pyg_direct.dynamic.nn.convolve import check_rows, convolve, convolve_located, convolve_plain, locate
 from pyg_direct.dynamic.nn.evolve_frame import EvolveTogether
 from pyg_direct.dynamic.nn.recurrence import get_parameters, step_gru
 from pyg_direct.dynamic.operator import GCN
+
+_NARROW = (torch.bfloat16, torch.float16)
 
 
 class _Evolve(torch.nn.Module):
@@ -41,7 +43,21 @@ class _Evolve(torch.nn.Module):
 
     def _convolve(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Tensor:
         assert self.weight is not None, "the weights evolve before they are used"
-        return convolve(x, edge_index, edge_weight, self.operator) @ self.weight.squeeze(0)
+        weight = self.weight.squeeze(0)
+        if torch.is_autocast_enabled(x.device.type) or (x.dtype in _NARROW and x.dtype == weight.dtype):
+            return self._convolve_narrow(x, weight, edge_index, edge_weight)
+        return convolve(x, edge_index, edge_weight, self.operator) @ weight
+
+    def _convolve_narrow(self, x: Tensor, weight: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Tensor:
+        """The same where a product has fewer bits than what it is added up with: the sum has as many as that."""
+        found = locate(x, edge_index, edge_weight)
+        # Without normalisation, sums of features may be too large for a narrow product.
+        if found is None or not self.normalize or not found.holds(x):
+            ones = torch.get_default_dtype()
+            return convolve_plain(x @ weight, edge_index, edge_weight, self.operator, ones)
+        product = convolve_located(found, x, self.operator) @ weight
+        wide = torch.get_default_dtype() if edge_weight is None else edge_weight.dtype
+        return product.to(torch.promote_types(product.dtype, wide))
 
 
 class _Steps:
@@ -167,6 +183,6 @@ class EvolveGCNH(_Evolve):
             count = int(self.ratio)
         else:
             # In single precision, as PyG counts.
-            count = int((float(self.ratio) * torch.tensor(x.shape[0]).to(score.dtype)).ceil())
+            count = int((float(self.ratio) * torch.tensor(x.shape[0], device="cpu").to(score.dtype)).ceil())
         chosen = torch.sort(score, descending=True).indices[:count]
         return x[chosen] * score[chosen].unsqueeze(1)

@@ -7,6 +7,7 @@ from torch_geometric.data import Data
 from pyg_direct.dynamic import nn as ours, stream
 from pyg_direct.dynamic.lazy import find_tag
 from pyg_direct.dynamic.nn import convolve, tgcn
+from pyg_direct.errors import ArgumentError
 from tests.snapshots import make_snapshots
 
 pytestmark = [
@@ -127,6 +128,41 @@ def test_values_are_equal_in_double_precision(name, streamed):
     for mine, theirs in zip(got, expected, strict=True):
         assert mine.dtype == theirs.dtype == torch.float64
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-11)
+
+
+@layers
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+def test_weights_may_be_a_column(name, streamed):
+    layer, reference, kind = make_pair(name)
+    signal = make_signal_for(name, True)
+    for snapshot in signal:
+        snapshot.edge_attr = snapshot.edge_attr.unsqueeze(1)
+    given = stream(signal, "cpu") if streamed else signal
+
+    got = run_layer(layer, kind, given, name)
+
+    for mine, theirs in zip(got, run_layer(reference, kind, signal, name), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(39,), (40, 2)])
+def test_diffusion_refuses_another_number_of_weights(shape):
+    edges, weight = torch.randint(NODES, (2, 40)), torch.ones(shape)
+
+    with pytest.raises(ArgumentError, match=r"^edge_weight must have shape \[40\], got"):
+        ours.DCRNN(CHANNELS, HIDDEN, 2)(torch.randn(NODES, CHANNELS), edges, weight)
+
+
+@layers
+def test_a_default_device_is_none_of_a_step(name):
+    layer, reference, kind = make_pair(name)
+    signal = make_signal_for(name, True)
+
+    with torch.device("meta"):
+        got = run_layer(layer, kind, stream(signal, "cpu"), name)
+
+    for mine, theirs in zip(got, run_layer(reference, kind, signal, name), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_many_nodes_are_projected_with_folded_weights(monkeypatch):
