@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_direct.dynamic.nn.recurrence import open_by_torch
 from pyg_direct.dynamic.operator import GCN
+from pyg_direct.ops.launch import is_transformed
 
 if TYPE_CHECKING:
     from pyg_direct.dynamic.nn.mpnn_frame import Frame
@@ -28,6 +29,14 @@ class _Multiply(torch.autograd.Function):
         return _Multiply.apply(grad, *ctx.given), None, None
 
 
+def _aggregate(rows: Tensor, frame: Frame) -> Tensor:
+    if is_transformed():
+        # There it is differentiated by torch, which takes no functions of ours.
+        return frame.plan.multiply_window(GCN(), rows.contiguous(), frame.weighted)
+    out: Tensor = _Multiply.apply(rows, frame, False)
+    return out
+
+
 def run_by_torch(frame: Frame, kept: tuple[Tensor | None, Tensor | None], *parameters: Tensor) -> list[Tensor]:
     """Rows `[N, 2 * H + F]` of each snapshot.
 
@@ -39,7 +48,7 @@ def run_by_torch(frame: Frame, kept: tuple[Tensor | None, Tensor | None], *param
     rows, halves = frame.aggregated.transpose(0, 1), []
     for layer, chosen in enumerate(kept):
         weight, bias, scale, shift = parameters[4 * layer : 4 * layer + 4]
-        rows = F.linear(_Multiply.apply(rows, frame, False) if layer else rows, weight, bias).relu()
+        rows = F.linear(_aggregate(rows, frame) if layer else rows, weight, bias).relu()
         shape = rows.shape
         flat = F.batch_norm(rows.reshape(shape[0], -1), None, None, scale.repeat(shape[1]), shift.repeat(shape[1]),
                             True, 0.0, frame.eps[layer])  # fmt: skip

@@ -23,9 +23,8 @@ def test_gradients_come_in_batches(name, frames):
             assert_near(mine, other)
 
 
-# But for MPNNLSTM, which has a function of its own that transforms do not take.
 @pytest.mark.parametrize("frames", [False, True], ids=["alone", "in a frame"])
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "MPNNLSTM"])
+@pytest.mark.parametrize("name", MODELS)
 def test_gradients_may_be_mapped(name, frames):
     outs, parameters = run_steps(name, frames)
     grads = [torch.randn(3, *out.shape) for out in outs]
