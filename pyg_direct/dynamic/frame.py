@@ -242,10 +242,15 @@ class FramePlan(SnapshotPlan):
         """The aggregated features at a place of the frame."""
         return self.get_window(operator, weighted)[time]
 
+    def at(self, time: int) -> tuple[SnapshotPlan, int]:
+        """What has the edges of the snapshot at a place of the frame, and which it is there."""
+        self._check_recording("edges")
+        return self.real, self.times[self.first + time]
+
     def aggregate(self, operator: Operator, time: int, x: Tensor, weighted: bool = True) -> Tensor:
         """Aggregate other rows at a place of the frame, differentiably."""
-        self._check_recording("edges")
-        return self.real.aggregate(operator, self.times[self.first + time], x, weighted)
+        real, time = self.at(time)
+        return real.aggregate(operator, time, x, weighted)
 
     def multiply_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0,
                         transposed: bool = False) -> Tensor:  # fmt: skip

@@ -240,6 +240,10 @@ class SnapshotPlan:
         """Do something now; plans of a frame do it when all its snapshots have gone through the model."""
         work()
 
+    def at(self, time: int) -> tuple[SnapshotPlan, int]:
+        """What has the edges of a snapshot, and which it is there."""
+        return self, time
+
     def finish(self, owner: Hashable = None) -> None:
         """Do what an owner deferred; nothing without frames."""
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_direct.disk import recall
+from pyg_direct.ops.launch import runs_on_gpu
 
 # Products of numbers from which oneDNN may take less.
 _MANY = 2**21
@@ -48,7 +49,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def multiply_columns(left: Tensor, right: Tensor) -> Tensor:
     """`left.t() @ right` of `[N, A]` and `[N, B]`: `[A, B]`. Has no gradient."""
     rows = left.shape[0] // _PIECES
-    if rows < _LEAST_ROWS or not left.is_cuda:
+    if rows < _LEAST_ROWS or not runs_on_gpu(left):
         return left.t() @ right
     whole = rows * _PIECES
     pieces = [side[:whole].unflatten(0, (_PIECES, rows)) for side in (left, right)]

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
 
-from pyg_direct.ops import gated
+from pyg_direct.ops import product
 from pyg_direct.ops.gated import step_by_torch, step_gated, suits_gpu
 from pyg_direct.ops.launch import runs_on_gpu
 from tests.poison import poisoned_memory
@@ -118,8 +118,8 @@ def test_rows_between_which_others_lie(device):
 
 @pytest.mark.parametrize("nodes", [12, 13, 15, 5])
 def test_products_of_many_rows_are_added_up_from_pieces(device, monkeypatch, nodes):
-    monkeypatch.setattr(gated, "_PIECES", 4)
-    monkeypatch.setattr(gated, "_LEAST_ROWS", 3)
+    monkeypatch.setattr(product, "_PIECES", 4)
+    monkeypatch.setattr(product, "_LEAST_ROWS", 3)
     values = make((nodes, 3, 2), device=device)
     expected = torch.autograd.grad(by_torch(*values).sum(), values)
 

@@ -66,10 +66,12 @@ class MPNNLSTM(nn.Module):
         found = locate(X, edge_index, edge_weight)
         if found is not None and found.holds(X) and self._goes_together(X):
             window = found.plan.get_window(GCN(), found.weighted)
-            if window is not None:
+            is_large = self.num_nodes * self.hidden_size > _LARGE
+            if window is not None and not is_large:
                 return self._take(window, found)
-            if self._rate() == 0 and suits_alone(X, self.hidden_size):
-                # Draws of dropout are those of single calls.
+            # Draws of dropout are those of single calls.
+            if self._rate() == 0 and suits_alone(X, self.hidden_size) and (X.is_cuda or not is_large):
+                found.plan.finish(id(self))
                 return self._run_alone(found, X)
         if found is not None:
             # What follows may read running statistics, and adds to them: those before come first.
@@ -98,7 +100,6 @@ class MPNNLSTM(nn.Module):
         return (
             self.window == 1
             and x.numel() // self.in_channels == self.num_nodes > 1
-            and self.num_nodes * self.hidden_size <= _LARGE
             and self.dropout < 1
             and not torch.is_autocast_enabled(x.device.type)
             and all(
@@ -123,7 +124,9 @@ class MPNNLSTM(nn.Module):
         """What a snapshot outside of frames gives: a frame of one, which takes fewer calls than its layers."""
         aggregated = found.plan.aggregate_features(GCN(), found.time, found.weighted)
         x = x.unsqueeze(0)
-        return self._run(OneSnapshot(found), found.weighted, aggregated.view(x.shape), x, self._norms())[0]
+        return self._run(
+            OneSnapshot(*found.plan.at(found.time)), found.weighted, aggregated.view(x.shape), x, self._norms()
+        )[0]
 
     def _run_together(self, window: Tensor, found: Located) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], list[int]]:
         """Rows of each snapshot of a frame, means and variances of all, and a list for those that were asked for."""

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyg_direct.dynamic.nn.apart import set_apart
-from pyg_direct.dynamic.nn.convolve import Located
 from pyg_direct.dynamic.nn.mpnn_again import run_by_torch
 from pyg_direct.dynamic.nn.recurrence import open_lstm, open_lstm_backward
 from pyg_direct.dynamic.operator import GCN, Operator
+from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.ops.again import is_asked_again, pull_by_torch
 from pyg_direct.ops.launch import runs_on_gpu
 from pyg_direct.ops.lstm import open_gates, open_two, pull_two, suits_two
@@ -45,13 +45,14 @@ class Multiplier(Protocol):
 class OneSnapshot(NamedTuple):
     """A snapshot outside of frames as a frame of its own."""
 
-    found: Located
+    plan: SnapshotPlan
+    time: int
 
     def multiply_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0,
                         transposed: bool = False) -> Tensor:  # fmt: skip
         """As of a `Multiplier`."""
-        plan, num_nodes = self.found.plan, x.shape[0]
-        matrices = plan.get_matrices(operator, self.found.time, self.found.time + 1, weighted)
+        plan, num_nodes = self.plan, x.shape[0]
+        matrices = plan.get_matrices(operator, self.time, self.time + 1, weighted)
         if num_nodes < plan.num_nodes:
             x = F.pad(x, (0, 0, 0, 0, 0, plan.num_nodes - num_nodes))
         return multiply_snapshots(x.contiguous(), matrices, 0, transposed)[:num_nodes]

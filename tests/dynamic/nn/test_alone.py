@@ -1,0 +1,46 @@
+"""A snapshot that goes through MPNN-LSTM alone gives what its layers give one by one."""
+
+import copy
+
+import pytest
+import torch
+
+from pyg_direct.datasets.dynamic import synthetic_dtdg
+from pyg_direct.dynamic import stream
+from pyg_direct.dynamic.nn import MPNNLSTM, mpnn
+
+pytestmark = pytest.mark.usefixtures("full_precision")
+
+NODES, CHANNELS = 70, 3
+
+
+def visit(layer, signal, is_alone):
+    """(rows of each snapshot, gradients of all of them together, running statistics) of one pass over a sequence."""
+    # Of features that are not those of the snapshot, layers are computed one by one.
+    given = [snapshot.x if is_alone else snapshot.x.clone() for snapshot in signal]
+    rows = [layer(x, snapshot.edge_index, snapshot.edge_attr) for x, snapshot in zip(given, signal, strict=True)]
+    loss = sum((place + 1) * out.square().mean() for place, out in enumerate(rows))
+    return [*rows, *torch.autograd.grad(loss, list(layer.parameters())), *layer.buffers()]
+
+
+@pytest.mark.parametrize("hidden", [1, 5, 16, 32, 40])
+@pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "unweighted"])
+@pytest.mark.parametrize("is_large", [False, True], ids=["", "large"])
+def test_rows_gradients_and_statistics_are_those_of_layers(real_device, monkeypatch, hidden, weighted, is_large):
+    signal = synthetic_dtdg(NODES, 400, 3, 0.2, CHANNELS, weighted=weighted)
+    if is_large:
+        monkeypatch.setattr(mpnn, "_LARGE", 0)
+    torch.manual_seed(0)
+    layer = MPNNLSTM(CHANNELS, hidden, NODES, 1, 0.0).to(real_device)
+    twin, called = copy.deepcopy(layer), []
+    run_alone = MPNNLSTM._run_alone
+    monkeypatch.setattr(MPNNLSTM, "_run_alone", lambda *given: called.append(1) or run_alone(*given))
+
+    got = visit(layer, stream(signal, real_device), True)
+
+    fits = hidden <= 32 if real_device.type == "cuda" else not is_large
+    assert len(called) == (3 if fits else 0)
+    expected = visit(twin, stream(signal, real_device), False)
+    assert len(called) == (3 if fits else 0)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
