@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -96,7 +97,9 @@ class MPNNLSTM(nn.Module):
         return self._batch_norm_1, self._batch_norm_2
 
     def _goes_together(self, x: Tensor) -> bool:
-        """Whether snapshots depend on each other through running statistics only."""
+        """Whether snapshots depend on each other through running statistics only, and all is as it was made: what was
+        put in its place is for torch to take or refuse.
+        """
         return (
             self.window == 1
             and x.numel() // self.in_channels == self.num_nodes > 1
@@ -106,7 +109,25 @@ class MPNNLSTM(nn.Module):
                 norm.training and norm.affine and norm.track_running_stats and norm.momentum is not None
                 for norm in self._norms()
             )
+            and all(
+                value.dtype == x.dtype and value.device == x.device and value.shape == shape
+                for value, shape in self._list_shapes()
+            )
         )
+
+    def _list_shapes(self) -> Iterator[tuple[Any, tuple[int, ...]]]:
+        """Parameters and running statistics, and the shapes that they were made with."""
+        size = self.hidden_size
+        for conv, norm, width in (
+            (self._convolution_1, self._batch_norm_1, self.in_channels),
+            (self._convolution_2, self._batch_norm_2, size),
+        ):
+            yield conv.lin.weight, (size, width)
+            for value in (conv.bias, norm.weight, norm.bias, norm.running_mean, norm.running_var):
+                yield value, (size,)
+        for layer, width in ((self._recurrent_1, 2 * size), (self._recurrent_2, size)):
+            shapes = (4 * size, width), (4 * size, size), (4 * size,), (4 * size,)
+            yield from zip(get_parameters(layer), shapes, strict=True)
 
     def _take(self, window: Tensor, found: Located) -> Tensor:
         """What the snapshot gives, of all those of its frame, which are computed with the first that asks."""

@@ -44,3 +44,20 @@ def test_rows_gradients_and_statistics_are_those_of_layers(real_device, monkeypa
     assert len(called) == (3 if fits else 0)
     for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+PARTS = {
+    "half": lambda layer: layer._recurrent_2.half(), "double": lambda layer: layer._batch_norm_1.double(),
+    "narrow": lambda layer: setattr(layer, "_recurrent_1", torch.nn.LSTM(10, 4)),
+    "elsewhere": lambda layer: layer._recurrent_1.to("meta"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
+def test_parts_of_another_kind_are_for_torch_to_refuse(real_device, change):
+    (snapshot,) = stream(synthetic_dtdg(NODES, 400, 1, 0.2, CHANNELS), real_device)
+    layer = MPNNLSTM(CHANNELS, 5, NODES, 1, 0.0).to(real_device)
+    change(layer.requires_grad_(False))
+
+    with pytest.raises((RuntimeError, ValueError, TypeError)):
+        layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr)
