@@ -151,8 +151,10 @@ def _find_sizes(num_nodes: dict[str, Any], edges: Mapping[EdgeType, EdgeSource |
     for kind, size in num_nodes.items():
         if size is None:
             num_nodes[kind] = highest[kind] + 1
-        elif isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        elif isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
             raise ArgumentError(f"num_nodes must hold integers of at least 0, got {size!r} for {kind!r}")
+        else:
+            num_nodes[kind] = int(size)
 
 
 def _by_kind(name: str, parts: Any, known: list[Any]) -> dict[Any, Any]:
