@@ -208,6 +208,8 @@ def _rows_by_kind(name: str, parts: Any, known: list[Any]) -> list[tuple[Any, Ma
         if not isinstance(part, Mapping) or not all(isinstance(attribute, str) for attribute in part):
             raise ArgumentTypeError(f"{name}[{kind!r}] must map names of attributes to rows, got {type(part).__name__}")
         for attribute in part:
+            if not attribute:
+                raise ArgumentError(f"{name}[{kind!r}] must have names of at least one letter, got {attribute!r}")
             if attribute in _TAKEN:
                 raise ArgumentError(f"{name}[{kind!r}] must have other names than what batches hold beside rows, got "
                                     f"{attribute!r}")  # fmt: skip

@@ -29,6 +29,7 @@ from tests.distributed.partitions import EDGES, NODES
     ({"node_rows": {"x": [1] * NODES}}, ArgumentTypeError, r"node_rows\['nodes'\]\['x'\] must be a tensor, an array"),
     ({"node_rows": np.ones(NODES)}, ArgumentTypeError, "must map names of attributes to rows, got ndarray"),
     ({"edge_rows": {1: np.ones(EDGES)}}, ArgumentTypeError, "must map names of attributes to rows"),
+    ({"node_rows": {"": np.ones(NODES)}}, ArgumentError, "must have names of at least one letter, got ''"),
     ({"node_rows": {"n_id": np.ones(NODES)}}, ArgumentError, "other names than what batches hold .* got 'n_id'"),
     ({"node_rows": {"x": np.ones(NODES)}, "edge_rows": {"x": np.ones(EDGES)}}, ArgumentError,
      "edge_rows must have other names than node_rows, got 'x' in both"),
