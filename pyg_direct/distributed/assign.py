@@ -14,6 +14,8 @@ from pyg_direct.progress import show_wait, tell_ahead
 METHODS = ("hash", "range", "metis", "streaming")
 # Communities of at most this share of a part's edge ends can be packed into equal parts.
 _COMMUNITIES_A_PART = 8
+# How many times as many nodes as others a part of a stream may have before communities are looked at again.
+_UNEVEN = 1.1
 # Passes over the edges that move whole communities to the part they have most ties to, and bytes for their ties.
 _REFINEMENTS = 3
 _TIES_BYTES = 1 << 30
@@ -33,6 +35,9 @@ def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 
     """
     if num_parts == 1 or num_nodes == 0:
         return np.zeros(num_nodes, np.int64)
+    if num_parts >= num_nodes:
+        # METIS would put all of them into one.
+        return np.arange(num_nodes)
     import pymetis
 
     keys = [np.empty(0, np.int64)]
@@ -56,18 +61,25 @@ def assign_by_stream(stream: Stream, num_nodes: int, num_edges: int, num_parts: 
     """Part of each node, int64 `[N]`: communities found in one pass, packed into parts of equal numbers of nodes.
 
     After the two phases of 2PS (Mayer et al., ICDE 2022): streaming clustering, then clusters to parts, here also by
-    their ties. Memory is 32 bytes a node, and up to 1 GiB for ties.
+    their ties. Degrees are those of the edges met so far; where nodes have so many edges that a community takes too
+    many nodes in by the first of them, the pass is made again with all of them, as there, and what is too large then is
+    cut. Memory is 32 bytes a node, and up to 1 GiB for ties.
     """
     if num_parts == 1 or num_nodes == 0:
         return np.zeros(num_nodes, np.int64)
-    degree, volume = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, np.int64)
-    community = np.arange(num_nodes)
+    degree = np.zeros(num_nodes, np.int64)
     largest = max(1, 2 * num_edges // (num_parts * _COMMUNITIES_A_PART))
-    for sources, targets in stream():
-        run_cpu(cluster_edges_cpu, sources, targets, degree, community, volume, largest)
-    del degree, volume
-    labels, sizes = _number(community)
+    labels, sizes = _cluster(stream, degree, largest)
     parts = _pack(sizes, num_parts)
+    if not _is_even(parts, sizes, num_parts):
+        del labels, sizes, parts
+        # Each edge is counted twice now.
+        labels, sizes = _cluster(stream, degree, 2 * largest)
+        parts = _pack(sizes, num_parts)
+    del degree
+    if not _is_even(parts, sizes, num_parts):
+        sizes = _cut(labels, sizes, -(-num_nodes // (num_parts * _COMMUNITIES_A_PART)))
+        parts = _pack(sizes, num_parts)
     # Beside the ties, up to four words of each community that moves.
     if len(sizes) * (num_parts + 4) * 8 <= _TIES_BYTES:
         for _ in range(_REFINEMENTS):
@@ -78,6 +90,33 @@ def assign_by_stream(stream: Stream, num_nodes: int, num_edges: int, num_parts: 
             del table
             _move(parts, sizes, ties)
     return parts[labels]
+
+
+def _cluster(stream: Stream, degree: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
+    """(number of each node's community, their sizes); `degree` is what is known of it, and counted on."""
+    volume, community = degree.copy(), np.arange(len(degree))
+    for sources, targets in stream():
+        run_cpu(cluster_edges_cpu, sources, targets, degree, community, volume, largest)
+    del volume
+    return _number(community)
+
+
+def _is_even(parts: np.ndarray, sizes: np.ndarray, num_parts: int) -> bool:
+    """Whether no part has many more nodes than others."""
+    return bool(np.bincount(parts, weights=sizes).max() <= int(_UNEVEN * sizes.sum() / num_parts) + 1)
+
+
+def _cut(labels: np.ndarray, sizes: np.ndarray, most: int) -> np.ndarray:
+    """Number communities of at most `most` nodes, those that have more in pieces of their nodes in order, in place;
+    their sizes.
+    """
+    order, place = np.argsort(labels, kind="stable"), np.arange(len(labels))
+    place -= np.repeat(np.cumsum(sizes) - sizes, sizes)
+    place //= most
+    pieces = -(-sizes // most)
+    place += np.repeat(np.cumsum(pieces) - pieces, sizes)
+    labels[order] = place
+    return np.bincount(labels)
 
 
 def _number(community: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -111,10 +111,11 @@ class Book:
 
 
 def check_num_parts(num_parts: Any) -> int:
-    """A number of parts."""
-    if isinstance(num_parts, bool) or not isinstance(num_parts, int) or not 1 <= num_parts < _MAX_PARTS:
+    """A number of parts, which may be NumPy's."""
+    is_number = isinstance(num_parts, (int, np.integer)) and not isinstance(num_parts, bool)
+    if not is_number or not 1 <= num_parts < _MAX_PARTS:
         raise ArgumentError(f"num_parts must be an integer in [1, {_MAX_PARTS}), got {num_parts!r}")
-    return num_parts
+    return int(num_parts)
 
 
 def table_dtype(num_parts: int) -> torch.dtype:

@@ -21,6 +21,7 @@ from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.stream import current_stream
 
 _KIND, _NAME = "nodes", "rows"
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 @dataclass
@@ -178,7 +179,9 @@ class DistFeature:
             last = torch.zeros(table.ids.numel(), dtype=torch.int64, device=ids.device)
             last.scatter_reduce_(0, places, torch.arange(num_rows, device=ids.device), "amax", include_self=False)
             kept = (last[places] == torch.arange(num_rows, device=ids.device)).nonzero().view(-1)
-            self._table[places[kept]] = new[kept]
+            # Torch writes to places of a tensor in dtypes that it computes with.
+            unit = _SIGNED.get(self.dtype, self.dtype)
+            self._table.view(unit)[places[kept]] = new.view(unit)[kept]
         self._keep()
 
     def __repr__(self) -> str:

@@ -284,8 +284,8 @@ class DistGraph:
         return self
 
     def __exit__(self, kind: Any, *_: object) -> None:
-        # Who fails does not wait for the others: they hear of it.
-        if kind is None:
+        # Who fails does not wait for the others, if there are any: they hear of it.
+        if kind is None or self.communicator.size == 1:
             self.close()
 
     def __repr__(self) -> str:

@@ -151,8 +151,10 @@ def _find_sizes(num_nodes: dict[str, Any], edges: Mapping[EdgeType, EdgeSource |
     for kind, size in num_nodes.items():
         if size is None:
             num_nodes[kind] = highest[kind] + 1
-        elif isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        elif isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
             raise ArgumentError(f"num_nodes must hold integers of at least 0, got {size!r} for {kind!r}")
+        else:
+            num_nodes[kind] = int(size)
 
 
 def _by_kind(name: str, parts: Any, known: list[Any]) -> dict[Any, Any]:
@@ -206,6 +208,8 @@ def _rows_by_kind(name: str, parts: Any, known: list[Any]) -> list[tuple[Any, Ma
         if not isinstance(part, Mapping) or not all(isinstance(attribute, str) for attribute in part):
             raise ArgumentTypeError(f"{name}[{kind!r}] must map names of attributes to rows, got {type(part).__name__}")
         for attribute in part:
+            if not attribute:
+                raise ArgumentError(f"{name}[{kind!r}] must have names of at least one letter, got {attribute!r}")
             if attribute in _TAKEN:
                 raise ArgumentError(f"{name}[{kind!r}] must have other names than what batches hold beside rows, got "
                                     f"{attribute!r}")  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_direct.distributed.book import Book
 from pyg_direct.distributed.files import read_array
 from pyg_direct.distributed.manifest import Manifest, part_folder
-from pyg_direct.errors import ArgumentError, IdError
+from pyg_direct.errors import ArgumentError, IdError, PartitionError
 from pyg_direct.graph.hetero import ALIGNMENT
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.compress import order_rows
@@ -171,7 +171,7 @@ class GraphPart:
         for number, node in enumerate(self.manifest.nodes):
             self.books[node.name] = self.manifest.read_book(folder, number)
             rows = {name: self._read(file, rows=True) for name, file in node.rows.items()}
-            self.tables[node.name] = Table(self._read(f"node-{number}.ids.npy"), rows)
+            self.tables[node.name] = Table(self._read_nodes(number, node.num_nodes), rows)
         # Times of the part's nodes by type.
         self.times = {node.name: self._read(node.time) for node in self.manifest.nodes if node.time is not None}
         for number, edge in enumerate(self.manifest.edges):
@@ -197,6 +197,30 @@ class GraphPart:
         tensor = torch.from_numpy(read_array(path, mapped=rows and self._map_rows))
         # Rows are placed by who serves them.
         return tensor if rows else tensor.to(self.device)
+
+    def _read_nodes(self, number: int, size: int) -> Tensor:
+        """Ids of the part's nodes of a type of so many."""
+        ids = self._read(f"node-{number}.ids.npy")
+        if ids.dim() != 1 or not _are_within(ids, size) or bool((ids[1:] <= ids[:-1]).any()):
+            raise PartitionError(self._tell(f"node-{number}.ids.npy", f"ascending ids in [0, {size})"))
+        return ids
+
+    def _read_edges(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(offsets, neighbors, ids of edges) of a relation, of which sampling reads as they say."""
+        indptr, indices, ids = (self._read(f"edge-{number}.{name}.npy") for name in ("indptr", "indices", "ids"))
+        kind, end = self.manifest.edges[number].name, 2 if self.manifest.direction == "in" else 0
+        num_rows, size = self.tables[kind[end]].ids.numel(), self.books[kind[2 - end]].num_nodes
+        if (indptr.shape != (num_rows + 1,) or int(indptr[0]) != 0 or int(indptr[-1]) != ids.numel()
+                or bool((indptr[1:] < indptr[:-1]).any())):  # fmt: skip
+            rule = f"{num_rows + 1} offsets that ascend from 0 to {ids.numel()}"
+            raise PartitionError(self._tell(f"edge-{number}.indptr.npy", rule))
+        if indices.shape != ids.shape or not _are_within(indices, size):
+            raise PartitionError(self._tell(f"edge-{number}.indices.npy", f"{ids.numel()} ids in [0, {size})"))
+        return indptr, indices, ids
+
+    def _tell(self, name: str, rule: str) -> str:
+        path = self._folder / part_folder(self.part) / name
+        return f"{path} must hold {rule}, and holds something else: it is damaged"
 
     def owners(self, kind: str, ids: Tensor) -> Tensor:
         """The part of each node of a type, int64."""
@@ -229,7 +253,7 @@ class GraphPart:
     def edge_set(self, edge_type: EdgeType) -> EdgeSet:
         """The edges of a relation that this part holds, to ask for pairs; 8 bytes an edge."""
         number = [entry.name for entry in self.manifest.edges].index(edge_type)
-        indptr, indices = (self._read(f"edge-{number}.{name}.npy") for name in ("indptr", "indices"))
+        indptr, indices, _ = self._read_edges(number)
         is_in = self.manifest.direction == "in"
         rows = self.tables[edge_type[2 if is_in else 0]].ids.repeat_interleave(indptr.diff())
         sources, targets = (indices, rows) if is_in else (rows, indices)
@@ -248,7 +272,7 @@ class GraphPart:
         id_dtype = torch.int32 if topo.type_starts[-1] < 2**31 else torch.int64
         starts, edge_starts = [0], [0]
         for number, entry in enumerate(self.manifest.edges):
-            indptr, indices, ids = (self._read(f"edge-{number}.{name}.npy") for name in ("indptr", "indices", "ids"))
+            indptr, indices, ids = self._read_edges(number)
             first = int(topo.type_starts[topo.reached[number]])
             own = {"indices": indices.to(id_dtype) + first, "ids": ids}
             has_time, has_weight = bool(topo.timed[number]), bool(topo.weighted[number])
@@ -277,6 +301,14 @@ class GraphPart:
         rows = Rows(joined["indptr"], joined["indices"].to(self.device), joined["ids"].to(self.device), none,
                     joined["time"].to(self.device), joined["weight"].to(self.device), none.double())  # fmt: skip
         return PlacedPart(topo, rows, self.device)
+
+
+def _are_within(ids: Tensor, size: int) -> bool:
+    """Whether all of these lie in [0, size)."""
+    if not ids.numel():
+        return True
+    low, high = torch.aminmax(ids)
+    return int(low) >= 0 and int(high) < size
 
 
 def _order_by_id(indptr: Tensor, ids: Tensor) -> Tensor:

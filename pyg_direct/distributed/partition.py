@@ -70,7 +70,7 @@ def partition_graph(
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
-    check_num_parts(num_parts)
+    num_parts = check_num_parts(num_parts)
     if isinstance(method, str) and method not in METHODS:
         raise ArgumentError(f"method must be one of {', '.join(METHODS)}, or the part of each node, got {method!r}")
     if direction not in ("in", "out"):

@@ -63,6 +63,8 @@ class CSRTopo:
 
     # Whether the host of the process that sent it here had room for a copy for each GPU.
     _has_room = True
+    # Whose neighbors a row lists, where what it was made of told: `in` for those of a target, `out` for a source's.
+    _listed: str | None = None
 
     def __init__(
         self,
@@ -89,6 +91,7 @@ class CSRTopo:
             edges = read_edges(edge_index)
             if isinstance(edges, Rows):
                 indptr, indices, eid = edges
+                self._listed = "in"
             else:
                 self._compress(edges.edge_index, edges.num_nodes if num_nodes is None else num_nodes, direction)
                 return
@@ -112,12 +115,17 @@ class CSRTopo:
             num_nodes = max(0, int(edge_index.max()) + 1) if edge_index.numel() else 0
         if num_nodes >= 2**62:
             raise ArgumentError(f"num_nodes must be below 2**62, got {num_nodes}")
-        source, target = edge_index[0], edge_index[1]
+        self._listed, source, target = direction, edge_index[0], edge_index[1]
         rows, columns = (target, source) if direction == "in" else (source, target)
         self._indptr, self._indices, self._eid = compress(rows, columns, num_nodes, name="edge_index")
 
     def _narrow(self, indices: Tensor) -> Tensor:
         return indices.to(torch.int32) if self._indptr.numel() - 1 < 2**31 else indices
+
+    @property
+    def listed(self) -> str | None:
+        """`in` where a row lists the sources of a target's edges, `out` the other way; None for offsets as given."""
+        return self._listed
 
     @property
     def indptr(self) -> Tensor:
@@ -198,7 +206,7 @@ class CSRTopo:
         arrays = [None if a is None else a.cpu().clone() for a in (self._indptr, self._indices, self._eid)]
         copy = CSRTopo.__new__(CSRTopo)
         copy.__setstate__({"_indptr": arrays[0], "_indices": arrays[1], "_eid": arrays[2],
-                           "_feature_order": self._feature_order})  # fmt: skip
+                           "_feature_order": self._feature_order, "_listed": self._listed})  # fmt: skip
         return copy
 
     def choose_placement(self, device: Device = None) -> str:
@@ -356,14 +364,15 @@ def _send(topology: CSRTopo) -> Any:
         arrays.append((known[1], array.dtype, array.shape))
     if "room" not in topology._sent:
         topology._sent["room"] = has_room(topology.num_bytes, torch.cuda.device_count())
-    return _receive, (type(topology), arrays, topology._feature_order, topology._sent["room"])
+    return _receive, (type(topology), arrays, topology._feature_order, topology._sent["room"], topology._listed)
 
 
-def _receive(kind: type[CSRTopo], arrays: list[Any], feature_order: Tensor | None, has_room: bool) -> CSRTopo:
+def _receive(kind: type[CSRTopo], arrays: list[Any], feature_order: Tensor | None, has_room: bool, listed: str | None
+             ) -> CSRTopo:  # fmt: skip
     names = ("_indptr", "_indices", "_eid")
     state: dict[str, Any] = {n: None if a is None else a[0].view(*a[1:]) for n, a in zip(names, arrays, strict=True)}
     topology = kind.__new__(kind)
-    topology.__setstate__({**state, "_feature_order": feature_order})
+    topology.__setstate__({**state, "_feature_order": feature_order, "_listed": listed})
     topology._has_room = has_room
     return topology
 

@@ -13,6 +13,7 @@ from typing import Any
 from pyg_direct.errors import ForkedProcessError
 from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
 from pyg_direct.runtime.host import give_back_now_and_then
+from pyg_direct.runtime.pool import end_pool
 
 Work = tuple[int, Any]
 
@@ -129,7 +130,7 @@ class Background:
         self._is_closed = True
         had_threads = self._pool is not None and self._process == os.getpid()
         if self._pool is not None and had_threads:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            end_pool(self._pool)
         self._pool, self._work = None, iter(())
         self._batches.clear()
         if had_threads:

@@ -100,7 +100,10 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         if index is None:
             index = slice(None)
         if isinstance(index, slice):
-            index = torch.arange(*index.indices(table.shape[0]), device="cpu")
+            start, stop, step = index.indices(table.shape[0])
+            # One that ends before it begins has no rows, which `arange` refuses.
+            stop = max(start, stop) if step > 0 else min(start, stop)
+            index = torch.arange(start, stop, step, device="cpu")
         given = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
         ids = _as_list(given, table.shape[0])
         if isinstance(table, Tensor):

@@ -16,6 +16,7 @@ from pyg_direct.nn.trimmed import Kept, is_linear
 from pyg_direct.nn.whole import find_whole, may_find
 from pyg_direct.ops.aggregate import DTYPES, Transposed, aggregate
 from pyg_direct.ops.attend import attend
+from pyg_direct.ops.launch import is_recorded
 from pyg_direct.ops.softmax import pick_scores, softmax
 
 _HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
@@ -24,7 +25,7 @@ _HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
 def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: Any, **kwargs: Any) -> Any:
     """What replaces `forward` of an accelerated GATConv or GATv2Conv."""
     width = self.heads * self.out_channels // 4
-    if torch.compiler.is_compiling() or not may_find(edge_index, x, width, saves_launches=True):
+    if is_recorded() or not may_find(edge_index, x, width, saves_launches=True):
         return type(self).forward(self, x, edge_index, edge_attr, *args, **kwargs)
     out = None
     if (edge_attr is None and not any(value is not None for value in (*args, *kwargs.values()))

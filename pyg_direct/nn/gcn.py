@@ -16,12 +16,12 @@ from pyg_direct.nn.sorted import SortedBatch, SortedEdges, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
 from pyg_direct.nn.whole import WholeGraph, find_whole, may_find
 from pyg_direct.ops.aggregate import DTYPES, aggregate
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.launch import is_recorded, runs_on_gpu
 
 
 def forward(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Tensor:
     """What replaces `forward` of an accelerated GCNConv."""
-    if torch.compiler.is_compiling() or not (isinstance(x, Kept) or may_find(edge_index, x, saves_launches=True)):
+    if is_recorded() or not (isinstance(x, Kept) or may_find(edge_index, x, saves_launches=True)):
         return type(self).forward(self, x, edge_index, edge_weight)
     rows, num_targets = (x.rows, x.kept.shape[0]) if isinstance(x, Kept) else (x, None)
     out = None

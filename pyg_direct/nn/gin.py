@@ -14,12 +14,13 @@ from pyg_direct.nn.sorted import find_batch
 from pyg_direct.nn.trimmed import Kept
 from pyg_direct.nn.whole import find_whole, may_find
 from pyg_direct.ops.aggregate import aggregate, spread_known, sum_known
+from pyg_direct.ops.launch import is_recorded
 
 
 def forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """What replaces `forward` of an accelerated GINConv."""
     out = None
-    if not torch.compiler.is_compiling() and not self._unknown.are(edge_index):
+    if not is_recorded() and not self._unknown.are(edge_index):
         if not may_find(edge_index, x):
             self._unknown.note(edge_index)
         elif is_plain(self, edge_index):

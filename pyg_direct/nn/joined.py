@@ -24,7 +24,7 @@ from pyg_direct.nn.sorted import find_batch
 from pyg_direct.nn.trimmed import has_hooks
 from pyg_direct.nn.typed_layer import Matrices, TypedEdges, convolve_relations
 from pyg_direct.ops.aggregate import DTYPES
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.launch import is_recorded, runs_on_gpu
 
 
 class Call(NamedTuple):
@@ -56,7 +56,7 @@ _MATRICES: dict[type, tuple[str, str]] = {conv.SAGEConv: ("lin_l", "lin_r"), con
 def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
     """What replaces `forward` of a HeteroConv in an accelerated model."""
     out, attributes = None, kwargs_dict.get("edge_attr_dict", {})
-    if len(args_dict) == 2 and kwargs_dict.keys() <= {"edge_attr_dict"} and not torch.compiler.is_compiling():
+    if len(args_dict) == 2 and kwargs_dict.keys() <= {"edge_attr_dict"} and not is_recorded():
         x_dict, edge_index_dict = args_dict
         kinds = [kind for kind in self.convs.keys() if kind in edge_index_dict]  # noqa: SIM118
         # What has no rows is refused by PyG, which also makes other arguments of what is told by type of node.

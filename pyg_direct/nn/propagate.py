@@ -14,7 +14,7 @@ from pyg_direct.nn.gine import sum_messages
 from pyg_direct.nn.sorted import SortedBatch, SortedEdges, find_batch, is_plain_tensor, is_registered
 from pyg_direct.nn.whole import WholeGraph, find_whole, may_find
 from pyg_direct.ops.aggregate import DTYPES, aggregate
-from pyg_direct.ops.launch import is_ordinary, runs_on_gpu
+from pyg_direct.ops.launch import is_ordinary, is_recorded, runs_on_gpu
 
 _REDUCES = {
     aggr.SumAggregation: "sum",
@@ -30,7 +30,7 @@ STEPS = frozenset(("message", "aggregate", "update", "edge_update", "message_and
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
     """What replaces `propagate` of an accelerated convolution."""
     out = None
-    if (not torch.compiler.is_compiling() and not self._unknown.are(edge_index) and _may_find(edge_index, kwargs)
+    if (not is_recorded() and not self._unknown.are(edge_index) and _may_find(edge_index, kwargs)
             and is_plain(self, edge_index)):  # fmt: skip
         out = _aggregate(self, _find_message(self.__class__), edge_index, size, kwargs)
     return type(self).propagate(self, edge_index, size=size, **kwargs) if out is None else out

@@ -13,6 +13,7 @@ from pyg_direct.nn.propagate import find_reduce, is_plain
 from pyg_direct.nn.segments import Segments, are_few, convolve_segments, part_by_relation
 from pyg_direct.nn.sorted import SortedEdges, find_batch
 from pyg_direct.ops.aggregate import DTYPES, aggregate
+from pyg_direct.ops.launch import is_recorded
 from pyg_direct.ops.offsets import compress
 
 # Items of the sums of all relations, above which they are left to PyG, relation after relation.
@@ -43,7 +44,7 @@ class _Stray(NamedTuple):
 def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Tensor:
     """What replaces `forward` of an accelerated RGCNConv."""
     out = None
-    if not torch.compiler.is_compiling() and is_plain(self, edge_index) and isinstance(edge_type, Tensor):
+    if not is_recorded() and is_plain(self, edge_index) and isinstance(edge_type, Tensor):
         pair = x if isinstance(x, tuple) else (x, x)
         if all(isinstance(part, Tensor) and part.dim() == 2 and part.dtype in DTYPES for part in pair):
             out = _convolve(self, pair[0], pair[1], edge_index, edge_type)

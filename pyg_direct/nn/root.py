@@ -15,12 +15,13 @@ from pyg_direct.nn.propagate import find_reduce, is_plain
 from pyg_direct.nn.sorted import SortedBatch, find_batch
 from pyg_direct.nn.trimmed import Kept, is_linear
 from pyg_direct.nn.whole import find_whole, may_find
+from pyg_direct.ops.launch import is_recorded
 
 
 def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
     """What replaces `forward` of an accelerated SAGEConv or GraphConv."""
     out = None
-    if not torch.compiler.is_compiling() and not self._unknown.are(edge_index):
+    if not is_recorded() and not self._unknown.are(edge_index):
         if may_find(edge_index, x):
             out = _find(self, x, edge_index, *args, **kwargs)
         else:

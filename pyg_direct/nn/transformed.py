@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from pyg_direct.nn.joined import Call, convolve_together, is_accelerated, takes_attributes
+from pyg_direct.ops.launch import is_recorded
 
 
 class _Together(torch.nn.Module):
@@ -61,7 +62,7 @@ def watch_graph(model: torch.nn.Module) -> None:
     held = list(_list_modules(model))
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or self is not model or any(of.get(name) is not m for of, name, m in held):
+        if is_recorded() or self is not model or any(of.get(name) is not m for of, name, m in held):
             return plain(self, *args, **kwargs)
         return type(fast).forward(fast, *args, **kwargs)
 

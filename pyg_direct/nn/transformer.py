@@ -13,6 +13,7 @@ from pyg_direct.nn.propagate import is_plain
 from pyg_direct.nn.sorted import SortedBatch, find_batch
 from pyg_direct.ops.aggregate import DTYPES, aggregate
 from pyg_direct.ops.dot import dot
+from pyg_direct.ops.launch import is_recorded
 from pyg_direct.ops.offsets import compress
 from pyg_direct.ops.softmax import softmax
 
@@ -36,7 +37,7 @@ class _Told:
 
 def forward(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
     """What replaces `forward` of an accelerated HGTConv: PyG's own, once it is known that no edge leads astray."""
-    told = None if torch.compiler.is_compiling() else _tell(self, x_dict, edge_index_dict)
+    told = None if is_recorded() else _tell(self, x_dict, edge_index_dict)
     if told is None:
         return type(self).forward(self, x_dict, edge_index_dict)
     self.__dict__[_TOLD] = told

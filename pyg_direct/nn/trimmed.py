@@ -21,6 +21,7 @@ from torch_geometric.utils._trim_to_layer import TrimToLayer
 
 from pyg_direct.nn.propagate import is_plain, propagate
 from pyg_direct.nn.sorted import find_batch
+from pyg_direct.ops.launch import is_recorded
 
 
 class Kept(NamedTuple):
@@ -63,7 +64,7 @@ def forward(self: Any, layer: int, num_sampled_nodes_per_hop: Any, num_sampled_e
          edge_index: Any, edge_attr: Any = None) -> Any:  # fmt: skip
     """What replaces `forward` of the `TrimToLayer` of an accelerated model."""
     plain, nodes = type(self).forward, num_sampled_nodes_per_hop
-    if torch.compiler.is_compiling() or not isinstance(nodes, list) or not isinstance(x, Tensor):
+    if is_recorded() or not isinstance(nodes, list) or not isinstance(x, Tensor):
         return plain(self, layer, nodes, num_sampled_edges_per_hop, x, edge_index, edge_attr)
     if 0 < layer < len(nodes) and x.shape[0] == sum(nodes[:-layer]):
         # Computed without the rows that go now.

@@ -44,9 +44,14 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
+def is_recorded() -> bool:
+    """Whether torch compiles or traces what is called."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def is_ordinary() -> bool:
     """Whether torch runs what is called as it is written: neither compiled, traced nor transformed."""
-    return not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or is_transformed())
+    return not (is_recorded() or is_transformed())
 
 
 def full_grid(tensor: Tensor, resident_blocks: int = _BLOCKS_PER_MULTIPROCESSOR) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.jit import set_cpu_threads
+from pyg_direct.runtime.pool import end_pool
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
 from pyg_direct.sampling.key import batch_key, resolve_seed
 from pyg_direct.typing import Device
@@ -249,5 +250,5 @@ class _Running:
     def close(self) -> None:
         """Wait for the cores and forget what they made."""
         if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            end_pool(self._pool)
         self._made.clear()

@@ -24,7 +24,8 @@ class RandomNegativeSampler:
     Args:
         graph: Edges `[2, E]`, sources first, or whatever else `CSRTopo` takes, or a `CSRTopo`.
         mode: GraphLearn's `CPU`, `ZERO_COPY` or `CUDA`; None leaves it to `device`.
-        edge_dir: What the rows of a `CSRTopo` are: `out` for sources, `in` for targets. Without effect on edges.
+        edge_dir: What the rows of a `CSRTopo` are: `out` for sources, `in` for targets; None for what it knows of
+            itself, which is `out` where it was made of offsets. Without effect on edges.
         num_nodes: Number of nodes, or (of sources, of targets) where they are of two types; None for one more than the
             highest id.
         device: Where to draw; None is the current GPU if there is one, else the CPU.
@@ -34,13 +35,13 @@ class RandomNegativeSampler:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
     """
 
-    def __init__(self, graph: Any, mode: str | None = None, edge_dir: str = "out", *,
+    def __init__(self, graph: Any, mode: str | None = None, edge_dir: str | None = None, *,
                  num_nodes: int | tuple[int, int] | None = None, device: Device = None,
                  seed: int | None = None) -> None:  # fmt: skip
         if mode is not None and mode not in _MODES:
             raise ArgumentError(f"mode must be one of {', '.join(_MODES)} or None, got {mode!r}")
-        if edge_dir not in ("in", "out"):
-            raise ArgumentError(f"edge_dir must be 'in' or 'out', got {edge_dir!r}")
+        if edge_dir not in ("in", "out", None):
+            raise ArgumentError(f"edge_dir must be 'in', 'out' or None, got {edge_dir!r}")
         if mode is not None and device is None:
             device = "cpu" if mode == "CPU" else "cuda"
         self.device = resolve_device(device)
@@ -85,7 +86,7 @@ class RandomNegativeSampler:
         return pairs
 
 
-def _read_pairs(graph: Any, edge_dir: str) -> tuple[Tensor, Tensor, int | None]:
+def _read_pairs(graph: Any, edge_dir: str | None) -> tuple[Tensor, Tensor, int | None]:
     """(sources, targets, number of nodes where it is known)."""
     if not isinstance(graph, CSRTopo):
         edges = read_edges(graph, "graph")
@@ -93,6 +94,9 @@ def _read_pairs(graph: Any, edge_dir: str) -> tuple[Tensor, Tensor, int | None]:
             return edges.edge_index[0], edges.edge_index[1], edges.num_nodes
         # Rows of sparse containers are targets, as in `adj_t`.
         graph, edge_dir = CSRTopo(indptr=edges.indptr, indices=edges.indices), "in"
+    elif edge_dir is not None and graph.listed not in (None, edge_dir):
+        raise ArgumentError(f"edge_dir must be what the rows of graph are, {graph.listed!r}, got {edge_dir!r}")
     rows = torch.arange(graph.node_count, device=graph.indptr.device).repeat_interleave(graph.degree)
     columns = graph.indices.to(rows.device)
-    return (rows, columns, graph.node_count) if edge_dir == "out" else (columns, rows, graph.node_count)
+    is_in = (edge_dir or graph.listed) == "in"
+    return (columns, rows, graph.node_count) if is_in else (rows, columns, graph.node_count)

@@ -188,3 +188,17 @@ def open_in_vain(rank, folder):
 
 def test_a_graph_that_cannot_be_opened_leaves_no_thread(tmp_path):
     assert run_ranks(open_in_vain, 2, tmp_path / "nowhere") == [0, 0]
+
+
+def fail_within(rank, folder):
+    before = threading.active_count()
+    for _ in range(2):
+        with contextlib.suppress(ZeroDivisionError), open_graph(folder):
+            raise ZeroDivisionError
+    return threading.active_count() - before
+
+
+def test_a_process_alone_closes_its_graph_where_the_program_failed_too(tmp_path):
+    write_data(tmp_path / "one", make_data(), 1)
+
+    assert run_ranks(fail_within, 1, tmp_path / "one") == [0]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from tests.distributed.partitions import EDGES, NODES
@@ -28,6 +29,7 @@ from tests.distributed.partitions import EDGES, NODES
     ({"node_rows": {"x": [1] * NODES}}, ArgumentTypeError, r"node_rows\['nodes'\]\['x'\] must be a tensor, an array"),
     ({"node_rows": np.ones(NODES)}, ArgumentTypeError, "must map names of attributes to rows, got ndarray"),
     ({"edge_rows": {1: np.ones(EDGES)}}, ArgumentTypeError, "must map names of attributes to rows"),
+    ({"node_rows": {"": np.ones(NODES)}}, ArgumentError, "must have names of at least one letter, got ''"),
     ({"node_rows": {"n_id": np.ones(NODES)}}, ArgumentError, "other names than what batches hold .* got 'n_id'"),
     ({"node_rows": {"x": np.ones(NODES)}, "edge_rows": {"x": np.ones(EDGES)}}, ArgumentError,
      "edge_rows must have other names than node_rows, got 'x' in both"),
@@ -64,3 +66,10 @@ def test_bad_arguments_of_types_are_named(tmp_path, edges, arguments, error, wor
 
     with pytest.raises(error, match=words):
         partition_graph(tmp_path / "p", {("a", "r", "b"): edges}, 2, **{"num_nodes": sizes, **arguments})
+
+
+def test_counts_may_be_numbers_of_numpy(tmp_path, edges):
+    manifest = partition_graph(tmp_path / "p", edges, np.int32(2), num_nodes=edges.max() + 1)
+
+    assert manifest == Manifest.read(tmp_path / "p")
+    assert (manifest.num_parts, manifest.nodes[0].num_nodes) == (2, NODES)

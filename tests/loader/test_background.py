@@ -249,3 +249,36 @@ def test_memory_that_threads_freed_goes_back_with_their_end():
     done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
 
     assert int(done.stdout) < 20_000_000
+
+
+def test_iterators_are_collected_in_a_thread_that_makes_their_batches(monkeypatch):
+    troubles, dropped = [], threading.Event()
+    monkeypatch.setattr(sys, "unraisablehook", lambda trouble: troubles.append(repr(trouble.exc_value)))
+
+    def make(number, item):
+        if number == 1:
+            dropped.wait(60)
+            gc.collect()
+        return item
+
+    def walk():
+        background = Background(Maker().work(), make, 1)
+        try:
+            for _, item in background:
+                yield item
+        finally:
+            background.close()
+
+    gc.disable()
+    try:
+        cycle = [walk()]
+        cycle.append(cycle)
+        next(cycle[0])
+        del cycle
+        dropped.set()
+        ended = wait_until(lambda: count_threads() == 0)
+    finally:
+        gc.enable()
+
+    assert ended
+    assert troubles == []

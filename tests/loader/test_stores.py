@@ -171,7 +171,9 @@ class TestFeatureStore:
         rows = store.get_tensor(group_name=None, attr_name="x", index=torch.tensor([5, 5, 0]))
         part = store.get_tensor(group_name=None, attr_name="x", index=slice(3, 9, 2))
         whole = store.get_tensor(group_name=None, attr_name="x", index=None)
+        none = store.get_tensor(group_name=None, attr_name="x", index=slice(9, 3))
 
+        assert torch.equal(none.cpu(), x[9:3])
         assert torch.equal(rows.cpu(), x[[5, 5, 0]])
         assert torch.equal(part.cpu(), x[3:9:2])
         assert torch.equal(whole.cpu(), x)

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch_geometric.nn import SAGEConv
+from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE, SAGEConv
 
 from pyg_direct import accelerate
 from tests.nn.convolutions import CONVOLUTIONS, EDGES, OUT, WIDTH, Batch, assert_near, run
@@ -79,6 +79,21 @@ def test_models_are_scripted_as_before(name, calls):
     scripted = torch.jit.script(conv)
 
     assert_near([scripted(x, batch.edge_index)], [expected])
+    assert calls == []
+
+
+# PyG's code warns of what it reads in Python.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [GraphSAGE, GIN, GCN, GAT])
+def test_models_are_traced_as_before(kind, calls):
+    batch, model = Batch(), kind(WIDTH, 16, num_layers=2, out_channels=OUT).eval()
+    x = torch.randn(batch.num_nodes, WIDTH)
+    expected = model(x, batch.edge_index)
+    accelerate(model)
+
+    traced = torch.jit.trace(model, (x, batch.edge_index))
+
+    assert_near([traced(x, batch.edge_index)], [expected])
     assert calls == []
 
 

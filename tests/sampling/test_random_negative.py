@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 import torch
 
@@ -20,10 +22,30 @@ def test_pairs_are_no_edges(device, graph):
     assert pairs_of(got) == {(s, t) for s in range(4) for t in range(4)} - pairs_of(EDGES)
 
 
-def test_rows_of_a_topology_may_be_targets():
-    got = RandomNegativeSampler(CSRTopo(EDGES, num_nodes=4), edge_dir="in", device="cpu", seed=0).sample(200)
+def as_offsets(topo):
+    return CSRTopo(indptr=topo.indptr, indices=topo.indices)
+
+
+@pytest.mark.parametrize(("graph", "edge_dir"), [
+    (CSRTopo(EDGES, num_nodes=4), "in"),
+    (CSRTopo(EDGES, num_nodes=4), None),
+    (pickle.loads(pickle.dumps(CSRTopo(EDGES, num_nodes=4))), None),
+    (CSRTopo(EDGES, num_nodes=4, direction="out"), None),
+    (as_offsets(CSRTopo(EDGES, num_nodes=4)), "in"),
+    (as_offsets(CSRTopo(EDGES, num_nodes=4, direction="out")), None),
+])  # fmt: skip
+def test_rows_of_a_topology_may_be_targets(graph, edge_dir):
+    got = RandomNegativeSampler(graph, edge_dir=edge_dir, device="cpu", seed=0).sample(200)
 
     assert not pairs_of(got) & pairs_of(EDGES)
+
+
+@pytest.mark.parametrize(("listed", "told"), [("in", "out"), ("out", "in")])
+def test_rows_of_a_topology_are_what_it_was_made_of(listed, told):
+    topo = CSRTopo(EDGES, num_nodes=4, direction=listed)
+
+    with pytest.raises(ArgumentError, match=f"edge_dir must be what the rows of graph are, '{listed}', got '{told}'"):
+        RandomNegativeSampler(topo, edge_dir=told, device="cpu")
 
 
 def test_pairs_that_stay_edges_are_left_out_or_kept():

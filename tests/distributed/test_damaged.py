@@ -1,0 +1,46 @@
+"""Files of a part that have their size, and hold what nobody wrote, are named before anything is read by them."""
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_direct.distributed.part import GraphPart
+from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.errors import PartitionError
+from tests.distributed.partitions import NODES
+
+CPU = torch.device("cpu")
+
+
+def put(folder, name, place, value):
+    """Write one number of a file anew."""
+    array = np.load(folder / "part-00001" / name)
+    array[place] = value
+    np.save(folder / "part-00001" / name, array)
+
+
+@pytest.mark.parametrize(("name", "place", "value", "words"), [
+    ("edge-0.indices.npy", 7, 10**9, rf"must hold \d+ ids in \[0, {NODES}\)"),
+    ("edge-0.indices.npy", -1, -1, rf"must hold \d+ ids in \[0, {NODES}\)"),
+    ("edge-0.indptr.npy", 3, 10**9, r"must hold \d+ offsets that ascend from 0 to \d+"),
+    ("edge-0.indptr.npy", 0, 1, r"must hold \d+ offsets that ascend from 0 to \d+"),
+    ("edge-0.indptr.npy", -1, 0, r"must hold \d+ offsets that ascend from 0 to \d+"),
+    ("node-0.ids.npy", -1, 10**9, rf"must hold ascending ids in \[0, {NODES}\)"),
+    ("node-0.ids.npy", 1, 0, rf"must hold ascending ids in \[0, {NODES}\)"),
+])  # fmt: skip
+@pytest.mark.parametrize("read", [GraphPart.place, lambda part: part.edge_set(part.manifest.edges[0].name)],
+                         ids=["sampled", "asked for pairs"])  # fmt: skip
+def test_a_damaged_file_is_named(tmp_path, edges, name, place, value, words, read):
+    partition_graph(tmp_path / "p", edges, 2, num_nodes=NODES)
+    put(tmp_path / "p", name, place, value)
+
+    with pytest.raises(PartitionError, match=f"part-00001/{name} {words}, and holds something else: it is damaged"):
+        read(GraphPart(tmp_path / "p", 1, device=CPU))
+
+
+def test_parts_without_nodes_or_edges_are_whole(tmp_path):
+    partition_graph(tmp_path / "p", np.zeros((2, 0), np.int64), 3, num_nodes=1)
+
+    parts = [GraphPart(tmp_path / "p", part, device=CPU) for part in range(3)]
+
+    assert [part.place().rows.indices.numel() for part in parts] == [0, 0, 0]
