@@ -42,7 +42,7 @@ __device__ __forceinline__ void read_weights(Weights<P> &weights, const Given &g
     }
 }
 
-// The same of a gated step.
+// What a thread sees to, of a gated step.
 template <int P, int THREADS>
 struct GatedShare : Share<P, THREADS> {
     typedef Layout<P, THREADS> At;

@@ -82,7 +82,6 @@ struct RowShare : Share<P, THREADS> {
     using Share<P, THREADS>::node;
     using Share<P, THREADS>::channel;
     using Share<P, THREADS>::has;
-    using Share<P, THREADS>::put;
 
     __device__ __forceinline__ RowShare(int size, long long count) : Share<P, THREADS>(size, count) {}
 
@@ -133,11 +132,16 @@ struct RowShare : Share<P, THREADS> {
         bend(gates);
     }
 
-    // Numbers into the rows of a warp, which are read before and after.
+    // Numbers into the rows of a warp, which are read before and after. Zeros beyond the last: what is not finite would
+    // leave no zero of their weights.
     __device__ __forceinline__ void fill(float (*rows)[At::row], const float (*from)[OWN]) const
     {
         __syncwarp();
-        put(rows, from);
+#pragma unroll
+        for (int r = 0; r < ROUNDS; ++r)
+#pragma unroll
+            for (int i = 0; i < OWN; ++i)
+                rows[node(r)][channel(i)] = channel(i) < this->channels ? from[r][i] : 0.0f;
         __syncwarp();
     }
 
@@ -152,7 +156,7 @@ struct RowShare : Share<P, THREADS> {
             }
     }
 
-    // The states that gates give, also from `at` on in rows of `width` numbers.
+    // The states that gates give.
     __device__ __forceinline__ void expose(const float (*gates)[ROUNDS][OWN], float (*states)[OWN]) const
     {
 #pragma unroll

@@ -73,7 +73,8 @@ def normalise_on_gpu(rows: Tensor, scale: Tensor, shift: Tensor, eps: float,
     if norm is not None:
         assert window == 1, "statistics see one snapshot after the other"
         running = norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum
-    run_gpu(kernels.normalise_gpu, _count_blocks(window, size), rows, scale.detach(), shift.detach(), eps, *running,
+    run_gpu(kernels.normalise_gpu, _count_blocks(window, size), rows, scale.detach().contiguous(),
+            shift.detach().contiguous(), eps, *running,
             num_nodes, window, size, moments, out)  # fmt: skip
     return out, moments
 
@@ -94,8 +95,8 @@ def pull_normalised(grad: Tensor, more: Tensor | None, rows: Tensor, moments: Te
     num_nodes, seen, size = grad.shape
     out, parts = torch.empty_like(grad), grad.new_empty(3, seen, size)
     more = grad.new_empty(0) if more is None else more
-    run_gpu(kernels.pull_normalise_gpu, _count_blocks(seen, size), grad, more, rows, moments, scale.detach(), num_nodes,
-            rows.shape[1], begin, seen, size, out, parts)  # fmt: skip
+    run_gpu(kernels.pull_normalise_gpu, _count_blocks(seen, size), grad, more, rows, moments,
+            scale.detach().contiguous(), num_nodes, rows.shape[1], begin, seen, size, out, parts)  # fmt: skip
     return out, parts
 
 

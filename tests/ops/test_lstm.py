@@ -113,15 +113,16 @@ def test_two_layers_are_those_of_torch(shape):
 
 
 @pytest.mark.gpu
-def test_rows_of_two_layers_keep_what_is_no_number_to_themselves():
-    first, second, x, parameters = make_two(70, 1, 32, 3)
-    expected, out = (torch.empty(1, 70, 67, device="cuda") for _ in range(2))
+@pytest.mark.parametrize("size", [5, 32])
+def test_rows_of_two_layers_keep_what_is_no_number_to_themselves(size):
+    first, second, x, parameters = make_two(70, 1, size, 3)
+    expected, out = (torch.empty(1, 70, 2 * size + 3, device="cuda") for _ in range(2))
     open_two(first, second, x, parameters, expected)
-    first[3, 0, 2], second[40, 0, 31] = torch.nan, torch.inf
+    first[3, 0, 2], second[40, 0, size - 1] = torch.nan, torch.inf
 
     open_two(first, second, x, parameters, out)
 
-    assert out[0, 3, :64].isnan().all()
+    assert out[0, 3, : 2 * size].isnan().all()
     assert out[0, 40].isfinite().all()
     others = [place for place in range(70) if place not in (3, 40)]
     assert torch.equal(out[:, others], expected[:, others])

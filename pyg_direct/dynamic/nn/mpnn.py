@@ -19,6 +19,22 @@ from pyg_direct.dynamic.operator import GCN
 _LARGE = 2**23
 
 
+def _is_ordinary(norm: nn.BatchNorm1d, x: Tensor) -> bool:
+    """Whether a layer is torch's own, in training, with statistics that kernels may write to."""
+    running, visited = (norm.running_mean, norm.running_var), norm.num_batches_tracked
+    return (
+        type(norm) is nn.BatchNorm1d
+        and not (norm._forward_hooks or norm._forward_pre_hooks)
+        and norm.training
+        and norm.affine
+        and norm.track_running_stats
+        and norm.momentum is not None
+        and all(value is not None and value.is_contiguous() for value in running)
+        and visited is not None
+        and (visited.dtype, visited.device, visited.numel()) == (torch.int64, x.device, 1)
+    )
+
+
 class MPNNLSTM(nn.Module):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
@@ -105,12 +121,9 @@ class MPNNLSTM(nn.Module):
             and x.numel() // self.in_channels == self.num_nodes > 1
             and self.dropout < 1
             and not torch.is_autocast_enabled(x.device.type)
+            and all(_is_ordinary(norm, x) for norm in self._norms())
             and all(
-                norm.training and norm.affine and norm.track_running_stats and norm.momentum is not None
-                for norm in self._norms()
-            )
-            and all(
-                value.dtype == x.dtype and value.device == x.device and value.shape == shape
+                isinstance(value, Tensor) and (value.dtype, value.device, value.shape) == (x.dtype, x.device, shape)
                 for value, shape in self._list_shapes()
             )
         )

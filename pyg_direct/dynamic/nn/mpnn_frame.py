@@ -168,7 +168,8 @@ def _convolve_backward(layer: Normalised, grad: Tensor, more: Tensor | None, see
         grad = _BACK.native_dropout_backward(grad, layer.kept[:, seen], 1 / (1 - dropout))
     if isinstance(layer.moments, Tensor) and suits_grid(layer.products, layer.products.shape):
         of_rows, parts = pull_normalised(grad.contiguous(), more, layer.products, layer.moments, scale, seen.start)
-        of_scale, of_shift, of_bias = parts.squeeze(1) if count == 1 else parts.sum(1)
+        # Tensors of their own, which may be written to.
+        of_scale, of_shift, of_bias = (part.sum(0) for part in parts)
         rows = of_rows.view(-1, size)
         return rows, [multiply_columns(rows, given), of_bias, of_scale, of_shift]
     grad = grad if more is None else grad + more

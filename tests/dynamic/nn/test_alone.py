@@ -46,6 +46,30 @@ def test_rows_gradients_and_statistics_are_those_of_layers(real_device, monkeypa
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+class Doubled(torch.nn.BatchNorm1d):
+    """What is normalised, twice."""
+
+    def forward(self, rows):
+        return 2 * super().forward(rows)
+
+
+@pytest.mark.parametrize("change", [
+    lambda layer: setattr(layer, "_batch_norm_1", Doubled(5)),
+    lambda layer: layer._batch_norm_2.register_forward_hook(lambda norm, given, out: 3 * out),
+    lambda layer: setattr(layer._batch_norm_1, "num_batches_tracked", None),
+], ids=["derived", "hook", "not counted"])  # fmt: skip
+def test_changed_layers_are_called(real_device, change):
+    signal = stream(synthetic_dtdg(NODES, 400, 2, 0.2, CHANNELS), real_device)
+    torch.manual_seed(0)
+    layer = MPNNLSTM(CHANNELS, 5, NODES, 1, 0.0)
+    change(layer)
+    layer = layer.to(real_device)
+    twin = copy.deepcopy(layer)
+
+    for mine, theirs in zip(visit(layer, signal, True), visit(twin, signal, False), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
 PARTS = {
     "half": lambda layer: layer._recurrent_2.half(), "double": lambda layer: layer._batch_norm_1.double(),
     "narrow": lambda layer: setattr(layer, "_recurrent_1", torch.nn.LSTM(10, 4)),
