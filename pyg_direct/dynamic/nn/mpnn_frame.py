@@ -43,7 +43,7 @@ class Multiplier(Protocol):
 
 
 class OneSnapshot(NamedTuple):
-    """A snapshot outside of frames as a frame of its own."""
+    """A snapshot outside of frames, or a large one in a frame, as a frame of its own."""
 
     plan: SnapshotPlan
     time: int
@@ -82,7 +82,7 @@ class Frame(NamedTuple):
 
 
 def suits_alone(x: Tensor, size: int) -> bool:
-    """Whether a snapshot outside of frames takes fewer calls as a frame of one: always on a CPU, and on a GPU where one
+    """Whether a snapshot by itself takes fewer calls as a frame of one: always on a CPU, and on a GPU where one
     kernel does all of its recurrent layers.
     """
     return not runs_on_gpu(x) or suits_two(x, (x.shape[0], 1, size))
