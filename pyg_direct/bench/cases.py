@@ -51,7 +51,7 @@ from pyg_direct.bench.memory import measure_host_memory
 from pyg_direct.bench.mixed import measure_mixed
 from pyg_direct.bench.models import measure_accelerated_steps, measure_epochs
 from pyg_direct.bench.multi_gpu import measure_multi_gpu
-from pyg_direct.bench.partitioning import measure_metis_cut, measure_partitioning
+from pyg_direct.bench.partitioning import measure_cuts, measure_partitioning
 from pyg_direct.bench.power import measure_training
 from pyg_direct.bench.relational import measure_relations as measure_relational_layers
 from pyg_direct.bench.row import Row
@@ -352,11 +352,12 @@ def distributed(scale: float) -> Iterator[Row]:
 
 
 def partition(scale: float) -> Iterator[Row]:
-    """A file of 100 M edges cut into parts by hash; where PYG_DIRECT_DATA names a folder, its graph cut by METIS."""
+    """A file of 100 M edges cut into parts by hash; where PYG_DIRECT_DATA names a folder, its graph cut by METIS and in a
+    stream."""
     yield from measure_partitioning(scale)
     folder = os.environ.get("PYG_DIRECT_DATA")
     if folder:
-        yield from measure_metis_cut(load_folder(folder))
+        yield from measure_cuts(load_folder(folder))
 
 
 SHORT_CASES: dict[str, Case] = {

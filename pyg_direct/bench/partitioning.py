@@ -52,8 +52,10 @@ def measure_partitioning(scale: float) -> Iterator[Row]:
         yield Row.of(case, "peak memory of the process", "GB", [peak / 1e9], note="pages of mapped files included")
 
 
-def measure_metis_cut(graph: NodeDataset, counts: tuple[int, ...] = (2, 4, 8)) -> Iterator[Row]:
-    """Edges that lie between parts by METIS, beside those of pymetis called directly; none without pymetis."""
+def measure_cuts(graph: NodeDataset, counts: tuple[int, ...] = (2, 4, 8)) -> Iterator[Row]:
+    """Edges between parts by each method that looks at edges, and nodes of the largest part as a share of equal parts,
+    beside pymetis called directly; none without pymetis.
+    """
     if importlib.util.find_spec("pymetis") is None:
         return
     import pymetis
@@ -65,12 +67,15 @@ def measure_metis_cut(graph: NodeDataset, counts: tuple[int, ...] = (2, 4, 8)) -
     adjacency = pymetis.CSRAdjacency(offsets, ends % graph.num_nodes)
     for count in counts:
         direct = np.asarray(pymetis.part_graph(count, adjacency)[1])
-        with tempfile.TemporaryDirectory() as folder:
-            partition_graph(f"{folder}/p", graph.edge_index, count, num_nodes=graph.num_nodes, method="metis")
-            cut = Manifest.read(f"{folder}/p").num_cut
-        yield Row.of(f"partition/{graph.name}/metis/{count}", "edges between parts", "edges", [float(cut)],
-                     float((direct[edges[0]] != direct[edges[1]]).sum()), "pymetis called directly",
-                     f"of {graph.num_edges} edges")  # fmt: skip
+        least = float((direct[edges[0]] != direct[edges[1]]).sum())
+        for method in ("metis", "streaming"):
+            with tempfile.TemporaryDirectory() as folder:
+                partition_graph(f"{folder}/p", graph.edge_index, count, num_nodes=graph.num_nodes, method=method)
+                manifest = Manifest.read(f"{folder}/p")
+            case, largest = f"partition/{graph.name}/{method}/{count}", max(map(sum, manifest.part_nodes))
+            yield Row.of(case, "edges between parts", "edges", [float(manifest.num_cut)], least,
+                         "pymetis called directly", f"of {graph.num_edges} edges")  # fmt: skip
+            yield Row.of(case, "largest part over equal parts", "x", [largest * count / graph.num_nodes])
 
 
 def _write_edges(file: Path, num_edges: int, num_nodes: int) -> None:
