@@ -352,8 +352,9 @@ def distributed(scale: float) -> Iterator[Row]:
 
 
 def partition(scale: float) -> Iterator[Row]:
-    """A file of 100 M edges cut into parts by hash; where PYG_DIRECT_DATA names a folder, its graph cut by METIS and in a
-    stream."""
+    """A file of 100 M edges cut into parts by hash; where PYG_DIRECT_DATA names a folder, its graph by METIS and in a
+    stream.
+    """
     yield from measure_partitioning(scale)
     folder = os.environ.get("PYG_DIRECT_DATA")
     if folder:
