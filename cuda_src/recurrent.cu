@@ -223,11 +223,11 @@ __device__ __forceinline__ void open(Memory<P, OPEN_THREADS, P + 1> &memory, con
             if (row >= count) continue;
             const long long to = (long long)(row % given.window) * num_nodes + row / given.window;
 #pragma unroll
-            for (int layer = 0; layer < 2; ++layer)
+            for (int half = 0; half < 2; ++half)
 #pragma unroll
                 for (int i = 0; i < OWN; ++i)
                     if (own.channel(i) < size)
-                        out[to * width + layer * size + own.channel(i)] = states[layer][r][i];
+                        out[to * width + half * size + own.channel(i)] = states[half][r][i];
             for (int f = own.lane; f < features; f += At::lanes) out[to * width + 2 * size + f] = x[to * features + f];
         }
     }

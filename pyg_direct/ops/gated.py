@@ -18,7 +18,7 @@ from torch import Tensor
 from pyg_direct.kernels import gated as kernels
 from pyg_direct.ops.again import is_asked_again, pull_by_torch
 from pyg_direct.ops.folded import GATES, fits
-from pyg_direct.ops.launch import full_grid, grid_of, is_heard, is_ordinary, run_gpu, runs_on_gpu
+from pyg_direct.ops.launch import grid_of, is_heard, is_ordinary, run_gpu, runs_on_gpu, shared_grid
 from pyg_direct.ops.mix import mix
 from pyg_direct.ops.product import multiply_columns
 
@@ -173,7 +173,8 @@ class _FoldedStep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, state: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(x, state, weights)
-        out, blocks = torch.empty_like(state), _grid_over(state, kernels.STEP_NODES, kernels.STEP_RESIDENT)
+        at_once = kernels.STEP_NODES[state.shape[1] > kernels.FEW_CHANNELS]
+        out, blocks = torch.empty_like(state), shared_grid(state, len(state), at_once, kernels.STEP_RESIDENT)
         run_gpu(kernels.step_gated_gpu, blocks, x.data_ptr(), state.data_ptr(), weights.data_ptr(), *state.shape,
                 x.shape[1], out, out.data_ptr())  # fmt: skip
         return out
@@ -185,7 +186,8 @@ class _FoldedStep(torch.autograd.Function):
             return pull_by_torch(_step_folded_by_torch, (x, state, weights), ctx.needs_input_grad, [grad])
         needs_x, needs_state, needs_weights = ctx.needs_input_grad
         (nodes, channels), features = state.shape, x.shape[1]
-        blocks, grad = _grid_over(state, kernels.PULL_NODES, kernels.PULL_RESIDENT), grad.contiguous()
+        at_once = kernels.PULL_NODES[state.shape[1] > kernels.FEW_CHANNELS]
+        blocks, grad = shared_grid(state, len(state), at_once, kernels.PULL_RESIDENT), grad.contiguous()
         to_inputs = state.new_empty(nodes, GATES * channels) if needs_x else None
         to_state = torch.empty_like(state) if needs_state else None
         sums = state.new_empty(blocks, *weights.shape)
@@ -195,9 +197,3 @@ class _FoldedStep(torch.autograd.Function):
         of_x = weights[channels : channels + features]
         to_x = None if to_inputs is None else to_inputs @ of_x.t()
         return to_x, to_state, sums.sum(0) if needs_weights else None
-
-
-def _grid_over(state: Tensor, block_nodes: tuple[int, int], resident: int) -> int:
-    """Blocks for all nodes of a step in one kernel, which share them out."""
-    nodes = block_nodes[state.shape[1] > kernels.FEW_CHANNELS]
-    return min(full_grid(state, resident), -(-state.shape[0] // nodes))

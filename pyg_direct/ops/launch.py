@@ -66,6 +66,11 @@ def grid_for(items: int, tensor: Tensor) -> int:
     return max(1, min(full_grid(tensor), -(-items // THREADS)))
 
 
+def shared_grid(tensor: Tensor, rows: int, block_rows: int, resident_blocks: int) -> int:
+    """Blocks that share out rows, each `block_rows` at a time, at most as many as the GPU of `tensor` holds at once."""
+    return min(full_grid(tensor, resident_blocks), -(-rows // block_rows))
+
+
 def grid_of(groups: int, lane_bits: int) -> int:
     """Blocks with a thread for each lane of each group."""
     return min(3 if SIMULATED else 2**31 - 1, max(1, -(-(groups << lane_bits) // THREADS)))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.kernels import lstm as kernels
-from pyg_direct.ops.launch import full_grid, is_heard, is_ordinary, run_cpu, run_gpu, threads_for
+from pyg_direct.ops.launch import is_heard, is_ordinary, run_cpu, run_gpu, shared_grid, threads_for
 from pyg_direct.ops.product import multiply_columns
 
 # Numbers of a state in the time of an item that others are woken for: several are found at once, and threads of torch
@@ -78,7 +78,8 @@ def open_two(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tens
         out: Contiguous `[W, N, 2 * H + F]`, for both states, beside the features.
     """
     num_nodes, window, size = first.shape
-    blocks = _count_blocks(first, num_nodes * window, kernels.OPEN_ROWS, kernels.OPEN_RESIDENT, size)
+    at_once = kernels.OPEN_ROWS[size > kernels.FEW_NUMBERS]
+    blocks = shared_grid(first, num_nodes * window, at_once, kernels.OPEN_RESIDENT)
     given = [first, second, x.contiguous(), *_pick(parameters)]
     run_gpu(kernels.open_two_gpu, blocks, *[value.data_ptr() for value in given], num_nodes, window, size, x.shape[2],
             out, out.data_ptr())  # fmt: skip
@@ -95,7 +96,8 @@ def pull_two(grad: Tensor, first: Tensor, second: Tensor, parameters: Sequence[T
     of_first, of_second = (first.new_empty(num_nodes, seen, size) for _ in range(2))
     given = [grad.contiguous(), first, second, *_pick(parameters)]
     places = [value.data_ptr() for value in (gates, gates_2, rows, states, of_first)]
-    blocks = _count_blocks(first, count, kernels.PULL_ROWS, kernels.PULL_RESIDENT, size)
+    at_once = kernels.PULL_ROWS[size > kernels.FEW_NUMBERS]
+    blocks = shared_grid(first, count, at_once, kernels.PULL_RESIDENT)
     run_gpu(kernels.pull_two_gpu, blocks, *[value.data_ptr() for value in given], num_nodes, window, begin, seen, size,
             width - 2 * size, *places, of_second, of_second.data_ptr())  # fmt: skip
     layers = []
@@ -109,7 +111,3 @@ def pull_two(grad: Tensor, first: Tensor, second: Tensor, parameters: Sequence[T
 def _pick(parameters: Sequence[Tensor]) -> list[Tensor]:
     """All but the weights of states, of each layer."""
     return [parameters[i].detach().contiguous() for i in (0, 2, 3, 4, 6, 7)]
-
-
-def _count_blocks(like: Tensor, rows: int, at_once: tuple[int, int], resident: int, size: int) -> int:
-    return min(full_grid(like, resident), -(-rows // at_once[size > kernels.FEW_NUMBERS]))

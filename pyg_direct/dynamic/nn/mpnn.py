@@ -12,7 +12,7 @@ from torch_geometric.nn import GCNConv
 
 from pyg_direct.dynamic.nn.convolve import Located, convolve, locate
 from pyg_direct.dynamic.nn.mpnn_frame import Frame, Multiplier, OneSnapshot, RunTogether, suits_alone
-from pyg_direct.dynamic.nn.recurrence import get_parameters, run_lstm
+from pyg_direct.dynamic.nn.recurrence import get_parameters, is_single, run_lstm
 from pyg_direct.dynamic.operator import GCN
 
 # Numbers of a layer in a snapshot, above which a frame's would take much memory while single ones fill any device.
@@ -122,6 +122,7 @@ class MPNNLSTM(nn.Module):
             and self.dropout < 1
             and not torch.is_autocast_enabled(x.device.type)
             and all(_is_ordinary(norm, x) for norm in self._norms())
+            and all(is_single(layer) for layer in (self._recurrent_1, self._recurrent_2))
             and all(
                 isinstance(value, Tensor) and (value.dtype, value.device, value.shape) == (x.dtype, x.device, shape)
                 for value, shape in self._list_shapes()

@@ -138,8 +138,8 @@ class _FirstStep(torch.autograd.Function):
 
 
 def run_lstm(layer: nn.LSTM, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """`(states, last state)` of an LSTM of one layer over `[T, N, F]` from a state of zeros."""
-    if rows.shape[0] == 1 and not torch.is_autocast_enabled(rows.device.type):
+    """`(states, last state of the first layer)` of an LSTM over `[T, N, F]` from a state of zeros."""
+    if rows.shape[0] == 1 and is_single(layer) and not torch.is_autocast_enabled(rows.device.type):
         out = _FirstStep.apply(rows[0], *get_parameters(layer))
         return out.unsqueeze(0), out
     states, (last, _) = layer(rows)
@@ -192,6 +192,17 @@ def step_gru(layer: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
         new: Tensor = layer(x, state)[1]
         return new
     return torch.gru_cell(x[0], state[0], *parameters).unsqueeze(0)
+
+
+def is_single(layer: Any) -> bool:
+    """Whether an LSTM is torch's own, of one layer in one direction, so that `get_parameters` tells all of it."""
+    return (
+        type(layer) is nn.LSTM
+        and layer.num_layers == 1
+        and layer.bias
+        and not (layer.bidirectional or layer.proj_size or layer.batch_first)
+        and not (layer._forward_hooks or layer._forward_pre_hooks)
+    )
 
 
 def get_parameters(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

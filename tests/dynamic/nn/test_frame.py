@@ -33,6 +33,12 @@ def one_simulated(*cases):
     return [cases[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in cases[1:])]
 
 
+def take_layers_apart(monkeypatch):
+    """Let each snapshot go through one layer after the other from now on."""
+    monkeypatch.setattr(mpnn, "_LARGE", 0)
+    monkeypatch.setattr(mpnn, "suits_alone", lambda x, size: False)
+
+
 @pytest.mark.parametrize(("target", "step"), one_simulated(("all", 2), ("all", 1), ("last", 2), ("last", 1)))
 @pytest.mark.parametrize("has_slots", [False, True], ids=["", "at fixed places"])
 def test_snapshots_of_a_frame_go_through_a_model_together(device, monkeypatch, step, target, has_slots):
@@ -46,7 +52,7 @@ def test_snapshots_of_a_frame_go_through_a_model_together(device, monkeypatch, s
     together._frame.has_slots |= has_slots
     losses = together.fit(2)
 
-    monkeypatch.setattr(mpnn, "_LARGE", 0)
+    take_layers_apart(monkeypatch)
 
     assert losses == pytest.approx(apart.fit(2), rel=1e-3)
     for (name, mine), (_, other) in zip(together.model.named_buffers(), apart.model.named_buffers(), strict=True):
@@ -73,7 +79,7 @@ class Echo(torch.nn.Module):
 @pytest.mark.parametrize(("seen", "reached"), one_simulated((3, 1), (3, 0), (2, 1), (1, 0)))
 def test_any_snapshot_of_a_frame_may_reach_the_loss(device, monkeypatch, seen, reached):
     got = train(Echo, seen, reached, device=device)
-    monkeypatch.setattr(mpnn, "_LARGE", 0)
+    take_layers_apart(monkeypatch)
     expected = train(Echo, seen, reached, device=device)
 
     assert_trained_alike(got, expected)
@@ -103,7 +109,7 @@ class Switching(torch.nn.Module):
 @pytest.mark.parametrize("ways", [("train", "eval", "train"), ("train", "look", "train"), ("eval", "train", "eval")])
 def test_ways_may_change_within_a_frame(device, monkeypatch, ways):
     got = train(Switching, ways, device=device)
-    monkeypatch.setattr(mpnn, "_LARGE", 0)
+    take_layers_apart(monkeypatch)
     expected = train(Switching, ways, device=device)
 
     assert_trained_alike(got, expected)
