@@ -112,9 +112,32 @@ class Manifest:
             nodes = [NodeEntry(**entry) for entry in found.pop("nodes")]
             edges = [EdgeEntry(**{**entry, "name": tuple(entry["name"])}) for entry in found.pop("edges")]
             del found["format"], found["version"]
-            return cls(nodes=nodes, edges=edges, **found)
-        except (KeyError, TypeError) as error:
+            made = cls(nodes=nodes, edges=edges, **found)
+            wrong = made._find_wrong()
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise PartitionError(f"{path} lacks what version {VERSION} holds: {error}") from error
+        if wrong:
+            raise PartitionError(f"{path} must hold what version {VERSION} does, got {wrong}")
+        return made
+
+    def _find_wrong(self) -> str | None:
+        """What contradicts itself, as of a manifest that was written to by hand."""
+        for number, entry in enumerate(self.nodes):
+            kind, bounds = entry.book["kind"], entry.book.get("bounds")
+            if kind not in ("hash", "range", "table"):
+                return f"a book of kind {kind!r} for nodes {entry.name!r}"
+            if kind == "range" and not (isinstance(bounds, list) and all(type(bound) is int for bound in bounds)):
+                return f"bounds {bounds!r} for nodes {entry.name!r}"
+            if kind == "table" and entry.book["file"] not in self.files:
+                return f"a table {entry.book['file']!r} for nodes {entry.name!r}, which is not among the files"
+            owned = sum(counts[number] for counts in self.part_nodes)
+            if owned != entry.num_nodes:
+                return f"{entry.num_nodes} nodes {entry.name!r}, of which parts have {owned}"
+        for number, relation in enumerate(self.edges):
+            owned = sum(counts[number] for counts in self.part_edges)
+            if owned != relation.num_edges:
+                return f"{relation.num_edges} edges {'__'.join(relation.name)!r}, of which parts have {owned}"
+        return None
 
     def check(self, folder: str | PathLike[str], part: int | None, *, full: bool = True) -> None:
         """Compare files with what the manifest says of them.

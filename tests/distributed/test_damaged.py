@@ -1,9 +1,12 @@
 """Files of a part that have their size, and hold what nobody wrote, are named before anything is read by them."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
+from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.errors import PartitionError
@@ -44,3 +47,26 @@ def test_parts_without_nodes_or_edges_are_whole(tmp_path):
     parts = [GraphPart(tmp_path / "p", part, device=CPU) for part in range(3)]
 
     assert [part.place().rows.indices.numel() for part in parts] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda m: m["nodes"][0]["book"].pop("file"), "lacks what version 1 holds: 'file'"),
+    (lambda m: m["nodes"][0]["book"].update(file="other.npy"), "a table 'other.npy' for nodes 'nodes', which is not"),
+    (lambda m: m["nodes"][0].update(book={"kind": "list"}), "a book of kind 'list' for nodes 'nodes'"),
+    (lambda m: m["nodes"][0].update(book={"kind": "range"}), "bounds None for nodes 'nodes'"),
+    (lambda m: m["nodes"][0].update(book={"kind": "range", "bounds": [0, "1"]}), r"bounds \[0, '1'\] for nodes"),
+    (lambda m: m["nodes"][0].update(book=3), "lacks"),
+    (lambda m: m["nodes"][0].update(num_nodes=NODES + 1), f"{NODES + 1} nodes 'nodes', of which parts have {NODES}"),
+    (lambda m: m["part_nodes"].pop(), rf"{NODES} nodes 'nodes', of which parts have \d+"),
+    (lambda m: m["part_edges"][1].pop(), "lacks"),
+    (lambda m: m["edges"][0].update(num_edges=3), r"3 edges 'nodes__to__nodes', of which parts have \d+"),
+])  # fmt: skip
+def test_a_manifest_that_contradicts_itself_is_named(tmp_path, edges, change, words):
+    partition_graph(tmp_path / "p", edges, 2, num_nodes=NODES, method="metis")
+    path = tmp_path / "p" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+    with pytest.raises(PartitionError, match=f"{path} .*{words}"):
+        Manifest.read(tmp_path / "p")
