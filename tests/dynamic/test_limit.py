@@ -11,6 +11,8 @@ from pyg_direct.errors import MemoryLimitError
 from pyg_direct.ops import snapshot_kernels
 from tests.frames import NODES, TIMES, make_signal, make_trainer
 
+# In the simulator one amount of memory is enough: each of these epochs takes it seconds.
+SLOW = pytest.mark.slow
 NO_REPLAY = {"cuda": {"replay": False}, "cpu": {}}
 
 
@@ -105,7 +107,7 @@ def test_structures_of_several_snapshots_come_with_any_of_them():
     assert [counted(range(1), range(7, 8)), counted(range(1), range(4, 5)), counted(range(2), range(4, 8))] == [1, 2, 0]
 
 
-@pytest.mark.parametrize("memory", [480, 2_000, 5_000])
+@pytest.mark.parametrize("memory", [pytest.param(480, marks=SLOW), 2_000, pytest.param(5_000, marks=SLOW)])
 def test_structures_that_come_back_are_copied_as_foreseen(device, memory):
     signal = make_signal("MPNNLSTM")
     # Those of the ends lie in frames apart from each other; those of every other one are in all frames.
@@ -124,7 +126,7 @@ def test_structures_that_come_back_are_copied_as_foreseen(device, memory):
 
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("name", ["TGCN", "MPNNLSTM"])
-@pytest.mark.parametrize("memory", [480, 1500, 5_000, 9_000, 20_000, 60_000])
+@pytest.mark.parametrize("memory", [5_000, *(pytest.param(n, marks=SLOW) for n in (480, 1500, 9_000, 20_000, 60_000))])
 def test_epochs_copy_what_was_foreseen(device, name, weighted, memory):
     signal = make_signal(name, weighted)
     free = make_trainer(name, signal, device=device, **NO_REPLAY[device.type])
@@ -166,6 +168,7 @@ def test_what_sums_over_csr_have_beside_structures_is_counted(memory, monkeypatc
     assert losses == pytest.approx(free.fit(4), rel=1e-4)
 
 
+@SLOW
 def test_more_memory_never_copies_more(device):
     moved = []
     for memory in (480, 2_000, 4_000, 8_000, 16_000, 32_000):

@@ -44,7 +44,7 @@ def assert_trained_alike(trainer, other):
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("frame", [0, 1, FRAMES - 1])
+@pytest.mark.parametrize("frame", [1, *(pytest.param(frame, marks=pytest.mark.slow) for frame in (0, FRAMES - 1))])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_first_epoch_has_each_step_once(device, monkeypatch, stage, frame):
     trainer, whole = make(device), make(device)
