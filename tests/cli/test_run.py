@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from pyg_direct.cli.app import app
 
+# Old and new versions are tried with the other cases: each starts two processes.
+SLOW = pytest.mark.slow
 PROGRAM = """
 import pathlib, sys
 import torch
@@ -111,7 +113,9 @@ def test_a_program_that_is_not_there_is_told(tmp_path):
         assert f"{name}' {why}" in done.stderr
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "raise ValueError"])
+@pytest.mark.parametrize(
+    "end", ["pass", *(pytest.param(end, marks=SLOW) for end in ("sys.exit(3)", "raise ValueError"))]
+)
 def test_what_a_program_made_stays_until_the_interpreter_ends(tmp_path, end):
     path = tmp_path / "program.py"
     path.write_text(LASTING.format(end=end))
@@ -121,14 +125,16 @@ def test_what_a_program_made_stays_until_the_interpreter_ends(tmp_path, end):
     assert done.stdout == "Lasting at exit\nfinalizing True\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["def fail():\n    {}['key']\n\nfail()\n", "x = (\n", "raise KeyboardInterrupt\n",
-     "raise EOFError('Ran out of input')\n", "import errno\nraise OSError(errno.EPIPE, 'a worker is gone')\n",
-     "import typer\nraise typer.Exit(3)\n", "import typer\nraise typer.BadParameter('its own')\n",
-     "try:\n    {}['key']\nexcept KeyError as error:\n    raise EOFError from error\n"],
-    ids=["error", "syntax", "interrupt", "end of file", "pipe", "exit of typer", "usage of typer", "cause"],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    pytest.param("def fail():\n    {}['key']\n\nfail()\n", id="error"),
+    pytest.param("x = (\n", id="syntax"),
+    pytest.param("raise KeyboardInterrupt\n", id="interrupt", marks=SLOW),
+    pytest.param("raise EOFError('Ran out of input')\n", id="end of file", marks=SLOW),
+    pytest.param("import errno\nraise OSError(errno.EPIPE, 'a worker is gone')\n", id="pipe", marks=SLOW),
+    pytest.param("import typer\nraise typer.Exit(3)\n", id="exit of typer", marks=SLOW),
+    pytest.param("import typer\nraise typer.BadParameter('its own')\n", id="usage of typer", marks=SLOW),
+    pytest.param("try:\n    {}['key']\nexcept KeyError as error:\n    raise EOFError from error\n", id="cause"),
+])  # fmt: skip
 def test_an_error_is_shown_as_python_shows_it(tmp_path, text):
     path = tmp_path / "program.py"
     path.write_text(text)
