@@ -53,8 +53,13 @@ def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 
     tell_ahead(f"partition: metis over {num_nodes:,} nodes and {len(joined) // 2:,} edges",
                items=len(joined) if progress else 0)  # fmt: skip
     adjacency = pymetis.CSRAdjacency(offsets, neighbors)
-    _, parts = pymetis.part_graph(num_parts, adjacency, eweights=weights, options=pymetis.Options(seed=seed))
-    return np.asarray(parts, np.int64)
+    options = pymetis.Options(seed=seed)
+    parts = np.asarray(pymetis.part_graph(num_parts, adjacency, eweights=weights, options=options)[1], np.int64)
+    if np.bincount(parts).max() > int(_UNEVEN * num_nodes / num_parts) + 1:
+        # With few nodes a part some are left empty, unless parts are halved again and again.
+        halved = pymetis.part_graph(num_parts, adjacency, eweights=weights, options=options, recursive=True)[1]
+        parts = min(parts, np.asarray(halved, np.int64), key=lambda found: int(np.bincount(found).max()))
+    return parts
 
 
 def assign_by_stream(stream: Stream, num_nodes: int, num_edges: int, num_parts: int) -> np.ndarray:

@@ -159,7 +159,10 @@ def load_array(value: Any, name: str) -> np.ndarray:
     """
     if isinstance(value, (str, PathLike)):
         return _load(value, name)
-    if isinstance(value, Tensor) and value.layout == strided:
+    if isinstance(value, Tensor):
+        if value.layout != strided or value.is_meta:
+            kind = "without values" if value.is_meta else f"of layout {value.layout}"
+            raise ArgumentTypeError(f"{name} must be dense where it is a tensor, got one {kind}")
         value = value.detach().cpu().numpy()
     if not isinstance(value, np.ndarray):
         raise ArgumentTypeError(f"{name} must be a tensor, an array or a file, got {type(value).__name__}")

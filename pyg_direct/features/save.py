@@ -49,6 +49,9 @@ def save_rows(path: str | os.PathLike[str], rows: Tensor | np.ndarray) -> Path:
         rows = as_tensor(rows)
     if not isinstance(rows, Tensor):
         raise ArgumentTypeError(f"rows must be a tensor or an array, got {type(rows).__name__}")
+    if rows.layout != torch.strided or rows.is_meta:
+        kind = "a tensor without memory" if rows.is_meta else f"a tensor of layout {rows.layout}"
+        raise ArgumentTypeError(f"rows must be a dense tensor with values, got {kind}")
     if rows.dim() == 0:
         raise ArgumentError("rows must have at least one dimension, got a scalar")
     header = _make_header(target, rows)

@@ -137,7 +137,8 @@ def check_times(name: str, times: Any, count: int | None) -> None:
     if times is None:
         return
     if not isinstance(times, Tensor) or times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
-        raise ArgumentTypeError(f"{name} must be a tensor of integers, got {getattr(times, 'dtype', type(times))}")
+        kind = times.dtype if isinstance(times, Tensor) else type(times).__name__
+        raise ArgumentTypeError(f"{name} must be a tensor of integers, got {kind}")
     if count is not None and times.shape != (count,):
         raise ArgumentError(f"{name} must have shape ({count},), one for each seed, got {tuple(times.shape)}")
 

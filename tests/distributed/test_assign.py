@@ -61,3 +61,14 @@ def test_metis_gives_each_node_a_part_where_there_are_enough(num_parts):
     parts = assign_by_metis(lambda: iter([tuple(edges)]), 40, num_parts)
 
     assert np.bincount(parts).max() == 1
+
+
+@pytest.mark.parametrize(("num_nodes", "num_parts"), [(60, 30), (60, 45), (600, 300)])
+def test_metis_leaves_no_part_empty_where_nodes_are_few(num_nodes, num_parts):
+    edges = np.random.default_rng(0).integers(0, num_nodes, (2, 5 * num_nodes))
+
+    parts = assign_by_metis(lambda: iter([tuple(edges)]), num_nodes, num_parts)
+
+    counts = np.bincount(parts, minlength=num_parts)
+    assert counts.min() >= 1
+    assert counts.max() <= 4

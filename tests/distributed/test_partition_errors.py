@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from pyg_direct.distributed.manifest import Manifest
 from pyg_direct.distributed.partition import partition_graph
@@ -26,6 +27,8 @@ from tests.distributed.partitions import EDGES, NODES
     ({"edge_time": np.ones(EDGES)}, ArgumentTypeError, "must hold integers"),
     ({"node_time": np.full(NODES, 2**63, np.uint64)}, ArgumentError, "must be below 2"),
     ({"node_rows": {"x": np.ones(NODES, np.longdouble)}}, ArgumentTypeError, "must have a dtype that torch knows"),
+    ({"node_rows": {"x": torch.eye(NODES).to_sparse()}}, ArgumentTypeError, "must be dense .* of layout torch.sp"),
+    ({"node_rows": {"x": torch.empty(NODES, 2, device="meta")}}, ArgumentTypeError, "must be dense .* without values"),
     ({"node_rows": {"x": [1] * NODES}}, ArgumentTypeError, r"node_rows\['nodes'\]\['x'\] must be a tensor, an array"),
     ({"node_rows": np.ones(NODES)}, ArgumentTypeError, "must map names of attributes to rows, got ndarray"),
     ({"edge_rows": {1: np.ones(EDGES)}}, ArgumentTypeError, "must map names of attributes to rows"),

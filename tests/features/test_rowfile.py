@@ -202,6 +202,8 @@ def test_a_missing_file_is_named(tmp_path):
     ("rows.pt", make_rows(), ArgumentError, r"path must end in .safetensors or .npy"),
     ("rows.npy", make_rows(dtype=torch.bfloat16), ArgumentError, "dtype of NumPy for .npy, got torch.bfloat16"),
     ("rows.npy", torch.tensor(1.0), ArgumentError, "at least one dimension"),
+    ("rows.npy", torch.eye(3).to_sparse(), ArgumentTypeError, "dense tensor with values, got .* torch.sparse_coo"),
+    ("rows.safetensors", torch.eye(3, device="meta"), ArgumentTypeError, "dense tensor with values, got .* memory"),
     ("rows.npy", [1.0], ArgumentTypeError, "rows must be a tensor or an array, got list"),
     ("rows.safetensors", torch.empty(2, dtype=torch.complex128), ArgumentError, "a dtype of safetensors"),
     ("none/rows.npy", make_rows(), FileError, "could not be written|No such file"),
