@@ -101,6 +101,8 @@ def test_a_case_of_gpus_says_that_there_is_none(name):
 def test_processes_share_a_graph_and_its_rows(monkeypatch):
     monkeypatch.setattr(cases.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(cases, "measure_clients", lambda graph, name: iter(()))
+    measure = cases.measure_distributed
+    monkeypatch.setattr(cases, "measure_distributed", lambda *given: measure(*given[:3], [1, 2]))
 
     rows = {(row.case.rpartition("/")[2], row.metric): row for row in CASES["distributed"](2 * SCALE)}
 
