@@ -236,7 +236,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["program", "package.inner.program", "package"])
+@pytest.mark.parametrize("name", ["package.inner.program", *(pytest.param(name, marks=SLOW)
+                                                              for name in ("program", "package"))])  # fmt: skip
 def test_a_module_is_run_as_python_runs_it(folder, name):
     arguments = [name, "--device", "3", "-m", "--", "x"]
 
@@ -293,7 +294,8 @@ def test_an_error_of_a_module_is_shown_as_python_shows_it(folder, arguments):
     assert "typer" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["package.nothing", "package.inner", "beside.py"])
+@pytest.mark.parametrize("name", ["package.nothing", *(pytest.param(name, marks=SLOW)
+                                                        for name in ("package.inner", "beside.py"))])  # fmt: skip
 def test_a_module_that_is_not_there_is_told_in_words_of_python(folder, name):
     done = run("run", "--device", "cpu", "-m", name, cwd=folder)
 
