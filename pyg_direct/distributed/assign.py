@@ -55,7 +55,7 @@ def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 
     adjacency = pymetis.CSRAdjacency(offsets, neighbors)
     options = pymetis.Options(seed=seed)
     parts = np.asarray(pymetis.part_graph(num_parts, adjacency, eweights=weights, options=options)[1], np.int64)
-    if np.bincount(parts).max() > int(_UNEVEN * num_nodes / num_parts) + 1:
+    if not _is_even(parts, np.ones(num_nodes), num_parts):
         # With few nodes a part some are left empty, unless parts are halved again and again.
         halved = pymetis.part_graph(num_parts, adjacency, eweights=weights, options=options, recursive=True)[1]
         parts = min(parts, np.asarray(halved, np.int64), key=lambda found: int(np.bincount(found).max()))

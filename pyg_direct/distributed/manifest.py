@@ -122,6 +122,9 @@ class Manifest:
 
     def _find_wrong(self) -> str | None:
         """What contradicts itself, as of a manifest that was written to by hand."""
+        for name, counts in (("nodes", self.part_nodes), ("edges", self.part_edges)):
+            if len(counts) != self.num_parts:
+                return f"{name} of {len(counts)} parts, of {self.num_parts}"
         for number, entry in enumerate(self.nodes):
             kind, bounds = entry.book["kind"], entry.book.get("bounds")
             if kind not in ("hash", "range", "table"):
@@ -130,11 +133,11 @@ class Manifest:
                 return f"bounds {bounds!r} for nodes {entry.name!r}"
             if kind == "table" and entry.book["file"] not in self.files:
                 return f"a table {entry.book['file']!r} for nodes {entry.name!r}, which is not among the files"
-            owned = sum(counts[number] for counts in self.part_nodes)
+            owned = sum(part[number] for part in self.part_nodes)
             if owned != entry.num_nodes:
                 return f"{entry.num_nodes} nodes {entry.name!r}, of which parts have {owned}"
         for number, relation in enumerate(self.edges):
-            owned = sum(counts[number] for counts in self.part_edges)
+            owned = sum(part[number] for part in self.part_edges)
             if owned != relation.num_edges:
                 return f"{relation.num_edges} edges {'__'.join(relation.name)!r}, of which parts have {owned}"
         return None
