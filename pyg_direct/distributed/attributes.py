@@ -54,16 +54,19 @@ class DistAttributes:
         return [Wanted(edge_type, ids, owned=(edge_type[self._target], ends))]
 
     def build(self, data: Any, sample: Any, input_id: Tensor | None = None, *, checked: bool = True,
-              memory: list[Any] | None = None, read: None = None) -> Any:  # fmt: skip
+              memory: list[Any] | None = None, counts_seeds: bool = True, read: None = None) -> Any:  # fmt: skip
         """The batch of a sample: a `Data` for a `Sample`, a `HeteroData` for PyG's output.
 
         `memory` gets what the memory of a batch belongs to where it was sampled by a plan; nothing is read before, as a
-        batch is an exchange of its own.
+        batch is an exchange of its own. With `counts_seeds` a `Data` tells the number of its seeds.
         """
         if isinstance(sample, HeteroSamplerOutput):
             return self._build_hetero(sample)
         assert input_id is not None
-        return self._build(sample, input_id, sample.e_id.numel() == sample.edge_index.shape[1], memory)
+        batch = self._build(sample, input_id, sample.e_id.numel() == sample.edge_index.shape[1], memory)
+        if counts_seeds:
+            batch._store["batch_size"] = input_id.numel()
+        return batch
 
     def _build(self, sample: Sample, input_id: Tensor, has_ids: bool, memory: list[Any] | None) -> Data:
         kind, edge_type = self._graph.node_types[0], self._graph.edge_types[0]
@@ -84,7 +87,7 @@ class DistAttributes:
             store[name] = value
         store["n_id"], store["e_id"] = sample.n_id, sample.e_id
         store["num_sampled_nodes"], store["num_sampled_edges"] = sample.num_sampled_nodes, sample.num_sampled_edges
-        store["input_id"], store["batch_size"] = input_id, input_id.numel()
+        store["input_id"] = input_id
         return batch
 
     def _find_expanded(self, sample: Sample) -> Tensor:

@@ -216,8 +216,8 @@ class GeneralLoader(EpochLoader):
         if out.edge is None:
             # Edges that were merged have no attributes any more.
             data = without_edge_attributes(data)
-        batch = attributes.build(data, sample, none, checked=is_ours)
-        for key in ("num_sampled_nodes", "num_sampled_edges", "input_id", "batch_size"):
+        batch = attributes.build(data, sample, none, checked=is_ours, counts_seeds=False)
+        for key in ("num_sampled_nodes", "num_sampled_edges", "input_id"):
             del batch._store[key]
         if out.edge is None:
             del batch._store["e_id"]

@@ -66,9 +66,8 @@ class PlannedLinks:
         given, negatives, ends = self._given, self._negatives, sample.ends
         assert ends is not None
         input_id = positions if given.input_id is None else given.input_id.index_select(0, positions)
-        batch = attributes.build(data, sample, input_id, memory=memory)
+        batch = attributes.build(data, sample, input_id, memory=memory, counts_seeds=False)
         store, places, count = batch._store._mapping, ends.places, positions.shape[0]
-        del store["batch_size"]
         values: dict[str, Tensor | None] = {}
         if negatives is None or negatives.is_binary():
             values["edge_label_index"] = places.view(2, -1)

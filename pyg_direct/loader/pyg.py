@@ -148,7 +148,7 @@ class Attributes(PlacedRows):
 
     def build(self, data: Data, sample: Sample, input_id: Tensor, *, checked: bool = True,
               shared: Mapping[str, SharedRows] = MappingProxyType({}),
-              memory: list[Any] | None = None) -> Data:  # fmt: skip
+              memory: list[Any] | None = None, counts_seeds: bool = True) -> Data:  # fmt: skip
         """The batch as PyG's loader gives it, on the device; `data` is the graph it was sampled from.
 
         Args:
@@ -158,6 +158,7 @@ class Attributes(PlacedRows):
             checked: Whether the ids are as the sampler made them; a user's transform may give others.
             shared: Node attributes whose rows were read already, together with those of other batches.
             memory: Gets what the memory of the batch belongs to, where all of that is known.
+            counts_seeds: Whether the batch tells their number, as `batch_size`.
         """
         held: list[Any] = [*sample.memory]
         out = copy_data(data)
@@ -188,7 +189,8 @@ class Attributes(PlacedRows):
         store["num_sampled_nodes"] = sample.num_sampled_nodes
         store["num_sampled_edges"] = sample.num_sampled_edges
         store["input_id"] = input_id
-        store["batch_size"] = input_id.numel()
+        if counts_seeds:
+            store["batch_size"] = input_id.numel()
         if memory is not None and checked and sample.memory and self._is_all_known:
             memory += held
         return out

@@ -116,3 +116,13 @@ def test_edges_of_links_may_leave_the_batch_both_ways(real_device):
     named = name_edges(batch)
     assert not left & set(named[WRITES])
     assert not left & {(target, source) for source, target in named["paper", "rev_writes", "author"]}
+
+
+@pytest.mark.parametrize("options", [{}, {"neg_sampling": "triplet"}, {"disjoint": True}, {"subgraph_type": "induced"}],
+                         ids=["plain", "negatives", "trees", "induced"])  # fmt: skip
+def test_an_attribute_of_the_graph_that_is_named_like_the_number_of_seeds_stays(real_device, options):
+    data = make_data()
+    data.batch_size = 77
+
+    for batch in LinkNeighborLoader(data, [2], batch_size=300, device=real_device, **options):
+        assert batch.batch_size == 77
