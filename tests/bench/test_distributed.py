@@ -29,10 +29,13 @@ def test_an_interrupted_benchmark_leaves_no_processes(tmp_path):
         assert program.wait(90) != 0
     finally:
         program.kill()
+        program.wait()
     for name in names:
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / name).read_text()), 0)
 
 
 if __name__ == "__main__":
+    # A shell has what it runs in the background ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run_processes(wait, 2, "cpu", sys.argv[1])

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pyg_direct.cli.app import app
+from tests.warm import WarmPython
 
 # Old and new versions are tried with the other cases: each starts two processes.
 SLOW = pytest.mark.slow
@@ -53,10 +54,15 @@ if "fail" in sys.argv:
 """
 
 
-def start(*arguments, cwd=None, **environment):
-    """What Python does in a process of its own, which finds our package and no other one of the tests."""
+def make_environment():
+    """That of a process which finds our package and no other one of the tests."""
     # Messages are broken to the width of the terminal.
-    found = {**os.environ, "COLUMNS": "300", "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    return {**os.environ, "COLUMNS": "300", "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def start(*arguments, cwd=None, **environment):
+    """What Python does in a process of its own."""
+    found = {**make_environment(), **environment}
     return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, env=found)
 
 
@@ -67,6 +73,14 @@ def run(*arguments, **options):
 def said(done):
     """Lines on stderr that are not ours."""
     return [line for line in done.stderr.splitlines() if not line.startswith("pyg_direct: ")]
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory):
+    """Processes that take a tenth of the time of `run`, for all that does not ask how Python begins."""
+    python = WarmPython(tmp_path_factory.mktemp("warm"), make_environment())
+    yield python
+    python.end()
 
 
 @pytest.fixture
@@ -87,8 +101,8 @@ def test_a_program_sees_its_own_arguments_and_makes_our_loaders(program):
     assert done.returncode == 3
 
 
-def test_every_loader_is_told_when_asked(program):
-    done = run("run", "--verbose", "--device", "cpu", program)
+def test_every_loader_is_told_when_asked(warm, program):
+    done = warm.run("run", "--verbose", "--device", "cpu", program)
 
     assert "pyg_direct: NeighborLoader of pyg_direct.loader.neighbor on cpu\n" in done.stderr
 
@@ -116,11 +130,11 @@ def test_a_program_that_is_not_there_is_told(tmp_path):
 @pytest.mark.parametrize(
     "end", ["pass", *(pytest.param(end, marks=SLOW) for end in ("sys.exit(3)", "raise ValueError"))]
 )
-def test_what_a_program_made_stays_until_the_interpreter_ends(tmp_path, end):
+def test_what_a_program_made_stays_until_the_interpreter_ends(warm, tmp_path, end):
     path = tmp_path / "program.py"
     path.write_text(LASTING.format(end=end))
 
-    done = run("run", "--device", "cpu", path)
+    done = warm.run("run", "--device", "cpu", path)
 
     assert done.stdout == "Lasting at exit\nfinalizing True\n", done.stderr
 
@@ -135,17 +149,17 @@ def test_what_a_program_made_stays_until_the_interpreter_ends(tmp_path, end):
     pytest.param("import typer\nraise typer.BadParameter('its own')\n", id="usage of typer", marks=SLOW),
     pytest.param("try:\n    {}['key']\nexcept KeyError as error:\n    raise EOFError from error\n", id="cause"),
 ])  # fmt: skip
-def test_an_error_is_shown_as_python_shows_it(tmp_path, text):
+def test_an_error_is_shown_as_python_shows_it(warm, tmp_path, text):
     path = tmp_path / "program.py"
     path.write_text(text)
 
-    done = run("run", "--device", "cpu", path)
+    done = warm.run("run", "--device", "cpu", path)
 
     expected = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
     assert (said(done), done.returncode) == (expected.stderr.splitlines(), expected.returncode)
 
 
-def test_an_error_that_another_file_shows_is_shown_whole(tmp_path):
+def test_an_error_that_another_file_shows_is_shown_whole(warm, tmp_path):
     (tmp_path / "helper.py").write_text(
         "import sys\n\ndef fail():\n    {}['key']\n\n"
         "def show():\n    try:\n        fail()\n    except KeyError:\n        sys.excepthook(*sys.exc_info())\n"
@@ -153,30 +167,30 @@ def test_an_error_that_another_file_shows_is_shown_whole(tmp_path):
     path = tmp_path / "program.py"
     path.write_text("import helper\nhelper.show()\n")
 
-    done = run("run", "--device", "cpu", path)
+    done = warm.run("run", "--device", "cpu", path)
 
     expected = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
     assert "in fail" in expected.stderr
     assert said(done) == expected.stderr.splitlines()
 
 
-def test_a_program_may_come_through_a_pipe(tmp_path):
+def test_a_program_may_come_through_a_pipe(warm, tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_text, args=("import sys\nprint(sys.argv[1:])\n",), daemon=True)
     writer.start()
 
-    done = run("run", "--device", "cpu", path, "one")
+    done = warm.run("run", "--device", "cpu", path, "one")
 
     assert done.stdout == "['one']\n", done.stderr
 
 
-def test_a_program_that_is_named_from_its_folder_knows_where_it_lies(tmp_path):
+def test_a_program_that_is_named_from_its_folder_knows_where_it_lies(warm, tmp_path):
     (tmp_path / "program.py").write_text(
         "import sys\nprint(__file__, __loader__.path, sys.argv[0], sys.path[0])\n{}['key']\n"
     )
 
-    done = run("run", "--device", "cpu", "program.py", cwd=tmp_path)
+    done = warm.run("run", "--device", "cpu", "program.py", cwd=tmp_path)
 
     expected = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True, cwd=tmp_path)
     said = [line for line in done.stderr.splitlines() if not line.startswith("pyg_direct: ")]
@@ -184,11 +198,11 @@ def test_a_program_that_is_named_from_its_folder_knows_where_it_lies(tmp_path):
     assert said == expected.stderr.splitlines()
 
 
-def test_a_program_finds_the_module_of_builtins(tmp_path):
+def test_a_program_finds_the_module_of_builtins(warm, tmp_path):
     path = tmp_path / "program.py"
     path.write_text("import builtins\nprint(__builtins__ is builtins)\n")
 
-    done = run("run", "--device", "cpu", path)
+    done = warm.run("run", "--device", "cpu", path)
 
     assert done.stdout == start(path).stdout, done.stderr
 
@@ -238,10 +252,10 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("name", ["package.inner.program", *(pytest.param(name, marks=SLOW)
                                                               for name in ("program", "package"))])  # fmt: skip
-def test_a_module_is_run_as_python_runs_it(folder, name):
+def test_a_module_is_run_as_python_runs_it(warm, folder, name):
     arguments = [name, "--device", "3", "-m", "--", "x"]
 
-    done = run("run", "--device", "cpu", "-m", *arguments, cwd=folder)
+    done = warm.run("run", "--device", "cpu", "-m", *arguments, cwd=folder)
 
     expected = start("-m", *arguments, cwd=folder)
     assert expected.returncode == 0
@@ -285,8 +299,8 @@ def without_runpy(lines):
 
 @pytest.mark.parametrize("arguments", [["package.program", "fail"], ["package.bad.program"], ["package.wrong"]],
                          ids=["error", "before", "syntax"])  # fmt: skip
-def test_an_error_of_a_module_is_shown_as_python_shows_it(folder, arguments):
-    done = run("run", "--device", "cpu", "-m", *arguments, cwd=folder)
+def test_an_error_of_a_module_is_shown_as_python_shows_it(warm, folder, arguments):
+    done = warm.run("run", "--device", "cpu", "-m", *arguments, cwd=folder)
 
     expected = start("-m", *arguments, cwd=folder)
     assert done.returncode == expected.returncode == 1
@@ -296,8 +310,8 @@ def test_an_error_of_a_module_is_shown_as_python_shows_it(folder, arguments):
 
 @pytest.mark.parametrize("name", ["package.nothing", *(pytest.param(name, marks=SLOW)
                                                         for name in ("package.inner", "beside.py"))])  # fmt: skip
-def test_a_module_that_is_not_there_is_told_in_words_of_python(folder, name):
-    done = run("run", "--device", "cpu", "-m", name, cwd=folder)
+def test_a_module_that_is_not_there_is_told_in_words_of_python(warm, folder, name):
+    done = warm.run("run", "--device", "cpu", "-m", name, cwd=folder)
 
     (expected,) = start("-m", name, cwd=folder).stderr.splitlines()
     assert done.returncode == 2

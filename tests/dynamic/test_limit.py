@@ -124,8 +124,10 @@ def test_structures_that_come_back_are_copied_as_foreseen(device, memory):
     assert [epoch["moved_bytes"] for epoch in trainer.history[2:]] == [foreseen] * 2
 
 
-@pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("name", ["TGCN", "MPNNLSTM"])
+@pytest.mark.parametrize(("name", "weighted"), [
+    ("TGCN", False), pytest.param("TGCN", True, marks=SLOW),
+    ("MPNNLSTM", True), pytest.param("MPNNLSTM", False, marks=SLOW),
+])  # fmt: skip
 @pytest.mark.parametrize("memory", [5_000, *(pytest.param(n, marks=SLOW) for n in (480, 1500, 9_000, 20_000, 60_000))])
 def test_epochs_copy_what_was_foreseen(device, name, weighted, memory):
     signal = make_signal(name, weighted)

@@ -8,7 +8,9 @@ from tests.dynamic.test_replay import make_steps_capturable, pretend_to_record
 from tests.frames import TIMES, WINDOW, make_signal, make_trainer
 
 FRAMES = TIMES - WINDOW + 1
-STAGES = ("move", "model", "loss", "step", "settle")
+# In the simulator, where each epoch takes seconds, one of them is enough.
+SLOW = pytest.mark.slow
+STAGES = ("step", *(pytest.param(stage, marks=SLOW) for stage in ("move", "model", "loss", "settle")))
 
 
 def make(device, name="TGCN", **options):
@@ -44,7 +46,7 @@ def assert_trained_alike(trainer, other):
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("frame", [1, *(pytest.param(frame, marks=pytest.mark.slow) for frame in (0, FRAMES - 1))])
+@pytest.mark.parametrize("frame", [1, *(pytest.param(frame, marks=SLOW) for frame in (0, FRAMES - 1))])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_first_epoch_has_each_step_once(device, monkeypatch, stage, frame):
     trainer, whole = make(device), make(device)
@@ -58,7 +60,7 @@ def test_a_first_epoch_has_each_step_once(device, monkeypatch, stage, frame):
     assert [cost.first for cost in trainer.costs] == list(range(FRAMES))
 
 
-@pytest.mark.parametrize("stage", ["move", "model", "loss", "step"])
+@pytest.mark.parametrize("stage", STAGES[:-1])
 def test_a_later_epoch_has_each_step_once(device, monkeypatch, stage):
     trainer, whole = make(device), make(device)
     expected = whole.fit(3)
@@ -72,7 +74,7 @@ def test_a_later_epoch_has_each_step_once(device, monkeypatch, stage):
     assert_trained_alike(trainer, whole)
 
 
-@pytest.mark.parametrize("name", ["EvolveGCNO", "GConvGRU"])
+@pytest.mark.parametrize("name", ["EvolveGCNO", pytest.param("GConvGRU", marks=SLOW)])
 def test_an_epoch_may_be_left_often(device, monkeypatch, name):
     trainer, whole = make(device, name), make(device, name)
     expected = whole.fit(2)

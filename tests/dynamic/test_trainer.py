@@ -59,7 +59,7 @@ def test_losses_are_those_of_the_plain_loop(device, name, target):
     assert trainer.fit(3) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("memory", [None, "10%", "50%"])
+@pytest.mark.parametrize("memory", ["10%", *(pytest.param(memory, marks=pytest.mark.slow) for memory in (None, "50%"))])
 def test_memory_changes_nothing_but_what_is_moved(device, memory):
     signal = make_signal()
     free = make_trainer("TGCN", signal, device=device)

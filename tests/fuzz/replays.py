@@ -127,7 +127,7 @@ def make_batches(row: Row, random: Random, device: str) -> Iterator[list[Data]]:
 
     def load(fanouts: list[int], size: int) -> Iterator[Data]:
         loader = NeighborLoader(data, fanouts, batch_size=size, shuffle=True, drop_last=True, device=device,
-                                seed=random.getrandbits(32), replace=row["replace"] == "yes")  # fmt: skip
+                                seed=random.getrandbits(32), replace=row["replace"] == "yes", prefetch=0)  # fmt: skip
         while True:
             yield from loader
 

@@ -106,7 +106,9 @@ class Switching(torch.nn.Module):
         return out if state is None else out + state[1], (place + 1, out)
 
 
-@pytest.mark.parametrize("ways", [("train", "eval", "train"), ("train", "look", "train"), ("eval", "train", "eval")])
+@pytest.mark.parametrize("ways", [("train", "eval", "train"),
+                                  pytest.param(("train", "look", "train"), marks=pytest.mark.slow),
+                                  pytest.param(("eval", "train", "eval"), marks=pytest.mark.slow)])  # fmt: skip
 def test_ways_may_change_within_a_frame(device, monkeypatch, ways):
     got = train(Switching, ways, device=device)
     take_layers_apart(monkeypatch)
