@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import classify_seeds, load_dataset, parse, stay_on_host
+from model import classify_seeds, count_processes, load_dataset, parse, stay_on_host
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument(
         "--exchange", action="store_true", help="exchange what batches need on one host too, as several do"
     )
-    parser.add_argument("--processes", type=int, default=2, help="without torchrun")
+    parser.add_argument("--processes", type=int, help="without torchrun: all GPUs; two on a CPU")
     parser.add_argument("--hidden", type=int, help="256 on a GPU, 64 on a CPU")
     parser.add_argument("--lr", type=float, default=0.005)
     args = parser.parse_args()
@@ -139,12 +139,13 @@ def main() -> None:
     if args.partition_only:
         write_parts(args, args.partition, args.parts)
         return
+    count = count_processes(args.processes, args.device, on_cpu=2)
     stay_on_host()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.partition or Path(scratch) / "parts"
         if not folder.exists():
-            write_parts(args, folder, args.processes)
-        mp.spawn(run, args=(args.processes, args, folder, f"file://{scratch}/group"), nprocs=args.processes)
+            write_parts(args, folder, count)
+        mp.spawn(run, args=(count, args, folder, f"file://{scratch}/group"), nprocs=count)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,18 @@ def stay_on_host() -> None:
             os.environ.setdefault(name, "lo")
 
 
+def count_processes(asked: int | None, device: str, on_cpu: int = 1) -> int:
+    """As many as are asked for; each has a GPU of its own, and where nothing is said all are taken."""
+    if device == "cpu":
+        return asked or on_cpu
+    num_gpus = torch.cuda.device_count()
+    if num_gpus == 0:
+        sys.exit("--device must be cpu where there is no GPU, got cuda")
+    if (asked or 1) > num_gpus:
+        sys.exit(f"--processes must be at most {num_gpus}, one for each GPU, got {asked}; --device cpu takes any")
+    return asked or num_gpus
+
+
 def load_dataset(folder: str | None, scale: float | None, device: torch.device) -> NodeDataset:
     """The folder if one is named, else ogbn-products if `ogb` has it and no scale is given, else a generated graph."""
     folder = folder or os.environ.get("PYG_DIRECT_DATA")

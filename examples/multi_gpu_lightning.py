@@ -11,7 +11,7 @@ import argparse
 import lightning
 import torch
 import torch.nn.functional as F
-from model import classify_seeds, describe, load_dataset, parse
+from model import classify_seeds, count_processes, describe, load_dataset, parse
 from torch_geometric.nn import GraphSAGE
 
 from pyg_direct import NeighborLoader
@@ -61,10 +61,10 @@ def main() -> None:
     parser = parse(__doc__, epochs=6, batch_size=256)
     parser.add_argument("--processes", type=int, help="all GPUs; one on a CPU")
     args = parser.parse_args()
-    on_gpu = torch.cuda.is_available() and args.device != "cpu"
-    count = args.processes or (torch.cuda.device_count() if on_gpu else 1)
-    dataset = load_dataset(args.data, args.scale, torch.device("cuda" if on_gpu else "cpu"))
-    print(describe(dataset, torch.device("cuda" if on_gpu else "cpu")))
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu, count = args.device == "cuda", count_processes(args.processes, args.device)
+    dataset = load_dataset(args.data, args.scale, torch.device(args.device))
+    print(describe(dataset, torch.device(args.device)))
 
     lightning.seed_everything(args.seed)
     trainer = lightning.Trainer(

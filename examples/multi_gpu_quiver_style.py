@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import LayerSAGE, describe, load_dataset, parse, stay_on_host
+from model import LayerSAGE, count_processes, describe, load_dataset, parse, stay_on_host
 from torch.nn.parallel import DistributedDataParallel
 
 import pyg_direct as quiver
@@ -71,9 +71,8 @@ def main() -> None:
     parser.add_argument("--policy", default="p2p_clique_replicate", help="or device_replicate")
     parser.add_argument("--cache", default="20%", help="memory of each GPU for hot rows")
     args = parser.parse_args()
-    on_gpu = torch.cuda.is_available() and args.device != "cpu"
-    args.device = "cuda" if on_gpu else "cpu"
-    count = args.processes or (torch.cuda.device_count() if on_gpu else 1)
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu, count = args.device == "cuda", count_processes(args.processes, args.device)
     dataset = load_dataset(args.data, args.scale, torch.device(args.device))
     print(f"{describe(dataset, torch.device(args.device))} with {count} processes")
 

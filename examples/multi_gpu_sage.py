@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import classify_seeds, describe, load_dataset, parse, score, stay_on_host
+from model import classify_seeds, count_processes, describe, load_dataset, parse, score, stay_on_host
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
@@ -103,7 +103,7 @@ def main() -> None:
     if "WORLD_SIZE" in os.environ:  # torchrun
         run(int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]), None, args, "env://")
         return
-    count = args.processes or (torch.cuda.device_count() if args.device == "cuda" else 1)
+    count = count_processes(args.processes, args.device)
     dataset = load_dataset(args.data, args.scale, torch.device(args.device))
     stay_on_host()
     with tempfile.TemporaryDirectory() as folder:

@@ -9,15 +9,16 @@ import os
 import random
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 # Processes are forked from one that has imported it all, but never started CUDA, nor a thread.
-PRELOADED = ["pyg_direct.distributed", "pyg_direct"]
+PRELOADED = ["pyg_direct.distributed", "pyg_direct", "tests.forked"]
 
 
 def start_method() -> str:
@@ -26,6 +27,21 @@ def start_method() -> str:
         return "spawn"
     multiprocessing.set_forkserver_preload(PRELOADED)
     return "forkserver"
+
+
+@contextlib.contextmanager
+def quick_starts() -> Iterator[None]:
+    """Processes that are to be spawned are forked from one that has imported it all: what they are sent is the same."""
+    real = multiprocessing.get_context
+    multiprocessing.set_forkserver_preload(PRELOADED)
+
+    def get_context(method: str | None = None) -> Any:
+        return real("forkserver" if method == "spawn" else method)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (multiprocessing, mp):
+            patch.setattr(module, "get_context", get_context)
+        yield
 
 
 def free_port() -> int:

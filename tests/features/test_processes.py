@@ -15,7 +15,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.handle import Handle, list_hot_ids
 from pyg_direct.ops.gather import Directory
 from pyg_direct.runtime.shared import find_shared
-from tests.processes import run_ranks
+from tests.processes import quick_starts, run_ranks
 
 IDS = [6, 0, 9, 9, 3]
 
@@ -38,8 +38,9 @@ def read_pid(rank, feature, queue):
 
 
 def ask_children(feature, count=2, what=read):
-    queue = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(what, args=(feature, queue), nprocs=count)
+    with quick_starts():
+        queue = mp.get_context("spawn").SimpleQueue()
+        mp.spawn(what, args=(feature, queue), nprocs=count)
     return [queue.get() for _ in range(count)]
 
 

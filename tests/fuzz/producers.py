@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-from collections.abc import Iterator
 from random import Random
 from typing import Any
-
-import torch.multiprocessing as mp
 
 from pyg_direct import Producers
 from tests.fuzz import links, neighbors, stores
 from tests.fuzz.space import Row, Space
 from tests.fuzz.ways import RANKS
+from tests.processes import quick_starts
 
 # Options of the loader that stay as they are: what they do is the loader's, which is sent.
 FIXED = {
@@ -37,19 +34,6 @@ def space(device: str) -> Space:
         (("ranks", "leave"), lambda ranks, leave: ranks == "none" or leave != "resume"),
     )  # fmt: skip
     return Space(options, rules)
-
-
-@contextlib.contextmanager
-def quick_starts() -> Iterator[None]:
-    """Processes come from one that has imported everything: what they are sent is what a spawned one is."""
-    real = mp.get_context
-    context: Any = real("forkserver")
-    context.set_forkserver_preload([__name__, "tests.fuzz.forked"])
-    mp.get_context = lambda method=None: context if method == "spawn" else real(method)
-    try:
-        yield
-    finally:
-        mp.get_context = real
 
 
 def run(row: Row, random: Random, device: str) -> int:

@@ -27,7 +27,7 @@ from tests.nn.tape import TapeRecorder
 
 IN, HIDDEN, OUT, EDGE_WIDTH = 6, 8, 5, 3
 # Steps before something disturbs the loop, by when passes are replayed, and in all.
-CALM, STEPS = 11, 22
+CALM, STEPS = 11, 18
 # Roundings of three layers and their gradients.
 TERMS = 4000
 # What a loop does instead of a step like the others.

@@ -10,6 +10,8 @@ from itertools import combinations, product
 from random import Random
 
 Row = dict[str, str]
+# Names of options, and whether their values may stand together.
+Rule = tuple[tuple[str, ...], Callable[..., bool]]
 # ((option, value), (option, value)), in the order of the options.
 Pair = tuple[tuple[str, str], tuple[str, str]]
 
@@ -19,12 +21,21 @@ class Space:
     """Options with their values, as words; and rules, each with the options that it concerns."""
 
     options: Mapping[str, tuple[str, ...]]
-    rules: tuple[tuple[tuple[str, ...], Callable[..., bool]], ...] = ()
+    rules: tuple[Rule, ...] = ()
 
     def allows(self, row: Row) -> bool:
         """Whether no rule speaks against the options that are set."""
-        return all(holds(*[row[name] for name in names]) for names, holds in self.rules
+        return self._keep(row, self.rules)
+
+    @staticmethod
+    def _keep(row: Row, rules: Iterable[Rule]) -> bool:
+        return all(holds(*[row[name] for name in names]) for names, holds in rules
                    if all(name in row for name in names))  # fmt: skip
+
+    @cached_property
+    def _rules_of(self) -> dict[str, list[Rule]]:
+        """The rules that concern each option."""
+        return {name: [rule for rule in self.rules if name in rule[0]] for name in self.options}
 
     @cached_property
     def bound_first(self) -> list[str]:
@@ -34,13 +45,16 @@ class Space:
 
     def complete(self, row: Row, order: Callable[[str, Row], Iterable[str]]) -> Row | None:
         """A whole row that holds `row`, values tried in their `order`; None where there is none."""
-        if not self.allows(row):
-            return None
+        return self._extend(row, order) if self.allows(row) else None
+
+    def _extend(self, row: Row, order: Callable[[str, Row], Iterable[str]]) -> Row | None:
         name = next((name for name in self.bound_first if name not in row), None)
         if name is None:
             return row
-        tried = (self.complete({**row, name: value}, order) for value in order(name, row))
-        return next((found for found in tried if found is not None), None)
+        tried = ({**row, name: value} for value in order(name, row))
+        # Only these rules can speak against what was set last.
+        found = (self._extend(longer, order) for longer in tried if self._keep(longer, self._rules_of[name]))
+        return next((whole for whole in found if whole is not None), None)
 
     def draw(self, random: Random, row: Row | None = None) -> Row | None:
         """A random row that holds `row`."""

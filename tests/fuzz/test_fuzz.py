@@ -14,9 +14,9 @@ from tests.fuzz.case import SUBJECTS, Case
 from tests.fuzz.space import Space, Tally
 
 # More than 10,000 together.
-BATCHES = {"neighbors": 1000, "links": 1600, "layers": 1300, "features": 3800, "aggregates": 600,
-           "convolutions": 600, "snapshots": 1200, "frames": 600, "partitions": 150, "stores": 1200,
-           "producers": 100, "replays": 4000}  # fmt: skip
+BATCHES = {"neighbors": 650, "links": 800, "layers": 1200, "features": 4500, "aggregates": 600,
+           "convolutions": 250, "snapshots": 600, "frames": 250, "partitions": 150, "stores": 700,
+           "producers": 100, "replays": 3200}  # fmt: skip
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)

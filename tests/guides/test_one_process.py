@@ -1,11 +1,13 @@
 """The guides for one process, on tiny graphs, do what they say."""
 
+import importlib
 import re
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 README = EXAMPLES.parent / "README.md"
@@ -90,6 +92,20 @@ def test_dynamic_example_beats_the_mean(run_example):
 
     errors = dict(re.findall(r"^(T-GCN|mean of the snapshot,) test error ([\d.]+)$", output, re.MULTILINE))
     assert float(errors["T-GCN"]) < 0.7 * float(errors["mean of the snapshot,"]), output
+
+
+def test_processes_are_as_many_as_gpus_allow(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    count = importlib.import_module("model").count_processes
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    given = [(3, "cpu"), (None, "cpu"), (None, "cpu", 2), (None, "cuda"), (1, "cuda")]
+    assert [count(*arguments) for arguments in given] == [3, 1, 2, 2, 1]
+    with pytest.raises(SystemExit, match="--processes must be at most 2, one for each GPU, got 3"):
+        count(3, "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(SystemExit, match="--device must be cpu where there is no GPU, got cuda"):
+        count(None, "cuda")
 
 
 def test_every_example_is_told_in_the_readme():
