@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from pyg_direct.ops import launch
+from tests import processes
 from tests.apart import end_all, run_apart
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
@@ -54,6 +55,13 @@ def real_device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def quick_starts() -> Iterator[None]:
+    """Processes that are to be spawned take a tenth of the time, for tests that do not ask how they start."""
+    with processes.quick_starts():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 # Processes are forked from one that has imported it all, but never started CUDA, nor a thread.
-PRELOADED = ["pyg_direct.distributed", "pyg_direct", "tests.forked"]
+PRELOADED = ["pyg_direct.distributed", "pyg_direct", "tests.fuzz.producers", "tests.forked"]
 
 
 def start_method() -> str:

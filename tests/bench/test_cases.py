@@ -98,6 +98,7 @@ def test_a_case_of_gpus_says_that_there_is_none(name):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_starts")
 def test_processes_share_a_graph_and_its_rows(monkeypatch):
     monkeypatch.setattr(cases.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(cases, "measure_clients", lambda graph, name: iter(()))
@@ -116,6 +117,7 @@ def test_processes_share_a_graph_and_its_rows(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_starts")
 def test_processes_learn_as_much_as_one(monkeypatch):
     monkeypatch.setattr("pyg_direct.bench.dist_accuracy.importlib.util.find_spec", lambda name: None)
 

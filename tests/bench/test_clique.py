@@ -14,6 +14,7 @@ def graph(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_starts")
 def test_processes_have_the_batches_of_one_and_a_row_each(graph):
     rows = {row.case: row for row in measure_clique(graph, "tiny", "cpu", [1, 2])}
 

@@ -237,6 +237,7 @@ def test_values_of_a_sparse_adjacency_are_learned(real_device, kind):
             (adj_t.values() if values is None else values).add_(1)
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_rows_of_a_store_that_are_learned_do_not_come_from_other_processes():
     loader = NeighborLoader(store_plain(MyFeatureStore(), Parameter(torch.randn(70, 4))), [2], SEEDS, device="cpu")
     producers = Producers(loader, device="cpu")

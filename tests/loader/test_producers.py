@@ -20,16 +20,8 @@ from pyg_direct.loader.producers import Lane
 from pyg_direct.loader.ranks import Share
 from tests.batches import hash_batches, make_data
 from tests.hetero_data import make_hetero
-from tests.processes import quick_starts
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def quick():
-    """Processes start in a tenth of the time, for what does not ask how."""
-    with quick_starts():
-        yield
 
 
 def make_loader(**options):
@@ -79,7 +71,7 @@ def test_two_producers_make_the_epochs_of_the_loader():
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_starts")
 def test_types_are_sent():
     data = make_hetero()
     loader = NeighborLoader(data, [3], data.node_types[0], batch_size=200, seed=1, device="cpu")
@@ -100,7 +92,7 @@ def refuse(batch):
     raise ValueError(f"no batch of {batch.batch_size} seeds today")
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_starts")
 def test_an_error_in_a_producer_comes_with_its_traceback():
     producers = Producers(make_loader(transform=refuse), device="cpu")
 
@@ -122,7 +114,7 @@ def refuse_in_private(batch):
     raise PrivateError("nobody knows my class")
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_starts")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("transform", "error", "words"), [
     (hide, Exception, "in the producer on cpu[\\s\\S]*hide"),
@@ -142,7 +134,7 @@ def end(note, batch):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_starts")
 def test_a_producer_that_is_killed_is_named(tmp_path):
     producers = Producers(make_loader(transform=partial(end, tmp_path / "died")), device="cpu")
 
@@ -161,7 +153,7 @@ def wait_or_end(note, batch):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_starts")
 @pytest.mark.timeout(120)
 def test_a_producer_that_is_killed_is_named_before_its_turn(tmp_path):
     loader = make_loader(transform=partial(wait_or_end, tmp_path / "waits"), shuffle=False)
@@ -180,7 +172,7 @@ def fill(batch):
     return batch
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_starts")
 @pytest.mark.timeout(120)
 def test_a_producer_that_is_killed_in_a_large_message_is_named():
     producers = Producers(make_loader(transform=fill), device="cpu")
@@ -211,7 +203,7 @@ def test_a_producer_that_is_killed_in_a_large_message_is_named():
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_starts")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_a_producer_that_is_killed_while_its_batch_is_opened_is_named(monkeypatch, is_killed):

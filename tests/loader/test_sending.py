@@ -135,6 +135,7 @@ def sample(rank, loader, sage, queue):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_starts")
 def test_spawned_processes_share_an_epoch_of_one_loader():
     loader = make("plain", ranks="auto")
     sage = GraphSageSampler(CSRTopo(make_data().edge_index), [3, 2], device="cpu", seed=1)

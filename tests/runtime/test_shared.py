@@ -138,6 +138,7 @@ def write_and_read(rank, memory, queue):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_starts")
 def test_spawned_processes_see_the_same_bytes():
     tensor = torch.arange(10)
     queue = mp.get_context("spawn").SimpleQueue()
@@ -175,6 +176,7 @@ def own(connection):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_starts")
 def test_the_memory_of_a_killed_owner_stays_whole():
     context = mp.get_context("spawn")
     mine, theirs = context.Pipe()

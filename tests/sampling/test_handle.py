@@ -26,6 +26,7 @@ def sample_in_child(handle, queue):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_starts")
 def test_handle_travels_to_another_process():
     sampler = make_sampler(mode="CPU")
     context = torch.multiprocessing.get_context("spawn")
