@@ -275,7 +275,10 @@ def test_a_module_is_looked_for_where_the_command_is_given(folder, tmp_path_fact
 
 @pytest.mark.parametrize(
     ("program", "message"),
-    [(["program.py"], "No module named 'beside'"), (["-m", "program"], "No module named program")],
+    [
+        (["program.py"], "No module named 'beside'"),
+        pytest.param(["-m", "program"], "No module named program", marks=SLOW),
+    ],
 )
 def test_no_folder_is_looked_in_where_python_is_told_so(folder, program, message):
     done = run("run", "--device", "cpu", *program, cwd=folder, PYTHONSAFEPATH="1")

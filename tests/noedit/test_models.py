@@ -109,7 +109,9 @@ def test_relations_are_summed_together_while_installed():
     assert ("forward" in inside.__dict__, "forward" in outside.__dict__) == (True, False)
 
 
-@pytest.mark.parametrize(("options", "calls"), [([], "6"), (["--no-accelerate"], "0")])
+@pytest.mark.parametrize(
+    ("options", "calls"), [([], "6"), pytest.param(["--no-accelerate"], "0", marks=pytest.mark.slow)]
+)
 def test_a_program_has_a_switch(tmp_path, options, calls):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
