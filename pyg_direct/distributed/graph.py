@@ -19,7 +19,7 @@ from pyg_direct.distributed.replicas import choose_replicas, read_replicas
 from pyg_direct.distributed.rows import TIME, RowExchange, Wanted
 from pyg_direct.distributed.together import find_obstacle
 from pyg_direct.distributed.whole import WholeGraph, WholeRows
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
 from pyg_direct.ops.check import as_ids, check_ids
 from pyg_direct.runtime.communicator import Communicator
@@ -167,6 +167,10 @@ class DistGraph:
         if kind not in self.node_types:
             raise ArgumentError(f"replicas must name known node types, got {kind!r} of {self.node_types}")
         return check_ids("replicas", as_ids("replicas", ids).cpu(), self.part.books[kind].num_nodes)
+
+    def __getstate__(self) -> Any:
+        raise ArgumentTypeError(f"a {type(self).__name__} belongs to the process that made it and cannot be sent or "
+                                "copied: make one in each process")  # fmt: skip
 
     @property
     def rank(self) -> int:

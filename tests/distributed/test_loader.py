@@ -1,18 +1,20 @@
 """Loaders of a graph in parts, in several processes, give the batches of one machine, bit for bit."""
 
+import copy
 import gc
+import pickle
 import sys
 
 import pytest
 import torch
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput, SamplerOutput
 
-from pyg_direct import LinkNeighborLoader, NeighborLoader
+from pyg_direct import LinkNeighborLoader, NeighborLoader, Producers
 from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.distributed.sampler import DistNeighborSampler
-from pyg_direct.errors import ArgumentError, IdError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, make_data, open_graph, write_data
 from tests.hetero_data import make_hetero
 from tests.hetero_graphs import make_parts
@@ -253,6 +255,27 @@ def test_a_process_alone_goes_on_after_ids_that_are_refused(tmp_path):
     write_data(tmp_path / "one", make_data(), 1)
 
     assert run_ranks(sample_wrongly, 1, tmp_path / "one") == [2]
+
+
+def send(rank, folder):
+    found = []
+    with open_graph(folder) as graph:
+        loader = DistNeighborLoader(graph, [2], batch_size=5)
+        for call in (lambda: pickle.dumps(graph), lambda: pickle.dumps(DistNeighborSampler(graph, [2])),
+                     lambda: copy.deepcopy(loader), lambda: next(iter(Producers(loader, device="cpu")))):  # fmt: skip
+            with pytest.raises(ArgumentTypeError) as caught:
+                call()
+            found.append(str(caught.value))
+    return found
+
+
+def test_a_graph_in_parts_cannot_be_sent(tmp_path):
+    write_data(tmp_path / "one", make_data(), 1)
+
+    (told,) = run_ranks(send, 1, tmp_path / "one")
+
+    why = "a DistGraph belongs to the process that made it and cannot be sent or copied: make one in each process"
+    assert told == [why] * 4
 
 
 def make_unlike(rank, folder):
