@@ -170,16 +170,16 @@ def inlined(fn: Callable[..., Any], **steps: Callable[..., Any]) -> Callable[...
 class CpuKernel:
     """A loop over arrays, compiled by Numba for this machine when first called and cached on disk."""
 
-    def __init__(self, fn: Callable[..., Any], any_order: bool = False) -> None:
+    def __init__(self, fn: Callable[..., Any], any_order: bool = False, one_thread: bool = False) -> None:
         functools.update_wrapper(self, fn)
-        self._fn, self._any_order = fn, any_order
+        self._fn, self._any_order, self._one_thread = fn, any_order, one_thread
         self._compiled: dict[bool, Any] = {}
         self._known: set[tuple[Any, ...]] = set()
         _FUNCTIONS.append(fn)
 
     def __call__(self, *args: Any) -> Any:
         kinds = tuple([(a.dtype, a.ndim, a.flags.num) if isinstance(a, np.ndarray) else type(a) for a in args])
-        if get_cpu_threads() == 1:
+        if self._one_thread or get_cpu_threads() == 1:
             # No parallel region, which takes 40 us to enter and leave, and any number of callers at a time.
             return self._get(False, kinds, args)(*args)
         # One parallel region at a time: Numba's portable thread pool is not re-entrant, and cores are shared once.
@@ -226,6 +226,11 @@ class CpuKernel:
 def cpu_kernel(fn: Callable[..., Any]) -> CpuKernel:
     """Declare a CPU loop over arrays (`prange` runs it on all of Numba's threads)."""
     return CpuKernel(fn)
+
+
+def cpu_sequence(fn: Callable[..., Any]) -> CpuKernel:
+    """Declare a CPU loop whose steps need those before: one thread runs it."""
+    return CpuKernel(fn, one_thread=True)
 
 
 def cpu_reduction(fn: Callable[..., Any]) -> CpuKernel:

@@ -8,7 +8,7 @@ nodes of each type with chances in proportion to the squares of their budgets, w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero import HeteroTopo, PlacedHetero
+from pyg_direct.kernels import budget as kernels
 from pyg_direct.kernels.state import BUDGET_DRAW
 from pyg_direct.ops.check import check_fanouts, check_key
 from pyg_direct.ops.draw import derive_key, draw_bits
 from pyg_direct.ops.general import Frontier, Rules, pick_edges
+from pyg_direct.ops.launch import run_cpu, runs_on_gpu
 from pyg_direct.runtime.threads import one_thread
 from pyg_direct.sampling.general import split_by
 from pyg_direct.sampling.seeds import read_seeds
@@ -42,22 +44,125 @@ class _Edges(NamedTuple):
     relations: np.ndarray
 
 
-class _Budget(NamedTuple):
-    """Nodes that may be sampled, ids in the id space ascending, and their budgets times `_ONE`; int64 `[C]`."""
+class _Budget:
+    """Nodes that may be sampled and their budgets, kept in order; for a GPU.
 
-    ids: Tensor
-    shares: Tensor
+    `_ids` holds those of the id space, ascending, `_shares` their budgets times `_ONE`, int64 `[C]`.
+    """
 
-    def without(self, ids: Tensor) -> _Budget:
-        """The rest, without some of its nodes."""
-        kept = ~torch.isin(self.ids, ids)
-        return _Budget(self.ids[kept], self.shares[kept])
+    def __init__(self, seeds: Tensor, starts: Tensor) -> None:
+        self._starts, self._chosen = starts, seeds
+        self._ids = self._shares = seeds[:0]
 
-    def add(self, ids: Tensor, shares: Tensor) -> _Budget:
-        """With shares for nodes, which may repeat."""
-        known, places = torch.cat([self.ids, ids]).unique(return_inverse=True)
-        sums = torch.zeros_like(known).index_add_(0, places, torch.cat([self.shares, shares]))
-        return _Budget(known, sums)
+    def add(self, edges: _Edges, num_targets: int) -> None:
+        """Add what nodes of a layer bring to their neighbors that are not in the batch."""
+        number = torch.arange(edges.sources.numel(), device=edges.sources.device)
+        relation = torch.searchsorted(edges.ends[1:], number, right=True)
+        # Edges of one node and relation stand together.
+        item = relation * (num_targets + 1) + edges.targets
+        _, place, size = item.unique_consecutive(return_inverse=True, return_counts=True)
+        shares = torch.div(torch.full_like(size, _ONE), size, rounding_mode="floor")[place]
+        is_new = ~torch.isin(edges.sources, self._chosen)
+        self._ids, places = torch.cat([self._ids, edges.sources[is_new]]).unique(return_inverse=True)
+        shares = torch.cat([self._shares, shares[is_new]])
+        self._shares = torch.zeros_like(self._ids).index_add_(0, places, shares)
+
+    def take(self, wanted: np.ndarray, key: int) -> tuple[Tensor, np.ndarray]:
+        """Choose nodes of each type, `wanted[t]` of them at most: (ids, ascending; their number by type)."""
+        ids = self._ids
+        kind = torch.searchsorted(self._starts, ids, right=True) - 1
+        order = _score(ids, self._shares, key).sort(stable=True).indices
+        order = order[kind[order].sort(stable=True).indices]
+        begins = torch.searchsorted(ids, self._starts)
+        place = torch.arange(ids.numel(), device=ids.device) - begins[kind[order]]
+        most = torch.from_numpy(wanted).to(ids.device)
+        taken = ids[order[place < most[kind[order]]]].sort().values
+        own = torch.searchsorted(taken, self._starts).diff()
+        self._chosen = torch.cat([self._chosen, taken]).sort().values
+        kept = ~torch.isin(ids, taken)
+        self._ids, self._shares = ids[kept], self._shares[kept]
+        return taken, np.array(own.tolist(), dtype=np.int64)
+
+    def keep_inside(self, nodes: Tensor, places: Tensor, edges: _Edges) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+        """Keep edges among the nodes of the batch: (place of the source, of the target, edge id; number by relation).
+
+        Args:
+            nodes: All nodes of the batch in the id space, and `places` where each stands within its type.
+            edges: Edges into them.
+        """
+        # Of a repeated seed the first place.
+        table = nodes.sort(stable=True)
+        at = torch.searchsorted(table.values, edges.sources).clamp(max=max(nodes.numel() - 1, 0))
+        is_inside = table.values[at] == edges.sources if nodes.numel() else edges.sources > 0
+        kept = torch.cat([edges.ends.new_zeros(1), is_inside.cumsum(0)])[edges.ends].diff().tolist()
+        return places[table.indices[at[is_inside]]], edges.targets[is_inside], edges.ids[is_inside], kept
+
+
+class _TableBudget:
+    """Nodes that may be sampled and their budgets, in a hash table (`kernels/budget.py`); for a CPU."""
+
+    def __init__(self, seeds: Tensor, starts: Tensor) -> None:
+        self._starts = starts.numpy()
+        self._count = 0
+        self._table, self._shares, self._slots = np.empty((3, 0), np.int64)
+        self._make_room(seeds.numel())
+        self._count = run_cpu(kernels.choose_nodes_cpu, seeds, *self._filled())
+
+    def _filled(self) -> tuple[Any, ...]:
+        return self._table, self._shares, self._slots, self._count
+
+    def _make_room(self, more: int) -> None:
+        """Have a free slot beside each that may be filled."""
+        size, needed = len(self._slots), self._count + more
+        if needed <= size and size > 0:
+            return
+        old, self._count = self._slots[: self._count], 0
+        ids, shares = self._table[old], self._shares[old]
+        size = 1 << max(10, (2 * needed).bit_length())
+        self._table, self._shares = np.full(2 * size, -1, np.int64), np.empty(2 * size, np.int64)
+        self._slots = np.empty(size, np.int64)
+        self._count = run_cpu(kernels.choose_nodes_cpu, ids, *self._filled())
+        self._shares[self._slots[: self._count]] = shares
+
+    def add(self, edges: _Edges, num_targets: int) -> None:
+        """As `_Budget.add`."""
+        self._make_room(edges.sources.numel())
+        self._count = run_cpu(kernels.add_shares_cpu, edges.sources, edges.targets, edges.ends, _ONE, *self._filled())
+
+    def take(self, wanted: np.ndarray, key: int) -> tuple[Tensor, np.ndarray]:
+        """As `_Budget.take`."""
+        ids, shares = np.empty((2, self._count), np.int64)
+        count = run_cpu(kernels.list_budgets_cpu, self._table, self._shares, self._slots[: self._count], ids, shares)
+        ids, shares = ids[:count], shares[:count]
+        scores = _score(torch.from_numpy(ids), torch.from_numpy(shares), key).numpy()
+        kinds = np.searchsorted(self._starts, ids, side="right") - 1
+        taken = []
+        for kind, most in enumerate(wanted.tolist()):
+            own = np.flatnonzero(kinds == kind)
+            if 0 < most < len(own):
+                last = np.partition(scores[own], most - 1)[most - 1]
+                own = own[scores[own] <= last]
+                if len(own) > most:
+                    # Of those with the last score the first by id.
+                    own = own[np.lexsort((ids[own], scores[own]))[:most]]
+            taken.append(np.sort(ids[own[:most]]))
+        chosen = np.concatenate([ids[:0], *taken])
+        self._count = run_cpu(kernels.choose_nodes_cpu, chosen, *self._filled())
+        return torch.from_numpy(chosen), np.array([len(own) for own in taken], np.int64)
+
+    def keep_inside(self, nodes: Tensor, places: Tensor, edges: _Edges) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+        """As `_Budget.keep_inside`."""
+        found, kept = torch.empty(3, edges.sources.numel(), dtype=torch.int64), np.empty(len(edges.relations), np.int64)
+        count = run_cpu(kernels.keep_inside_cpu, nodes, places, edges.sources, edges.targets, edges.ids, edges.ends,
+                        self._table, np.full(len(self._table), -1, np.int32), *found, kept)  # fmt: skip
+        sources, targets, ids = found[:, :count].unbind()
+        return sources, targets, ids, kept.tolist()
+
+
+def _score(ids: Tensor, shares: Tensor, key: int) -> Tensor:
+    """-log(uniform) / square of the budget, float64: the least are chosen."""
+    unit = (((draw_bits(ids, key=key) >> 12) & (2**52 - 1)).double() + 0.5) * 2.0**-52
+    return -torch.log(unit) / (shares.double() / _ONE).square()
 
 
 class HgtPlan:
@@ -104,25 +209,22 @@ class HgtPlan:
             return self._sample(seeds, key)
 
     def _sample(self, seeds: Tensor | Mapping[str, Tensor], key: int) -> GeneralSample:
-        topo = self.topology.topo
         start = read_seeds(self.topology, seeds, None, False)
-        layers = [start.identities]
-        counts = [start.counts]
-        chosen = start.identities.unique()
-        budget = _Budget(chosen[:0], chosen[:0])
-        front = chosen
+        layers, counts = [start.identities], [start.counts]
+        front = start.identities.unique()
+        budget = (_Budget if runs_on_gpu(front) else _TableBudget)(front, self._starts)
         for layer, wanted in enumerate(self._samples):
             if front.numel() > 0:
-                budget = self._grow(budget, front, chosen, key, layer)
-            front, own = self._choose(budget, wanted, key, layer)
+                ends = torch.searchsorted(front, self._starts)
+                edges = self._expand(front, np.diff(np.array(ends.tolist(), dtype=np.int64)), key, layer)
+                budget.add(edges, front.numel())
+            front, own = budget.take(wanted, derive_key(key, layer, BUDGET_DRAW))
             layers.append(front)
             counts.append(own)
-            chosen = torch.cat([chosen, front]).sort().values
-            budget = budget.without(front)
         by_layer = np.stack(counts)
         nodes = _by_type(layers, by_layer)
         edges = self._expand(nodes, by_layer.sum(0), key, len(self._samples))
-        return self._collect(topo, nodes, by_layer.sum(0), edges)
+        return self._collect(nodes, by_layer.sum(0), edges, budget)
 
     def _expand(self, nodes: Tensor, counts: np.ndarray, key: int, hop: int) -> _Edges:
         """Edges into nodes that stand type after type, ids in the id space."""
@@ -138,54 +240,21 @@ class HgtPlan:
         total = int(picked.ends[-1])
         return _Edges(picked.sources[:total], picked.targets[:total], picked.ids[:total], picked.ends, relations)
 
-    def _grow(self, budget: _Budget, front: Tensor, chosen: Tensor, key: int, layer: int) -> _Budget:
-        """The budget with what the nodes of a layer, ascending, add to it."""
-        ends = torch.searchsorted(front, self._starts)
-        edges = self._expand(front, np.diff(np.array(ends.tolist(), dtype=np.int64)), key, layer)
-        number = torch.arange(edges.sources.numel(), device=front.device)
-        relation = torch.searchsorted(edges.ends[1:], number, right=True)
-        # Edges of one node and relation stand together.
-        item = relation * (front.numel() + 1) + edges.targets
-        _, place, size = item.unique_consecutive(return_inverse=True, return_counts=True)
-        shares = torch.div(torch.full_like(size, _ONE), size, rounding_mode="floor")[place]
-        is_new = ~torch.isin(edges.sources, chosen)
-        return budget.add(edges.sources[is_new], shares[is_new])
-
-    def _choose(self, budget: _Budget, wanted: np.ndarray, key: int, layer: int) -> tuple[Tensor, np.ndarray]:
-        """(nodes that a layer takes, ascending; their number by type)."""
-        ids = budget.ids
-        bits = draw_bits(ids, key=derive_key(key, layer, BUDGET_DRAW))
-        unit = (((bits >> 12) & (2**52 - 1)).double() + 0.5) * 2.0**-52
-        scores = -torch.log(unit) / (budget.shares.double() / _ONE).square()
-        kind = torch.searchsorted(self._starts, ids, right=True) - 1
-        order = scores.sort(stable=True).indices
-        order = order[kind[order].sort(stable=True).indices]
-        begins = torch.searchsorted(ids, self._starts)
-        place = torch.arange(ids.numel(), device=ids.device) - begins[kind[order]]
-        most = torch.from_numpy(wanted).to(ids.device)
-        taken = ids[order[place < most[kind[order]]]].sort().values
-        own = torch.searchsorted(taken, self._starts).diff()
-        return taken, np.array(own.tolist(), dtype=np.int64)
-
-    def _collect(self, topo: HeteroTopo, nodes: Tensor, counts: np.ndarray, edges: _Edges) -> GeneralSample:
+    def _collect(self, nodes: Tensor, counts: np.ndarray, edges: _Edges, budget: _Budget | _TableBudget
+                 ) -> GeneralSample:  # fmt: skip
         """The sample of nodes, type after type, with the edges among them."""
-        begins = torch.from_numpy(np.append(np.cumsum(counts) - counts, 0)).to(nodes.device)
-        # Of a repeated seed the first place.
-        table = nodes.sort(stable=True)
-        at = torch.searchsorted(table.values, edges.sources).clamp(max=max(nodes.numel() - 1, 0))
-        is_inside = table.values[at] == edges.sources if nodes.numel() else edges.sources > 0
-        sources = edges.sources[is_inside]
-        kind = torch.searchsorted(self._starts, sources, right=True) - 1
-        local = table.indices[at[is_inside]] - begins[kind]
-        kept = torch.cat([edges.ends.new_zeros(1), is_inside.cumsum(0)])[edges.ends].diff().tolist()
-        sizes = np.zeros(len(topo.edge_types), np.int64)
-        sizes[edges.relations] = kept
-        by_relation, by_type = sizes.tolist(), counts.tolist()
-        rows = nodes - self._starts.repeat_interleave(torch.from_numpy(np.append(counts, 0)).to(nodes.device))
+        topo, sizes = self.topology.topo, torch.from_numpy(counts).to(nodes.device)
+        begins = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+        places = torch.arange(nodes.numel(), device=nodes.device) - begins
+        sources, targets, ids, kept = budget.keep_inside(nodes, places, edges)
+        sizes_of_relations = np.zeros(len(topo.edge_types), np.int64)
+        sizes_of_relations[edges.relations] = kept
+        by_relation, by_type = sizes_of_relations.tolist(), counts.tolist()
+        rows = nodes - self._starts[:-1].repeat_interleave(sizes)
         return GeneralSample(
             node=split_by(topo.node_types, rows, by_type),
-            edge_index=split_by(topo.edge_types, torch.stack([local, edges.targets[is_inside]]), by_relation, dim=1),
-            edge=split_by(topo.edge_types, edges.ids[is_inside], by_relation),
+            edge_index=split_by(topo.edge_types, torch.stack([sources, targets]), by_relation, dim=1),
+            edge=split_by(topo.edge_types, ids, by_relation),
             batch=None, num_sampled_nodes=None, num_sampled_edges=None)  # fmt: skip
 
 

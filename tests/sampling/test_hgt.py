@@ -35,6 +35,19 @@ def test_matches_reference(device, key):
     assert edges_of(got) == {kind: sorted(pairs) for kind, pairs in edges.items()}
 
 
+def test_matches_reference_where_a_node_lists_thousands(real_device):
+    # More than a table of budgets begins with; both layers leave some of equal budgets.
+    pairs = [(source, 0) for source in range(1, 2500)] + [(source, 1) for source in range(500, 900)]
+    graph = Parts({"a": 2500}, {("a", "to", "a"): pairs})
+    nodes, edges = reference.sample(graph, {"a": [1, 0]}, {"a": [900, 7]}, 5)
+    topo = HeteroTopo({"a": 2500}, {("a", "to", "a"): torch.tensor(pairs).t()}).place(device=real_device)
+
+    got = HgtPlan(topo, {"a": [900, 7]}, -1).sample({"a": torch.tensor([1, 0])}, 5)
+
+    assert {kind: ids.tolist() for kind, ids in got.node.items()} == nodes
+    assert edges_of(got) == {kind: sorted(pairs) for kind, pairs in edges.items()}
+
+
 @settings(max_examples=20)
 @given(graph=odd_parts(), key=st.integers(0, 2**64 - 1), data=st.data())
 def test_matches_reference_on_odd_graphs(graph, key, data):
