@@ -8,6 +8,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
@@ -17,7 +18,7 @@ BEGIN, END = "<!-- figures of benchmarks/measured.py -->\n", "<!-- end of figure
 
 
 @cache
-def read_rows(name: str) -> dict[tuple[str, str], dict]:
+def read_rows(name: str) -> dict[tuple[str, str], dict[str, Any]]:
     """The rows of a file by case and metric."""
     rows = json.loads((HERE / "results" / f"{name}.json").read_text())
     return {(row["case"], row["metric"]): row for row in rows}
@@ -28,7 +29,7 @@ def show(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".removesuffix(".")
 
 
-def fill(found: re.Match) -> str:
+def fill(found: re.Match[str]) -> str:
     """The figure that stands for the name of a row."""
     name, case, metric, *what = (part.strip() for part in found[1].split(" | "))
     row = read_rows(name)[case, metric]

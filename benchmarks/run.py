@@ -12,8 +12,11 @@ from typing import Annotated
 
 import typer
 
-from pyg_direct.bench.cases import LONG_CASES, SHORT_CASES
-from pyg_direct.bench.paper import draw_beside_paper
+# A script finds the modules beside it, but not the folder that they are a package of.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.cases import LONG_CASES, SHORT_CASES
+from benchmarks.paper_pictures import draw_beside_paper
 from pyg_direct.bench.picture import draw_file
 from pyg_direct.bench.row import Machine, read_rows, save_rows
 from pyg_direct.errors import ArgumentError, DeviceError

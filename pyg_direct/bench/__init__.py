@@ -1,1 +1,4 @@
-"""The standard benchmark rows: what `benchmarks/run.py` measures on a machine, each beside a limit of the same run."""
+"""What `pyg-direct bench` and `doctor` measure on a user's machine, each row beside a limit of the same run.
+
+The project's own cases live in `benchmarks/` of the repository, which takes rows, clocks and limits from here.
+"""

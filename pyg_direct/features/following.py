@@ -3,7 +3,7 @@
 With a tenth of the rows cached, and one percent of all rows changing places in each batch of a tenth of them, a cache
 that is renewed every 25 batches serves 0.25 of the reads, one ranked by the first 20 batches 0.14; at five percent 0.14
 and 0.10, at a fifth, where nothing read lately tells of what comes, 0.09 and 0.10. What is moved counts as missed.
-`bench/hotness.py` measures it.
+`benchmarks/features/hot_rows.py` measures it.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import math
 import matplotlib.figure
 import pytest
 
+from benchmarks.dynamic.epochs import mean_ratios
 from pyg_direct.bench import picture, row as row_module
-from pyg_direct.bench.dynamic import mean_ratios
 from pyg_direct.bench.picture import draw_file, read_ways
 from pyg_direct.bench.row import Machine, Row, save_rows
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from benchmarks.features.hot_rows import make_skewed_graph
 from pyg_direct import CSRTopo, GraphSageSampler, count_reads, expected_edge_reads, expected_reads
-from pyg_direct.bench.hotness import make_skewed_graph
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.hotness import choose_hottest

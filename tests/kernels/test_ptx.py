@@ -7,7 +7,7 @@ import re
 import pytest
 
 import pyg_direct.kernels
-from pyg_direct.bench import ge_spmm
+from benchmarks.dynamic import ge_spmm
 from pyg_direct.kernels.cache import COMPILER, source_folder
 from pyg_direct.kernels.jit import GPU_KERNELS
 from pyg_direct.kernels.source import compile_source

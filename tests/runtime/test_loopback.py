@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from pyg_direct.bench.distributed import run_processes
+from benchmarks.distributed.exchange import run_processes
 from pyg_direct.runtime import loopback
 from pyg_direct.runtime.communicator import Communicator
 from tests.processes import start_method

@@ -1,0 +1,400 @@
+"""The standard benchmark cases: each yields rows of this machine, at a factor of the products-shaped graph's size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+
+from benchmarks.distributed.clients import measure_answers, measure_clients
+from benchmarks.distributed.clique import measure_clique
+from benchmarks.distributed.dist_accuracy import measure_dist_accuracy
+from benchmarks.distributed.exchange import measure_distributed
+from benchmarks.distributed.multi_gpu import measure_multi_gpu
+from benchmarks.distributed.partitioning import measure_cuts, measure_partitioning
+from benchmarks.dynamic.dynamic_cases import DYNAMIC_CASES
+from benchmarks.features.disk import measure_disk_feature, measure_disk_rows, measure_disk_training
+from benchmarks.features.hot_rows import make_skewed_graph, measure_drift, measure_hit_rates, measure_ranking
+from benchmarks.features.link_share import measure_link_share
+from benchmarks.features.sharded import measure_sharded
+from benchmarks.features.shared_start import measure_shared_start
+from benchmarks.features.unified import measure_figure_6, measure_figure_7, measure_indexing
+from benchmarks.loader.accuracy import measure_accuracy
+from benchmarks.loader.host_memory import measure_host_memory
+from benchmarks.loader.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
+from benchmarks.loader.mixed import measure_mixed
+from benchmarks.loader.power import measure_training
+from benchmarks.loader.sampling_growth import measure_growth, measure_papers
+from benchmarks.loader.startup import measure_startup
+from benchmarks.loader.typed_batches import (
+    measure_links,
+    measure_relations,
+    measure_times,
+    measure_types,
+    measure_types_on_cpu,
+)
+from benchmarks.loader.typed_graphs import make_mag
+from benchmarks.nn.aggregation import measure_aggregation, read_batch
+from benchmarks.nn.convolutions import measure_convolutions
+from benchmarks.nn.first_layer import measure_first_layer
+from benchmarks.nn.inference import inference
+from benchmarks.nn.models import measure_accelerated_steps, measure_epochs
+from benchmarks.nn.relational import measure_relations as measure_relational_layers
+from benchmarks.nn.typed_steps import measure_typed_steps
+from benchmarks.nn.whole_graphs import measure_whole_graphs
+from pyg_direct.bench.beside import (
+    measure_loaders,
+    measure_samplers_on_cpu,
+    measure_samplers_on_gpu,
+    measure_tables,
+)
+from pyg_direct.bench.gather import (
+    measure_cached_rows,
+    measure_cold_growth,
+    measure_cold_rows,
+    measure_hot_rows,
+    measure_stored_rows,
+)
+from pyg_direct.bench.launch import measure_launch
+from pyg_direct.bench.loader import measure_loader, measure_python_time
+from pyg_direct.bench.row import Row
+from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
+from pyg_direct.datasets import NodeDataset, load_folder, synthetic_graph
+from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.runtime.device import resolve_device
+from pyg_direct.sampling.graphsage import GraphSageSampler
+
+# Of PyG's loader beside a GPU and 16 cores: more are not always faster.
+PEER_WORKERS = (0, 1, 2, 4, 8, 16)
+
+Case = Callable[[float], Iterator[Row]]
+
+
+def _name(scale: float) -> str:
+    return "products" if scale == 1 else f"products x {scale:g}"
+
+
+def memory(scale: float) -> Iterator[Row]:
+    """Host memory at its highest while features and topology are placed."""
+    yield from measure_host_memory(int(8_000_000 * scale), 256, int(64_000_000 * scale))
+
+
+def sampling(scale: float) -> Iterator[Row]:
+    """Edges a second, on the GPU if there is one."""
+    device = resolve_device(None).type
+    graph = synthetic_graph("products", scale=scale, topology_only=True, device=device)
+    measure = measure_gpu_sampling if device == "cuda" else measure_cpu_sampling
+    yield from measure(graph.edge_index, graph.num_nodes, _name(scale))
+
+
+def launch(scale: float) -> Iterator[Row]:
+    """Host time of a launch from Python; takes a few seconds."""
+    resolve_device("cuda")
+    yield from measure_launch(beside_torch=True)
+
+
+def gather(scale: float) -> Iterator[Row]:
+    """Bytes a second of rows in GPU and in host memory."""
+    resolve_device("cuda")
+    yield from measure_hot_rows()
+    yield from measure_cached_rows()
+    yield from measure_stored_rows()
+    yield from measure_cold_rows()
+
+
+def loader(scale: float) -> Iterator[Row]:
+    """A training step with its loader beside the step alone."""
+    on_gpu = torch.cuda.is_available()
+    graph = synthetic_graph("products", scale=scale, device="cuda" if on_gpu else "cpu").to("cpu")
+    # Attributes, topology and cache.
+    cases = [("cuda", None, None), ("unified", "cuda", None), ("unified", None, None), ("unified", None, "20%"),
+             ("auto", None, None)] if on_gpu else [("cpu", None, None)]  # fmt: skip
+    for placement, topology, cache in cases:
+        data = graph.to_data()
+        yield from measure_loader(data, graph.train_idx, graph.num_classes, _name(scale), placement, cache,
+                                  batches=60 if on_gpu else 6, topology_placement=topology)  # fmt: skip
+    if on_gpu:
+        yield from measure_python_time(graph.to_data(), graph.train_idx, _name(scale))
+
+
+def aggregate(scale: float) -> Iterator[Row]:
+    """Aggregation over the edges of a sampled batch."""
+    graph = _make_graph(scale)
+    batch = _sample_batch(graph)
+    yield from measure_aggregation(batch, _name(scale))
+    assert graph.x is not None
+    num_targets = sum(batch.num_sampled_nodes[:-1])
+    yield from measure_first_layer(graph.x, batch.n_id, read_batch(batch), num_targets, _name(scale))
+
+
+def convolutions(scale: float) -> Iterator[Row]:
+    """Convolutions one by one beside PyG's ways to compute them, `torch.compile` among them."""
+    yield from measure_convolutions(_sample_batch(_make_graph(scale)), _name(scale))
+
+
+def link_share(scale: float) -> Iterator[Row]:
+    """What rows read from the host take from a replayed step beside them, by the blocks that read."""
+    resolve_device("cuda")
+    graph = _make_graph(scale)
+    yield from measure_link_share(graph.to_data(), graph.train_idx, graph.num_classes, _name(scale))
+
+
+def whole_graphs(scale: float) -> Iterator[Row]:
+    """Models trained on whole graphs, without batches: one of Cora's shape, and a twentieth of products."""
+    device = resolve_device(None)
+    nodes = max(10, int(2708 * min(1.0, scale)))
+    edge_index = torch.randint(nodes, (2, 4 * nodes), device=device)
+    yield from measure_whole_graphs(edge_index, nodes, 1433, f"Cora x {scale:g}" if scale < 1 else "Cora")
+    graph = synthetic_graph("products", scale=scale / 20, device=device.type).to_data()
+    edge_index = graph.edge_index[:, torch.randperm(graph.edge_index.shape[1])].to(device)
+    yield from measure_whole_graphs(edge_index, int(graph.num_nodes), 100, f"{_name(scale)} / 20")
+
+
+def models(scale: float) -> Iterator[Row]:
+    """Training of PyG's models as they are and accelerated."""
+    graph, name = _make_graph(scale), _name(scale)
+    batch = _sample_batch(graph)
+    yield from measure_accelerated_steps(batch, graph.num_classes, name)
+    mag = make_mag(0.2 * scale, resolve_device(None), num_features=batch.x.shape[1])
+    yield from measure_relational_layers(batch, mag, "paper", name)
+    yield from measure_typed_steps(mag, "paper", name, batches=48 if batch.x.is_cuda else 6)
+    del mag
+    yield from measure_epochs(graph.to_data(), graph.train_idx, graph.num_classes, name,
+                              batches=48 if batch.x.is_cuda else 6)  # fmt: skip
+
+
+def _make_graph(scale: float) -> NodeDataset:
+    return synthetic_graph("products", scale=scale, device=resolve_device(None).type).to("cpu")
+
+
+def _sample_batch(graph: NodeDataset) -> Data:
+    loader = NeighborLoader(graph.to_data(), [15, 10, 5], input_nodes=graph.train_idx, batch_size=1024, seed=0)
+    batch: Data = next(iter(loader))
+    return batch
+
+
+def hetero(scale: float) -> Iterator[Row]:
+    """Types, times, weights, separate trees, links and a hundred relations."""
+    on_gpu = torch.cuda.is_available()
+    yield from measure_types(scale) if on_gpu else measure_types_on_cpu(scale)
+    yield from measure_relations(scale)
+    yield from measure_times(scale, PEER_WORKERS if on_gpu else (0, 2))
+    graph = synthetic_graph("products", scale=scale / 4, topology_only=True, device=resolve_device(None)).to("cpu")
+    yield from measure_links(graph.to_data(), _name(scale / 4))
+
+
+def unified(scale: float) -> Iterator[Row]:
+    """The microbenchmarks of PyTorch-Direct."""
+    resolve_device("cuda")
+    yield from measure_figure_6()
+    yield from measure_figure_7()
+    yield from measure_indexing()
+
+
+def power(scale: float) -> Iterator[Row]:
+    """Training with features in host memory: steps, CPU cores and GPU power."""
+    resolve_device("cuda")
+    graph = synthetic_graph("products", scale=scale, device="cuda").to("cpu")
+    assert graph.x is not None
+    topology = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
+    yield from measure_training(graph.x, graph.y, topology, graph.train_idx, _name(scale))
+
+
+def disk(scale: float) -> Iterator[Row]:
+    """Rows in files."""
+    yield from measure_disk_rows(int(1_500_000 * scale))
+    graph = synthetic_graph("products", scale=0.2 * scale, device=resolve_device(None)).to("cpu")
+    assert graph.x is not None
+    sampler = GraphSageSampler(CSRTopo(graph.edge_index, num_nodes=graph.num_nodes), [15, 10, 5], seed=0)
+    batches = [sampler.sample(seeds)[0] for seeds in graph.train_idx[: 10 * 1024].split(1024)]
+    yield from measure_disk_feature(graph.x, batches, _name(0.2 * scale))
+    yield from measure_disk_training(graph.to_data(), graph.train_idx, graph.num_classes, _name(0.2 * scale),
+                                     batches=48 if torch.cuda.is_available() else 12)  # fmt: skip
+
+
+def hotness(scale: float) -> Iterator[Row]:
+    """How well hot rows are chosen, on a graph like ogbn-products, on a very skewed one, and while reads drift; and
+    what choosing them takes of an epoch.
+    """
+    graph = _make_graph(scale)
+    yield from measure_ranking(graph.to_data(), graph.train_idx, graph.num_classes, _name(scale),
+                               60 if torch.cuda.is_available() else 6)  # fmt: skip
+    yield from measure_hit_rates(graph.edge_index, graph.num_nodes, graph.train_idx, _name(scale), (15, 10, 5))
+    num_nodes = int(3_000_000 * scale)
+    train_idx = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(0))[: num_nodes // 10]
+    yield from measure_hit_rates(make_skewed_graph(num_nodes, 10 * num_nodes), num_nodes, train_idx, "skewed", (25, 10))
+    yield from measure_drift(int(100_000 * scale))
+
+
+def startup(scale: float) -> Iterator[Row]:
+    """Seconds to the first batch in fresh processes."""
+    yield from measure_startup(0.1 * scale)
+
+
+def sampling_growth(scale: float) -> Iterator[Row]:
+    """Sampling on graphs of papers100M's size, and as edges, batches, degrees and ids grow."""
+    resolve_device("cuda")
+    yield from measure_papers()
+    yield from measure_growth()
+
+
+def gather_growth(scale: float) -> Iterator[Row]:
+    """Rows in host memory as tables grow to 64 GiB and rows to 8 KiB."""
+    resolve_device("cuda")
+    yield from measure_cold_growth(int((64 << 30) * scale))
+
+
+def labor(scale: float) -> Iterator[Row]:
+    """Bytes fetched, and steps, with LABOR and super-batches."""
+    device = resolve_device(None).type
+    graph = synthetic_graph("products", scale=scale, device=device)
+    train_idx = graph.train_idx.cpu()
+    yield from measure_fetched_bytes(graph.edge_index, graph.num_nodes, graph.num_features, train_idx, _name(scale))
+    if device == "cuda":
+        yield from measure_sampling(graph.edge_index, graph.num_nodes, train_idx, _name(scale))
+        yield from measure_hubs()
+        yield from measure_steps(graph.to("cpu").to_data(), train_idx, graph.num_classes, _name(scale))
+
+
+def accuracy(scale: float) -> Iterator[Row]:
+    """Test accuracy with fewer bytes; of a folder's graph too, where PYG_DIRECT_DATA names one."""
+    kinds: dict[str, dict[str, Any]] = {"uniform, fp32": {}, "uniform, fp32, accelerated": {"accelerate": True}}
+    for name in ("labor", "labor, dependent layers"):
+        kinds[f"{name}, bf16"] = {"dtype": torch.bfloat16, **SAMPLINGS[name]}
+    folder = os.environ.get("PYG_DIRECT_DATA")
+    graph = partial(synthetic_graph, "products", scale=scale)
+    if resolve_device(None).type == "cpu":
+        # A smaller graph, of which there are few batches, and of a folder's what an hour has room for.
+        if folder:
+            yield from measure_accuracy(load_folder(folder), {"uniform, fp32": {}}, seeds=1, epochs=4)
+        yield from measure_accuracy(graph(), kinds, epochs=8, learning_rate=0.005, batch_size=256)
+        return
+    if folder:
+        yield from measure_accuracy(load_folder(folder), kinds)
+    yield from measure_accuracy(graph(), kinds, epochs=4)
+
+
+def peers(scale: float) -> Iterator[Row]:
+    """Other samplers, tables and loaders on the same graph, those that are installed."""
+    on_gpu = torch.cuda.is_available()
+    graph = synthetic_graph("products", scale=scale, topology_only=True, device="cuda" if on_gpu else "cpu")
+    topology = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
+    del graph
+    name = _name(scale)
+    if on_gpu:
+        yield from measure_samplers_on_gpu(topology, name)
+        yield from measure_tables()
+    yield from measure_samplers_on_cpu(topology, name)
+    yield from measure_loaders(topology, name, workers=(8, 16) if on_gpu else (0, 2), batches=16 if on_gpu else 8)
+
+
+def mixed(scale: float) -> Iterator[Row]:
+    """Sampling by CPU cores, by the GPU if there is one, and by both together."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    graph = synthetic_graph("products", scale=scale, topology_only=True, device=device)
+    yield from measure_mixed(graph.edge_index, graph.num_nodes, _name(scale))
+
+
+def multi_gpu_rows(scale: float) -> Iterator[Row]:
+    """Of `multi_gpu`, rows of features over all GPUs, read from several numbers of places of a list at once."""
+    resolve_device("cuda")
+    yield from measure_multi_gpu(scale, ("rows",))
+
+
+def multi_gpu_papers(scale: float) -> Iterator[Row]:
+    """Of `multi_gpu`, epochs with features on the host."""
+    resolve_device("cuda")
+    yield from measure_multi_gpu(scale, ("papers",))
+
+
+def multi_gpu(scale: float) -> Iterator[Row]:
+    """Rows and epochs on all GPUs of this host, and on fewer."""
+    resolve_device("cuda")
+    yield from measure_multi_gpu(scale)
+
+
+def shared_start(scale: float) -> Iterator[Row]:
+    """Start of several processes over rows of papers100M's shape, a quarter of them at scale 1."""
+    num_gpus = torch.cuda.device_count()
+    yield from measure_shared_start(scale / 4, (num_gpus,) if num_gpus > 1 else (4,))
+
+
+def clique(scale: float) -> Iterator[Row]:
+    """Worker mode of 1, 2, 4 and 8 processes of this host that keep the graph in one memory: GPUs in each other's."""
+    num_gpus = torch.cuda.device_count()
+    graph = synthetic_graph("products", scale=0.2 * scale, device="cuda" if num_gpus else "cpu").to("cpu")
+    counts = [n for n in (1, 2, 4, 8) if n <= (num_gpus or 2)]
+    yield from measure_clique(graph, _name(0.2 * scale), "cuda" if num_gpus else "cpu", counts)
+
+
+def distributed(scale: float) -> Iterator[Row]:
+    """Loading a graph in parts from 1, 2 and 4 processes of this host, a model of more hosts, rows shared out over
+    processes, and clients of servers.
+
+    Where PYG_DIRECT_DATA names a folder, its graph is trained in both modes.
+    """
+    num_gpus = torch.cuda.device_count()
+    graph = synthetic_graph("products", scale=scale, device="cuda" if num_gpus else "cpu").to("cpu")
+    if num_gpus > 1:
+        yield from measure_distributed(graph, _name(scale), "cuda", [n for n in (1, 2, 4) if n <= num_gpus])
+    # Four also where there are fewer cores, as the model knows of.
+    yield from measure_distributed(graph, _name(scale), "cpu", [1, 2, 4])
+    yield from measure_sharded(graph, _name(scale), "cpu", 4 if (os.cpu_count() or 1) >= 4 else 2)
+    yield from measure_clients(graph, _name(scale))
+    folder = os.environ.get("PYG_DIRECT_DATA")
+    if folder:
+        yield from measure_dist_accuracy(load_folder(folder))
+
+
+def partition(scale: float) -> Iterator[Row]:
+    """A file of 100 M edges cut into parts by hash; where PYG_DIRECT_DATA names a folder, its graph by METIS and in a
+    stream.
+    """
+    yield from measure_partitioning(scale)
+    folder = os.environ.get("PYG_DIRECT_DATA")
+    if folder:
+        yield from measure_cuts(load_folder(folder))
+
+
+SHORT_CASES: dict[str, Case] = {
+    "memory": memory,
+    "sampling": sampling,
+    "launch": launch,
+    "gather": gather,
+    "loader": loader,
+    "aggregate": aggregate,
+    "models": models,
+    "hetero": hetero,
+    "startup": startup,
+    "unified": unified,
+    "power": power,
+    "disk": disk,
+    "hotness": hotness,
+}
+# Minutes, up to 100 GB of GPU or host memory, or other packages.
+LONG_CASES: dict[str, Case] = {
+    "sampling_growth": sampling_growth,
+    "gather_growth": gather_growth,
+    "labor": labor,
+    "accuracy": accuracy,
+    "convolutions": convolutions,
+    "link_share": link_share,
+    "whole_graphs": whole_graphs,
+    "inference": inference,
+    "peers": peers,
+    "mixed": mixed,
+    "multi_gpu": multi_gpu,
+    "multi_gpu_rows": multi_gpu_rows,
+    "multi_gpu_papers": multi_gpu_papers,
+    "shared_start": shared_start,
+    "clique": clique,
+    "distributed": distributed,
+    "answers": measure_answers,
+    "partition": partition,
+    **DYNAMIC_CASES,
+}

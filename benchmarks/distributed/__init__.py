@@ -1,0 +1,1 @@
+"""Graphs in parts, servers, and several GPUs of a host."""

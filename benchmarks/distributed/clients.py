@@ -1,0 +1,158 @@
+"""Server-client mode beside worker mode, with as many servers and clients of this host as there are ranks; and what an
+answer takes from a server of another node, over a line beside Ray.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from benchmarks.distributed.exchange import BATCH, FANOUTS, run_processes
+from pyg_direct.bench.row import Row
+from pyg_direct.datasets.dataset import NodeDataset
+from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
+from pyg_direct.distributed.channel import Channels
+from pyg_direct.distributed.client import ClientGraph
+from pyg_direct.distributed.line import Lines
+from pyg_direct.runtime.group import gather
+
+_BATCHES, _EPOCHS = 12, 5
+# KiB of answers, which are rows of so many bytes, each asked for so often in a row, in so many turns.
+_SIZES, _ROW_BYTES, _ASKED, _TURNS = (256, 1 << 10, 8 << 10), 4096, 20, 3
+
+
+def measure_clients(graph: NodeDataset, name: str, count: int = 2) -> Iterator[Row]:
+    """Batches a second of all clients beside those of all ranks, on the CPU; nothing where Ray is missing.
+
+    Args:
+        graph: With features, on the CPU.
+        name: Of the rows.
+        count: Ranks, and servers and clients.
+    """
+    if importlib.util.find_spec("ray") is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "parts")
+        partition_graph(path, graph.edge_index, count, num_nodes=graph.num_nodes, node_rows={"x": graph.x})
+        rates = run_processes(_load, count, "cpu", path, graph.num_nodes, threads=1)
+    case = f"distributed/{name}/cpu/{count}"
+    ranks = sorted(rates["worker"])[_EPOCHS // 2]
+    yield Row.of(case, "batches of all ranks", "1/s", rates["worker"], note=f"{BATCH} seeds, {FANOUTS}, no training")
+    yield Row.of(case, "batches of all clients of Ray's servers", "1/s", rates["client"], ranks, "batches of all ranks",
+                 f"{count} servers and {count} clients, a thread each, in turn with ranks")  # fmt: skip
+
+
+def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> tuple[Any, Any]:
+    """(a graph as a rank or as a client sees it, what to close after it); collective."""
+    if mode == "worker":
+        return DistGraph(folder, device="cpu", share_graph=False, **options), None
+    known: list[Any] = [None, None]
+    if rank == 0:
+        import ray
+
+        from pyg_direct.distributed.engine import serve
+
+        servers = serve(folder, "bench", num_cpus=0.5)
+        # Where Ray was started here, others need its token, which they look for if they are told to.
+        known = [ray.get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE")]
+    known = gather(known)[0]
+    if rank > 0:
+        if known[1] is not None:
+            os.environ["RAY_AUTH_MODE"] = known[1]
+        # Not before: Ray reads it where it is imported.
+        from pyg_direct.distributed.engine import connect
+
+        servers = connect(count, "bench", address=known[0])
+    return ClientGraph(servers, device="cpu", client=(rank, count)), servers if rank == 0 else None
+
+
+def _load(rank: int, count: int, device: torch.device, folder: str, num_nodes: int) -> dict[str, Any]:
+    """Batches a second of both modes, whose epochs take turns: what else the machine does meets both."""
+    modes = ("worker", "client")
+    opened = {mode: open_mode(mode, rank, count, folder) for mode in modes}
+    rates: dict[str, list[float]] = {mode: [] for mode in modes}
+    for epoch in range(_EPOCHS + 1):
+        order = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(epoch))
+        for mode, (graph, _) in opened.items():
+            loader = DistNeighborLoader(graph, FANOUTS, order[: BATCH * _BATCHES * count], batch_size=BATCH, prefetch=2,
+                                        seed=1)  # fmt: skip
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in loader:
+                pass
+            dist.barrier()
+            rates[mode].append(_BATCHES * count / (time.perf_counter() - begin))
+    for graph, _ in opened.values():
+        graph.close()
+    dist.barrier()
+    for _, servers in opened.values():
+        if servers is not None:
+            servers.close()
+    # The first ones compile.
+    return {mode: own[1:] for mode, own in rates.items()}
+
+
+def measure_answers(scale: float = 1.0) -> Iterator[Row]:
+    """Milliseconds of answers from a server on another node of Ray, over a line and Ray; nothing where Ray is missing.
+
+    Both nodes are on this host, whose processes meet at the loopback.
+
+    Args:
+        scale: Factor on their bytes.
+    """
+    if importlib.util.find_spec("ray") is None:
+        return
+    sizes = [int(scale * size) << 10 for size in _SIZES]
+    with tempfile.TemporaryDirectory() as folder:
+        path, count = str(Path(folder) / "parts"), max(sizes) // _ROW_BYTES
+        rows = torch.zeros(count, _ROW_BYTES // 4)
+        partition_graph(path, torch.zeros(2, 1, dtype=torch.int64), 1, num_nodes=count, node_rows={"x": rows})
+        times = run_processes(_ask_another_node, 1, "cpu", path, sizes, threads=1)
+    for size in sizes:
+        case, note = f"answers/{size >> 10} KiB/cpu", "rows of 4 KiB; two nodes of Ray on one host, over the loopback"
+        over_ray = Row.of(case, "from another node, over Ray", "ms", times[f"{size} ray"], note=note)
+        yield over_ray
+        yield Row.of(case, "from another node, over a line", "ms", times[f"{size} line"], over_ray.p50, "over Ray",
+                     f"{note}, in turn with Ray")  # fmt: skip
+
+
+def _ask_another_node(rank: int, count: int, device: torch.device, folder: str, sizes: list[int]) -> dict[str, Any]:
+    """Milliseconds of answers of each size and way."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from pyg_direct.distributed.engine import serve
+
+    about = {"node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **about})
+    # Where the server goes, as the first one has no room.
+    cluster.add_node(num_cpus=1, **about)
+    servers = serve(folder, "bench", num_cpus=0.5, address=cluster.address)
+    # As if it were on another host, in a network that carries lines, and in one that does not.
+    servers._channels = Channels(lambda *_: False, servers._timeout)
+    ways = {"line": servers._lines, "ray": Lines(lambda _: None, ray.util.get_node_ip_address)}
+    kind = servers.ask("describe", {0: ()})[0]["nodes"][0]["name"]
+    times: dict[str, list[float]] = {}
+    for size, way in [(size, way) for size in sizes for _ in range(_TURNS) for way in ways]:
+        servers._lines = ways[way]
+        ids = np.arange(size // _ROW_BYTES, dtype=np.int32)
+        found = []
+        # The first two open a line, and memory.
+        for _ in range(_ASKED + 2):
+            begin = time.perf_counter()
+            servers.ask("read", {0: ([(kind, ["x"])], [len(ids)], ids)})
+            found.append(1e3 * (time.perf_counter() - begin))
+        times.setdefault(f"{size} {way}", []).extend(found[2:])
+    servers.close()
+    ray.shutdown()
+    cluster.shutdown()
+    return times

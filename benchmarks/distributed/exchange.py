@@ -1,0 +1,274 @@
+"""Loading a graph in parts from several processes of this host, and the bytes that they exchange."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+from torch_geometric.data import Data
+
+from benchmarks.distributed.scale_model import HOSTS, model_scaling
+from pyg_direct.bench.row import Row
+from pyg_direct.datasets.dataset import NodeDataset
+from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
+from pyg_direct.distributed.assign import assign_by_metis
+from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.runtime.communicator import Communicator
+from pyg_direct.runtime.loopback import stay_on_host
+
+FANOUTS, BATCH = [15, 10, 5], 512
+_BATCHES, _EXCHANGES = 12, 20
+# A process, where batches need no exchange.
+_MORE_BATCHES = 48
+_BIG = 1 << 22
+
+
+def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list[int]) -> Iterator[Row]:
+    """Edges, rows and bytes for each number of processes; what copies of others' rows and prefetching save.
+
+    Args:
+        graph: With features, on the CPU.
+        name: Of the rows.
+        device: `cpu` or `cuda`.
+        counts: Numbers of processes; on GPUs each has one of its own.
+    """
+    assert graph.x is not None
+    found: dict[int, dict[str, Any]] = {}
+    # A core each as far as there are, also for one process alone.
+    cores = os.cpu_count() or 1
+    threads = max(1, cores // max(counts))
+    with tempfile.TemporaryDirectory() as folder:
+        for count in counts:
+            path = Path(folder) / str(count)
+            partition_graph(path, graph.edge_index, count, num_nodes=graph.num_nodes, node_rows={"x": graph.x})
+            found[count] = run_processes(_measure, count, device, str(path), graph.num_nodes, threads=threads)
+    if 1 in found:
+        yield Row.of(f"distributed/{name}/{device}/1", "batch grouped, packed and joined as by several", "ms",
+                     [1e3 * found[1]["shared_seconds"]], 1e3 * found[1]["seconds"], "batch of one process")  # fmt: skip
+    for count, result in found.items():
+        case = f"distributed/{name}/{device}/{count}"
+        crowded = f" on {cores} cores" if device == "cpu" and count * threads > cores else ""
+        yield Row.of(case, "edges of all processes", "M/s", [v / 1e6 for v in result["edges"]],
+                     note=f"{BATCH} seeds a batch, {FANOUTS}, without training, {threads} threads each"
+                          f"{crowded}")  # fmt: skip
+        yield Row.of(case, "rows of all processes", "M/s", [v / 1e6 for v in result["rows"]])
+        yield from _describe_whole(found, count, case)
+        if count == 1:
+            continue
+        if 1 in found:
+            yield Row.of(case, "speed beside one process", "x",
+                         [median(result["edges"]) / median(found[1]["edges"])])  # fmt: skip
+        yield Row.of(case, "row bytes sent a batch", "KB", [result["row_bytes"] / 1e3], result["least_bytes"] / 1e3,
+                     "distinct rows of other parts")  # fmt: skip
+        if "shared_edges" in result:
+            yield Row.of(case, "edges of all processes, rows read in place", "M/s",
+                         [v / 1e6 for v in result["shared_edges"]], median(result["edges"]) / 1e6,
+                         "rows exchanged", "rows in memory that the processes share")  # fmt: skip
+        yield Row.of(case, "ids and edges sent a batch", "KB", [result["other_bytes"] / 1e3])
+        yield Row.of(case, "row bytes with copies of 20 %", "KB", [result["kept_bytes"] / 1e3],
+                     result["least_bytes"] / 1e3, "distinct rows of other parts")  # fmt: skip
+        yield Row.of(case, "loading hidden by prefetching", "%", [100 * result["hidden"]],
+                     note="behind steps that take 1.3 times as long and leave the processors free")  # fmt: skip
+        yield Row.of(case, "exchange of nothing", "us", [1e6 * t for t in result["empty"]])
+        yield Row.of(case, "exchange of 4 MiB with each", "GB/s", [v / 1e9 for v in result["bandwidth"]])
+    cut = measure_cut(graph.edge_index, graph.num_nodes, HOSTS[1:])
+    yield from describe_cut(cut, name)
+    if 1 in found and len(found) > 1:
+        yield from model_scaling(
+            found, f"distributed/{name}/{device}", cut=cut,
+            crowding=lambda count: max(1.0, count * threads / cores) if device == "cpu" else 1.0)  # fmt: skip
+
+
+def _describe_whole(found: Mapping[int, Mapping[str, Any]], count: int, case: str) -> Iterator[Row]:
+    """What processes do with the graph in one memory, where they can have it so."""
+    result = found[count]
+    if "whole" not in result:
+        return
+    yield Row.of(case, "edges of all processes, graph in one memory", "M/s", [v / 1e6 for v in result["whole"]],
+                 median(result["edges"]) / 1e6, "exchanged" if count > 1 else "a part of its own",
+                 "each process samples and reads alone")  # fmt: skip
+    if count > 1 and "whole" in found.get(1, {}):
+        yield Row.of(case, "speed beside one process, graph in one memory", "x",
+                     [median(result["whole"]) / median(found[1]["whole"])])  # fmt: skip
+        yield Row.of(case, "share of the graph that a process has", "%",
+                     [100 * result["held"] / found[1]["held"]], 100 / count, "an equal share")  # fmt: skip
+
+
+def describe_cut(cut: Mapping[int, float], name: str) -> Iterator[Row]:
+    """What `measure_cut` found, beside parts by a hash."""
+    case = f"distributed/{name}"
+    for count, share in cut.items():
+        common: dict[str, Any] = {"curve": f"nodes of other parts in {name}", "at": count, "at_name": "parts"}
+        yield Row.of(f"{case}/cut/hash/{count}", "parts by hash, seeds of all parts", "%", [100 * (1 - 1 / count)],
+                     **common)  # fmt: skip
+        yield Row.of(f"{case}/cut/METIS/{count}", "parts by METIS, seeds of the own part", "%", [100 * share],
+                     note=f"{BATCH} seeds a batch, {FANOUTS}; mean of three parts", **common)  # fmt: skip
+
+
+def measure_cut(edge_index: torch.Tensor, num_nodes: int, hosts: Sequence[int]) -> dict[int, float]:
+    """Share of the nodes of batches that are of other parts, for parts by METIS and seeds of the own part.
+
+    For the numbers of hosts of which each has seeds for a batch.
+    """
+    if importlib.util.find_spec("pymetis") is None:
+        return {}
+    data, found = Data(edge_index=edge_index, num_nodes=num_nodes), {}
+    ends = edge_index.numpy()
+    for count in (n for n in hosts if num_nodes // n >= BATCH):
+        parts = torch.from_numpy(assign_by_metis(lambda: iter([(ends[0], ends[1])]), num_nodes, count))
+        shares = []
+        for part in sorted({0, count // 2, count - 1}):
+            own = (parts == part).nonzero().view(-1)
+            batch = next(iter(NeighborLoader(data, FANOUTS, own, batch_size=BATCH, shuffle=True, seed=1, device="cpu")))
+            shares.append(float((parts[batch.n_id] != part).float().mean()))
+        found[count] = sum(shares) / len(shares)
+    return found
+
+
+def run_processes(work: Any, count: int, device: str, *args: Any, threads: int | None = None) -> dict[str, Any]:
+    """What rank 0 of `count` processes of one group measures, which have an equal share of the cores by default."""
+    with tempfile.TemporaryDirectory() as folder:
+        share = threads or max(1, (os.cpu_count() or 1) // count)
+        # Read where a process imports Numba, not later.
+        before = os.environ.get("NUMBA_NUM_THREADS")
+        os.environ["NUMBA_NUM_THREADS"] = str(share)
+        context = spawn(_enter, args=(work, count, device, folder, share, args), nprocs=count, join=False)
+        try:
+            while not context.join():
+                pass
+        finally:
+            end_processes(context)
+            del os.environ["NUMBA_NUM_THREADS"]
+            if before is not None:
+                os.environ["NUMBA_NUM_THREADS"] = before
+        result: dict[str, Any] = json.loads((Path(folder) / "result").read_text())
+        return result
+
+
+def end_processes(context: Any) -> None:
+    """End those of a `spawn` that still run, as after Ctrl-C: they would keep GPUs, and this process from its end."""
+    for process in context.processes:
+        if process.is_alive():
+            process.kill()
+        process.join()
+
+
+def _enter(rank: int, work: Any, count: int, device: str, folder: str, share: int, args: tuple[Any, ...]) -> None:
+    stay_on_host()
+    torch.set_num_threads(share)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", init_method=f"file://{folder}/group",
+                            rank=rank, world_size=count)  # fmt: skip
+    result = work(rank, count, torch.device(device, rank if device == "cuda" else 0), *args)
+    if rank == 0:
+        (Path(folder) / "result").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes: int) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    with DistGraph(folder, device=device, device_cache_size="100%", share_graph=False) as graph:
+        rates = [_run_epoch(graph, num_nodes, epoch) for epoch in range(4)][1:]
+        result["edges"], result["rows"] = ([rate[name] for rate in rates] for name in ("edges", "rows"))
+        result |= {key: rates[-1][key] for key in ("row_bytes", "least_bytes", "other_bytes")}
+        seconds = [rate["seconds"] for rate in rates]
+        result["seconds"], result["spread"] = median(seconds), rates[-1]["spread"]
+        if count == 1:
+            # As several do it, for the model of several.
+            graph.part.is_whole = False
+            result["shared_seconds"] = median(
+                [_run_epoch(graph, num_nodes, epoch)["seconds"] for epoch in range(4)][1:]
+            )
+            graph.part.is_whole = True
+        if count > 1:
+            result["hidden"] = _measure_hidden(graph, num_nodes)
+            result |= _measure_exchange(graph.communicator)
+    if count > 1:
+        with DistGraph(folder, device=device, device_cache_size="100%", replicas="20%", share_graph=False) as graph:
+            result["kept_bytes"] = _run_epoch(graph, num_nodes, 0)["row_bytes"]
+    with DistGraph(folder, device=device, device_cache_size="100%") as graph:
+        if graph.whole is not None:
+            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES)
+            speeds = [_run_epoch(graph, num_nodes, loader)["edges"] for _ in range(4)]
+            result |= {"whole": speeds[1:], "held": graph.num_bytes}
+    if count > 1 and device.type == "cpu":
+        with DistGraph(folder, device=device, share_rows=True, share_graph=False) as graph:
+            result["shared_edges"] = [_run_epoch(graph, num_nodes, epoch)["edges"] for epoch in range(4)][1:]
+    return result
+
+
+def _make_loader(graph: DistGraph, num_nodes: int, prefetch: int, seed: int, batches: int = _BATCHES
+                 ) -> DistNeighborLoader:  # fmt: skip
+    count = min(num_nodes, BATCH * batches * graph.communicator.size)
+    seeds = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))[:count]
+    return DistNeighborLoader(graph, FANOUTS, seeds, batch_size=BATCH, prefetch=prefetch, seed=1)
+
+
+def _run_epoch(graph: DistGraph, num_nodes: int, epoch: int | DistNeighborLoader) -> dict[str, float]:
+    """Rates over all processes, and bytes that this one sent, a batch; of a loader, or of a new one for an epoch."""
+    loader = _make_loader(graph, num_nodes, 2, epoch) if isinstance(epoch, int) else epoch
+    sent, remote = graph.communicator.sent.copy(), graph.rows.num_remote
+    sizes, rows = [], 0
+    _synchronize(graph)
+    begin = time.perf_counter()
+    for batch in loader:
+        sizes.append(batch.edge_index.shape[1])
+        rows += batch.n_id.numel()
+    _synchronize(graph)
+    seconds = time.perf_counter() - begin
+    edges, batches = sum(sizes), len(sizes)
+    spread = float(torch.tensor(sizes, dtype=torch.float64).std()) * batches / edges
+    size, new = graph.communicator.size, graph.communicator.sent - sent
+    row_bytes = sum(feature.shape[1:].numel() * feature.dtype.itemsize for feature in graph.rows.describe().values())
+    return {"seconds": seconds / batches, "spread": spread,
+            "edges": size * edges / seconds, "rows": size * rows / seconds,
+            "row_bytes": new["rows"] / batches, "least_bytes": (graph.rows.num_remote - remote) * row_bytes / batches,
+            "other_bytes": sum(n for what, n in new.items() if what != "rows") / batches}  # fmt: skip
+
+
+def _synchronize(graph: DistGraph) -> None:
+    graph.communicator.run(graph.communicator.agree, 0)
+
+
+def _measure_hidden(graph: DistGraph, num_nodes: int) -> float:
+    """Share of the time of loading that steps of 1.3 times its length hide."""
+
+    def run(prefetch: int, step: float) -> float:
+        _synchronize(graph)
+        begin = time.perf_counter()
+        for _ in _make_loader(graph, num_nodes, prefetch, 7):
+            time.sleep(step)
+        _synchronize(graph)
+        return (time.perf_counter() - begin) / _BATCHES
+
+    loading = run(0, 0.0)
+    step = 1.3 * loading
+    return 1 - (run(2, step) - step) / loading
+
+
+def _measure_exchange(communicator: Communicator) -> dict[str, list[float]]:
+    def run(size: int) -> list[float]:
+        parts = [torch.zeros(size, dtype=torch.uint8, device=communicator.device)] * communicator.size
+        times = []
+        for _ in range(_EXCHANGES):
+            begin = time.perf_counter()
+            communicator.exchange(parts, "test")
+            if communicator.device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - begin)
+        return times[1:]
+
+    empty = communicator.run(run, 0)
+    big = communicator.run(run, _BIG)
+    return {"empty": empty, "bandwidth": [(communicator.size - 1) * _BIG / t for t in big]}

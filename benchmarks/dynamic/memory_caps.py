@@ -1,0 +1,98 @@
+"""Training over frames where part of the data does not fit: epochs and bytes copied under caps on GPU memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from benchmarks.dynamic.epochs import Course, Trained, take_turns
+from benchmarks.dynamic.ways import MODELS, WAYS, Model
+from pyg_direct.bench.row import Row
+from pyg_direct.dynamic import nn, stream
+
+CAPS = ("10%", "50%", "100%")
+
+
+def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[str] = MODELS,
+                           caps: Sequence[str] = CAPS, ways: Sequence[str] = ("PyGT", "PyGT-A"), window: int = 8,
+                           hidden: int = 32, epochs: int = 5, seconds_each: float = 20.0,
+                           device: str = "cuda") -> Iterator[Row]:  # fmt: skip
+    """Epochs under caps on what our caches hold, as shares of the data's bytes, beside ways that hold nothing.
+
+    All models of a cap train on one stream, whose structures are made once. The rows of a frame's snapshots lie on the
+    GPU beside what the cap holds, of however many snapshots there are.
+    Bytes are those copied to the GPU in an epoch after the preparing ones; PyGT copies every snapshot of each frame.
+    """
+    from torch_geometric_temporal.nn import recurrent as theirs
+
+    where = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    for name, signal in sets.items():
+        num_nodes, num_features = signal[0].x.shape
+        visited = sum(map(_count_bytes, _visit(signal, window)))
+        # What each snapshot takes as CSR with 32-bit columns, sent once.
+        once = sum(4 * (num_nodes + 1) + _edge_bytes(s) + _count_bytes(s, ("x", "y")) for s in signal)
+        # Of the snapshots that come into frames, behind the last of which is the first.
+        rows = count_entering(len(signal), window) * num_nodes * num_features * 4
+        streams: dict[str, Any] = {cap: stream(list(signal), where, memory=cap, keep="host") for cap in caps}
+        for kind in models:
+            case = f"dynamic/{name}/{kind}"
+
+            def make(way: str, kind: str = kind, signal: Sequence[Data] = signal, streams: Any = streams) -> Any:
+                torch.manual_seed(0)
+                layers = nn if way in streams else theirs
+                model = Model(kind, layers, num_features, num_nodes, hidden).to(where)  # noqa: B023
+                return (Trained if way in streams else WAYS[way])(model, streams.get(way, signal), window, where)
+
+            courses = take_turns({way: partial(make, way) for way in (*ways, *caps)}, epochs, seconds_each)
+            done = {way: course for way, course in courses.items() if isinstance(course, Course)}
+            for way, course in courses.items():
+                if isinstance(course, str):
+                    yield Row(case, f"{way}, failed", "ms", 0, 0, 0, note=course)
+                elif way in ways:
+                    yield Row.of(case, way, "ms", [1e3 * s for s in course.measured])
+            for cap in filter(done.__contains__, caps):
+                trainer, seconds = done[cap].run.trainer, done[cap].measured
+                moved = trainer.history[-1]["moved_bytes"]
+                limited = f"{case}/memory {cap}"
+                yield Row.of(limited, "ours, FrameTrainer", "ms", [1e3 * s for s in seconds],
+                             note=f"last loss {done[cap].losses[-1]:.6g}; {'; '.join(trainer.decisions)}")  # fmt: skip
+                for way in filter(done.__contains__, ways):
+                    turns = zip(done[way].measured, seconds, strict=True)
+                    yield Row.of(limited, f"{way} over ours", "x", [others / mine for others, mine in turns])
+                yield Row.of(limited, "moved an epoch", "MB", [moved / 1e6],
+                             note=f"frames of {window} of {len(signal)} snapshots")  # fmt: skip
+                yield Row.of(limited, "moved over PyGT-A's", "x", [moved / visited])
+                # Models of one layer read these and nothing of the edges.
+                least = max(0, rows - (streams[cap].plan.budget.limit or 0)) / once
+                limit = least if least and kind != "MPNN-LSTM" else None
+                yield Row.of(limited, "moved over CSR snapshots sent once", "x", [moved / once], limit,
+                             "aggregated features that the cap does not hold" if limit else "")  # fmt: skip
+                hidden_share = trainer.trace_epoch().hidden_share()
+                if hidden_share is not None:
+                    yield Row.of(limited, "copies hidden", "x", [hidden_share],
+                                 note="of their time; for the rest the stream that computes waited")  # fmt: skip
+
+
+def count_entering(num_snapshots: int, window: int) -> int:
+    """Snapshots that come into a frame in an epoch; those of the frame before it are there."""
+    later = num_snapshots - window
+    return later + min(window, later)
+
+
+def _visit(signal: Sequence[Data], window: int) -> Iterator[Data]:
+    for first in range(len(signal) - window + 1):
+        yield from signal[first : first + window]
+
+
+def _count_bytes(snapshot: Data, keys: Sequence[str] = ("x", "edge_index", "edge_attr", "y")) -> int:
+    given = (snapshot.get(key) for key in keys)
+    return sum(v.numel() * v.element_size() for v in given if isinstance(v, Tensor))
+
+
+def _edge_bytes(snapshot: Data) -> int:
+    return (4 if snapshot.edge_attr is None else 8) * snapshot.num_edges

@@ -1,0 +1,1 @@
+"""Convolutions, models, whole graphs and inference, as PyG has them and accelerated."""

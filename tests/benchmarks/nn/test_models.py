@@ -1,0 +1,61 @@
+"""What epochs of models are measured against."""
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from benchmarks.features.link_share import SHARES, measure_link_share
+from benchmarks.loader.typed_graphs import make_mag
+from benchmarks.nn.models import count_host_bytes, measure_pyg_epochs
+from benchmarks.nn.typed_steps import measure_typed_steps
+from pyg_direct.datasets import synthetic_graph
+from pyg_direct.loader.neighbor import NeighborLoader
+
+
+@pytest.mark.parametrize(("placement", "cache", "least", "most"),
+                         [("cpu", None, 1, 1),
+                          pytest.param("unified", None, 1, 1, marks=pytest.mark.gpu),
+                          pytest.param("unified", "20%", 0.05, 0.95, marks=pytest.mark.gpu),
+                          pytest.param("cuda", None, 0, 0, marks=pytest.mark.gpu)])  # fmt: skip
+def test_bytes_of_rows_on_the_host_are_counted(placement, cache, least, most):
+    data = Data(x=torch.rand(500, 16), edge_index=torch.randint(0, 500, (2, 5000)))
+    loader = NeighborLoader(data, [5, 5], torch.arange(100), batch_size=50, placement=placement, feature_cache=cache)
+    batch = next(iter(loader))
+
+    found = count_host_bytes(loader, batch, 6) / (batch.x.numel() * 4)
+
+    assert least <= found <= most
+
+
+def test_steps_over_types_are_measured(real_device):
+    rows = list(measure_typed_steps(make_mag(0.0005, real_device, num_features=16), "paper", "tiny", batches=6))
+
+    ways = ["PyG's kernels", "accelerated", "accelerated, replayed"][: 3 if torch.cuda.is_available() else 2]
+    assert [row.metric for row in rows] == [f"step with loader, {way}" for way in ways] + [
+        f"PyG's kernels over {way}" for way in ways[1:]]  # fmt: skip
+    assert all(row.p50 > 0 for row in rows)
+
+
+@pytest.mark.gpu
+def test_what_reads_take_from_a_step_is_measured():
+    graph = synthetic_graph("products", scale=0.02, device="cpu")
+
+    rows = list(measure_link_share(graph.to_data(), graph.train_idx, graph.num_classes, "tiny", batches=12))
+
+    blocks = [row.case.rpartition("/")[2] for row in rows if row.metric == "step with loader, replayed"]
+    assert len(blocks) == len(SHARES)
+    assert len(rows) == 1 + 3 * len(SHARES)
+    assert all(row.p50 > 0 for row in rows)
+
+
+@pytest.mark.sparse
+def test_pygs_own_loader_trains_too(monkeypatch):
+    pytest.importorskip("torch_sparse")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    graph = synthetic_graph("products", scale=0.001, device="cpu")
+
+    found = measure_pyg_epochs(graph.to_data(), graph.train_idx, graph.num_classes, turns=3)
+
+    (times,) = found.values()
+    assert len(times) == 2
+    assert all(time > 0 for time in times)
