@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from typing import Any
 
 from torch_geometric.nn.models.basic_gnn import BasicGNN
@@ -50,9 +53,26 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
     if seed is not None:
         resolve_seed(seed)
-    place = device if device is None or device == "data" else resolve_device(device)
+    if device is not None and device != "data":
+        place = resolve_device(device)
+        # Without a number it is the current GPU when a loader is made, in each process another one.
+        device = device if str(device) == place.type else place
+    start(device=device, placement=placement, feature_cache=feature_cache, seed=seed, accelerate=accelerate,
+          verbose=verbose)  # fmt: skip
+    names = ", ".join(entry.path for entry in REPLACEMENTS)
+    models = "models are accelerated" if accelerate else "models are left as they are"
+    announce(f"replaced {names} and model.inference of PyG; {models}; left to PyG, as there are none of ours: "
+             f"{', '.join(LEFT)}")  # fmt: skip
+
+
+def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> None:
+    """`install` without a look at its arguments and without a word, as in a process that another one has started.
+
+    Args:
+        accelerate, verbose: See `install`.
+        options: The other arguments of `install`.
+    """
     uninstall()
-    options = {"device": place, "placement": placement, "feature_cache": feature_cache, "seed": seed}
     for original, ours in REPLACEMENTS:
         replace(original, StandIn(ours, options, verbose))
     inference = BasicGNN.inference
@@ -60,10 +80,21 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     BasicGNN.inference = make_inference(inference)
     if accelerate:
         accelerate_what_is_made()
-    names = ", ".join(entry.path for entry in REPLACEMENTS)
-    models = "models are accelerated" if accelerate else "models are left as they are"
-    announce(f"replaced {names} and model.inference of PyG; {models}; left to PyG, as there are none of ours: "
-             f"{', '.join(LEFT)}")  # fmt: skip
+
+
+def hand_down(**options: Any) -> None:
+    """Let Python processes that this one starts from now on make ours, too, as soon as they import PyG.
+
+    They find `startup/sitecustomize.py` by their environment, and so do those that they start.
+
+    Args:
+        options: Arguments of `start`, which can be written as JSON.
+    """
+    os.environ["PYG_DIRECT_RUN"] = json.dumps({"prefix": sys.prefix, "options": options})
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
+    before = os.environ.get("PYTHONPATH")
+    others = [path for path in before.split(os.pathsep) if path != folder] if before else []
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *others])
 
 
 def uninstall() -> None:
