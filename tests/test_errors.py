@@ -86,9 +86,11 @@ def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch, tmp_path,
 
 
 def test_packages_of_another_extra_are_told_with_that():
-    with pytest.raises(ModuleNotFoundError, match=r'A layer needs the package torch_sparse: pip install "\.\[sparse\]"'), \
-            needs_extra("A layer", "temporal"):  # fmt: skip
-        raise ModuleNotFoundError("No module named 'torch_sparse'", name="torch_sparse")
+    error = ModuleNotFoundError("No module named 'torch_sparse'", name="torch_sparse")
+
+    with pytest.raises(ModuleNotFoundError, match=r'torch_sparse: pip install "\.\[sparse\]"'):  # noqa: SIM117
+        with needs_extra("a layer", "temporal"):
+            raise error
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

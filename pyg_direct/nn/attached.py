@@ -64,7 +64,8 @@ def detach_all(module: torch.nn.Module) -> None:
 def _reduce(self: Any, protocol: Any) -> Any:
     """`__reduce_ex__` of the module's class, without what was attached."""
     hidden = {_NAMES, *_GUARDS, *self.__dict__.get(_NAMES, ())}
-    made = type(self).__reduce_ex__(self, protocol)
+    kind: Any = type(self)
+    made = kind.__reduce_ex__(self, protocol)
     if not isinstance(made, tuple):
         return made
     make, args, *rest = made
@@ -82,11 +83,12 @@ def _hide(state: Any, names: set[str]) -> Any:
 
 def _copy_deeply(self: Any, memo: dict[int, Any]) -> Any:
     """A copy that is accelerated likewise: bound methods are copied with the module that they are bound to."""
-    own = getattr(type(self), "__deepcopy__", None)
+    kind: Any = type(self)
+    own = getattr(kind, "__deepcopy__", None)
     if own is not None:
         # As of a class that `torch.nn.utils.parametrize` made since.
         return own(self, memo)
-    return copy._reconstruct(self, memo, *type(self).__reduce_ex__(self, 4))  # type: ignore[attr-defined]
+    return copy._reconstruct(self, memo, *kind.__reduce_ex__(self, 4))  # type: ignore[attr-defined]
 
 
 def _replicate(self: Any) -> Any:

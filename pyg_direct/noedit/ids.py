@@ -52,7 +52,7 @@ class _LazyIds(BaseStorage):  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
         # PyG's, with ids where the program finds them: what is saved must load where this package is not installed.
-        state = self.__getstate__()
+        state: dict[str, Any] = super().__getstate__()
         waiting = state.pop("_waiting", {})
         state["_mapping"] = {key: self[key] if key in waiting else value for key, value in state["_mapping"].items()}
         return next(plain for plain, lazy in _LAZY.items() if lazy is type(self)), (), state

@@ -62,7 +62,7 @@ def give_back() -> None:
     _STAND_INS.clear()
 
 
-def _make(original: type, cls: type, *args: Any, **kwargs: Any) -> Any:
+def _make(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     """An object of ours, or an empty one of `cls` for its own `__init__`; that alone is asked for without arguments."""
     stand_in = _STAND_INS.get(original)
     if stand_in is not None and (args or kwargs):
@@ -73,7 +73,7 @@ def _make(original: type, cls: type, *args: Any, **kwargs: Any) -> Any:
                 return _make_ours(original, cls, stand_in, args, kwargs)
             except NotImplementedError as error:
                 announce(f"{cls.__name__} left to PyG: {error}")
-    following = super(original, cls).__new__  # type: ignore[misc]
+    following: Any = super(original, cls).__new__
     return following(cls) if following is object.__new__ else following(cls, *args, **kwargs)
 
 
@@ -90,12 +90,13 @@ def _make_ours(original: type, cls: type, stand_in: StandIn, args: tuple[Any, ..
         announce(f"{cls.__name__} of {type(made).__module__}" + (f" on {where}" if where is not None else ""))
     if cls in type(made).__mro__:
         # Python calls `__init__` of what `__new__` returns, if that is of the class.
-        made.__class__ = _made_class(type(made))
+        kind: Any = type(made)
+        made.__class__ = _made_class(kind)
     return made
 
 
 @functools.cache
-def _made_class(ours: type) -> type:
+def _made_class(ours: Any) -> Any:
     """Class of an object of ours that is complete: the next `__init__` does nothing but make it ours again."""
 
     def complete(self: Any, *args: Any, **kwargs: Any) -> None:

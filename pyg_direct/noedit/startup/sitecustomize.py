@@ -5,9 +5,18 @@ starts: processes that `multiprocessing` spawns, pools, other programs such as t
 Nothing is imported before the process imports PyG; one that does not, or that is of another environment, is left alone.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
+
+# Typing would be the first thing that a process waits for.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_FOLDER)))
@@ -18,10 +27,10 @@ _WATCHED = ("torch_geometric", "pyg_direct")
 class _Watch:
     """Finder of modules that lets `_start` follow the first import of PyG, or of this package."""
 
-    def __init__(self, options):
+    def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Find a module as Python does; None but for those that are watched."""
         if name not in _WATCHED:
             return None
@@ -34,15 +43,15 @@ class _Watch:
             return spec
         execute = spec.loader.exec_module
 
-        def execute_and_start(module):
+        def execute_and_start(module: ModuleType) -> None:
             execute(module)
             _start(self.options)
 
-        spec.loader.exec_module = execute_and_start
+        spec.loader.exec_module = execute_and_start  # type: ignore[method-assign]
         return spec
 
 
-def _start(options):
+def _start(options: dict[str, Any]) -> None:
     try:
         from pyg_direct.noedit.install import start
     except ModuleNotFoundError as error:
@@ -54,7 +63,7 @@ def _start(options):
     start(**options)
 
 
-def _execute_next():
+def _execute_next() -> None:
     """Take this folder off the path, and execute the file of this name that Python would have found without it."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
