@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyg_direct.bench.picture import describe_origin, start_drawing
+from pyg_direct.bench.picture import describe_origin
+from pyg_direct.features.report import open_pyplot
 
 # arXiv 2101.07956 and 2103.03330: time over that of a page-locked copy, gain of rows off the lines of 128 bytes over
 # the baseline, of a training over the baseline, and power of the whole machine, at the wall, over the baseline's.
@@ -90,7 +91,7 @@ def read_training(rows: Rows) -> dict[str, dict[str, dict[str, float]]]:
 def draw_figure_6(rows: Rows, path: Path) -> None:
     """Draw figure 6 into a PNG: times over the ideal one, and the band that the paper publishes."""
     panels = read_figure_6(rows)
-    figure, places = start_drawing().subplots(1, len(panels), figsize=(3.6 * len(panels), 4.2), sharey=True,
+    figure, places = open_pyplot().subplots(1, len(panels), figsize=(3.6 * len(panels), 4.2), sharey=True,
                                               constrained_layout=True, squeeze=False)  # fmt: skip
     low, high = PUBLISHED_IDEAL
     for axes, (row_bytes, lines) in zip(places[0], panels.items(), strict=True):
@@ -108,7 +109,7 @@ def draw_figure_6(rows: Rows, path: Path) -> None:
 
 def draw_figure_7(rows: Rows, path: Path) -> None:
     """Draw figure 7 into a PNG: rows beside the lines of 128 bytes, and the gain that the paper publishes."""
-    figure, (left, right) = start_drawing().subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
+    figure, (left, right) = open_pyplot().subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
     beside_aligned, over_baseline = read_figure_7(rows)
     _draw_lines(left, beside_aligned)
     left.set_ylabel(f"rate over that of rows of {_ALIGNED:,} B")
@@ -128,7 +129,7 @@ def draw_training(rows: Rows, path: Path) -> None:
     words = {"speed": "steps a second", "cores": "CPU cores busy", "power": "power of the GPU",
              "energy": "energy of the GPU a step"}  # fmt: skip
     kinds = [kind for kind in words if kind in found]
-    figure, places = start_drawing().subplots(1, len(kinds), figsize=(3.6 * len(kinds), 4.2), constrained_layout=True,
+    figure, places = open_pyplot().subplots(1, len(kinds), figsize=(3.6 * len(kinds), 4.2), constrained_layout=True,
                                               squeeze=False)  # fmt: skip
     for axes, kind in zip(places[0], kinds, strict=True):
         bars = [(f"{model}\n{way}", ratio) for model, ways in found[kind].items() for way, ratio in ways.items()]
@@ -158,7 +159,7 @@ def _finish(figure: Any, places: Sequence[Any], rows: Rows, path: Path, title: s
         axes.legend(fontsize=6)
     figure.suptitle(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
     figure.savefig(path, dpi=110)
-    start_drawing().close(figure)
+    open_pyplot().close(figure)
 
 
 # The beginning of the cases that a picture is of, its name, and what draws it.

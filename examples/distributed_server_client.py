@@ -23,7 +23,6 @@ from torch_geometric.nn import GraphSAGE
 from pyg_direct.datasets import NodeDataset
 from pyg_direct.distributed import DistNeighborLoader, partition_graph
 from pyg_direct.distributed.client import ClientGraph
-from pyg_direct.distributed.engine import connect, serve
 
 
 def train(graph: ClientGraph, dataset: NodeDataset, args: argparse.Namespace) -> None:
@@ -44,6 +43,8 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.005)
     args = parser.parse_args()
+    # Ray is an extra, which `--help` needs not.
+    from pyg_direct.distributed.engine import connect, serve
 
     dataset = load_dataset(args.data, args.scale, torch.device("cpu"))
     number, count = (int(part) for part in args.client.split("/"))

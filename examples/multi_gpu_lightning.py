@@ -8,7 +8,6 @@ a GPU, `--processes 2` trains on the CPU. Data as in `ogbn_products_sage.py`.
 
 import argparse
 
-import lightning
 import torch
 import torch.nn.functional as F
 from model import classify_seeds, count_processes, describe, load_dataset, parse
@@ -17,8 +16,14 @@ from torch_geometric.nn import GraphSAGE
 from pyg_direct import NeighborLoader
 from pyg_direct.datasets import NodeDataset
 
+try:
+    import lightning
+except ModuleNotFoundError:
+    # `--help` needs none.
+    lightning = None
 
-class Module(lightning.LightningModule):
+
+class Module(lightning.LightningModule if lightning else torch.nn.Module):
     def __init__(self, dataset: NodeDataset, args: argparse.Namespace) -> None:
         super().__init__()
         self.dataset, self.args = dataset, args
@@ -61,6 +66,8 @@ def main() -> None:
     parser = parse(__doc__, epochs=6, batch_size=256)
     parser.add_argument("--processes", type=int, help="all GPUs; one on a CPU")
     args = parser.parse_args()
+    if lightning is None:
+        parser.error("this example needs the package lightning: pip install lightning")
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu, count = args.device == "cuda", count_processes(args.processes, args.device)
     dataset = load_dataset(args.data, args.scale, torch.device(args.device))

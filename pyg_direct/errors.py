@@ -67,6 +67,27 @@ class RankError(PygDirectError, RuntimeError):
     """Another process of the group failed or is gone; the message names its rank."""
 
 
+@contextlib.contextmanager
+def needs_extra(what: str, *extras: str) -> Iterator[None]:
+    """Import packages of an extra inside; where one is missing, the error says how to install it.
+
+    Args:
+        what: What needs them.
+        extras: The extra, or extras of which one will do.
+
+    Raises:
+        ModuleNotFoundError: a package is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        # What packages of other extras need of that.
+        extras = ("sparse",) if error.name in ("torch_scatter", "torch_sparse") else extras
+        choices = " or ".join(f'pip install ".[{extra}]"' for extra in extras)
+        raise ModuleNotFoundError(f"{what} needs the package {error.name}: {choices} in the clone of pyg_direct",
+                                  name=error.name) from error  # fmt: skip
+
+
 # What NumPy, pyarrow and `zipfile` raise for files that are cut short, overwritten, or of another kind.
 _DAMAGES = (EOFError, OSError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
 # What files of numbers are called where one is damaged.

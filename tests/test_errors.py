@@ -1,13 +1,17 @@
-"""Warnings are told at the line of the user's that led to them."""
+"""Warnings are told at the line of the user's that led to them, and what is missing is told with what to install."""
 
+import importlib
+import runpy
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 from pyg_direct import NeighborLoader
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.errors import LoaderWarning, warn
+from pyg_direct.errors import LoaderWarning, needs_extra, warn
 from pyg_direct.runtime.mode import ordinary_tensors
 
 
@@ -34,3 +38,73 @@ def test_each_line_of_a_program_is_told_once():
 
     lines = [warning.lineno for warning in caught if warning.category is LoaderWarning]
     assert len(lines) == len(set(lines)) == 2
+
+
+EXAMPLES = sorted(path for path in (Path(__file__).parents[1] / "examples").glob("*.py") if path.name != "model.py")
+EXTRAS = ("lightning", "matplotlib", "ogb", "pyarrow", "pymetis", "ray", "torch_geometric_temporal", "torch_sparse")
+
+
+def import_engine(folder):
+    importlib.import_module("pyg_direct.distributed.engine")
+
+
+def read_parquet(folder):
+    from pyg_direct.distributed import partition_graph
+
+    (folder / "edges.parquet").write_bytes(b"")
+    partition_graph(folder / "parts", folder / "edges.parquet", 1, num_nodes=3)
+
+
+def patch_temporal(folder):
+    from pyg_direct.dynamic import patch
+
+    patch()
+
+
+def compile_source(folder):
+    from pyg_direct.kernels import source
+
+    source.compile_source.__wrapped__("draw", (9, 0))
+
+
+@pytest.mark.parametrize(("package", "call", "extra"), [
+    ("ray", import_engine, '".[ray]"'), ("pyarrow", read_parquet, '".[distributed]"'),
+    ("torch_geometric_temporal", patch_temporal, '".[temporal]"'),
+    ("cuda.bindings", compile_source, '".[cu13]" or pip install ".[cu12]"'),
+])  # fmt: skip
+def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch, tmp_path, package, call, extra):
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "pyg_direct.distributed.engine", raising=False)
+
+    with pytest.raises(ModuleNotFoundError) as caught:
+        call(tmp_path)
+
+    assert f"needs the package {package}" in str(caught.value)
+    assert f"pip install {extra} in the clone" in str(caught.value)
+
+
+def test_packages_of_another_extra_are_told_with_that():
+    error = ModuleNotFoundError("No module named 'torch_sparse'", name="torch_sparse")
+
+    with pytest.raises(ModuleNotFoundError, match=r'torch_sparse: pip install "\.\[sparse\]"'):  # noqa: SIM117
+        with needs_extra("a layer", "temporal"):
+            raise error
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_tell_their_arguments_without_extras(monkeypatch, capsys, path):
+    for name in EXTRAS:
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("model", "pyg_direct.distributed.engine"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(path.parent)
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+
+    assert ended.value.code == 0
+    assert "usage: " in capsys.readouterr().out
+    sys.modules.pop("model", None)

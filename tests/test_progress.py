@@ -1,5 +1,6 @@
 """Steps that take long say so, and others say nothing."""
 
+import contextlib
 import io
 import os
 import re
@@ -8,6 +9,8 @@ import sys
 import threading
 import time
 
+import numba
+import numpy as np
 import pytest
 
 from pyg_direct import progress
@@ -246,16 +249,64 @@ def test_a_short_step_imports_nothing(step):
     assert found == "False"
 
 
-def test_the_first_use_of_a_kernel_is_told_and_logged(impatient, monkeypatch, capfd, caplog):
+def test_the_first_use_of_a_kernel_is_told_and_logged(impatient, capfd, caplog):
     from pyg_direct.kernels import jit
 
-    monkeypatch.setattr(jit, "_LOGGED_SECONDS", 0.1)
     caplog.set_level("INFO", "pyg_direct")
 
     with jit._compiling("sample_neighbors_cpu"):
         said = wait_for_words(capfd, "sample_neighbors_cpu")
-        # What takes no longer is not logged.
-        time.sleep(0.1)
 
     assert "compiling kernels, once for this machine: sample_neighbors_cpu" in said
     assert caplog.messages[0].startswith("compiled sample_neighbors_cpu in ")
+
+
+def double_cpu(values):
+    for i in numba.prange(len(values)):
+        values[i] *= 2
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Steps that were told of, of kernels whose code is kept in an empty folder."""
+    from pyg_direct.kernels import jit
+
+    told = []
+
+    @contextlib.contextmanager
+    def note(what, detail=""):
+        told.append(detail)
+        yield
+
+    monkeypatch.setattr(jit, "show_wait", note)
+    monkeypatch.setattr(jit, "cache_folder", lambda kind: tmp_path / kind)
+    return told
+
+
+def test_code_of_a_loop_that_is_read_from_the_disk_is_not_told(compiled):
+    from pyg_direct.kernels.jit import cpu_kernel
+
+    values = np.ones(3)
+    for times in (1, 2):
+        # As in another process.
+        cpu_kernel(double_cpu)(values)
+
+        assert compiled == [": double_cpu"]
+        assert values.tolist() == [2.0**times] * 3
+
+    cpu_kernel(double_cpu)(np.ones(3, dtype=np.int32))
+    assert len(compiled) == 2
+
+
+def test_code_of_a_grid_that_is_read_from_the_disk_is_not_told(compiled, monkeypatch):
+    from pyg_direct.kernels import jit, relabel
+
+    kernel = next(kernel for kernel in vars(relabel).values() if isinstance(kernel, jit.GpuKernel))
+    monkeypatch.setattr(jit, "find_shipped", lambda name: None)
+    monkeypatch.setattr(jit, "stamp_version", lambda text, target: text)
+    monkeypatch.setattr(kernel, "compile_ptx", lambda target, choice: "code")
+
+    for _ in range(2):
+        kernel.compile((9, 0), next(kernel.specialisations()))
+
+        assert compiled == [f": {kernel.fn.__name__}"]

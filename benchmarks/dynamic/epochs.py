@@ -19,6 +19,7 @@ from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.dynamic import FrameTrainer, nn, stream
 from pyg_direct.dynamic.timeline import LANES
 from pyg_direct.dynamic.trainer import run_recurrent
+from pyg_direct.errors import needs_extra
 
 # How often `FrameTrainer` is made and prepares.
 _PREPARED = 5
@@ -155,7 +156,8 @@ def measure_dynamic_epochs(sets: Mapping[str, Sequence[Data]], models: Sequence[
         epochs, seconds_each: Epochs measured of each way, which take turns; after so long no more than one.
         device: Where to train.
     """
-    from torch_geometric_temporal.nn import recurrent as theirs
+    with needs_extra("a comparison with PyTorch Geometric Temporal", "temporal"):
+        from torch_geometric_temporal.nn import recurrent as theirs
 
     where = torch.device(device, 0) if device == "cuda" else torch.device(device)
     for name, signal in sets.items():

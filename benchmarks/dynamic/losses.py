@@ -20,6 +20,7 @@ from benchmarks.dynamic.epochs import Trained
 from benchmarks.dynamic.ways import MODELS, WAYS, Model, Resident
 from pyg_direct.bench.row import Row
 from pyg_direct.dynamic import nn, stream
+from pyg_direct.errors import needs_extra
 
 # Two roundings of fp32 and of float64, up or down: a common factor would leave rows that are normalised later as they
 # are.
@@ -62,7 +63,8 @@ def measure_losses(sets: Mapping[str, Sequence[Data]], models: Sequence[str] = M
                    hidden: int = 32, epochs: int = 10, device: str = "cuda",
                    loops: Sequence[str] = ("script", "frames")) -> Iterator[Row]:  # fmt: skip
     """Relative distance of the loss of each epoch, in the loop of a script and over frames (a step each)."""
-    from torch_geometric_temporal.nn import recurrent as theirs
+    with needs_extra("a comparison with PyTorch Geometric Temporal", "temporal"):
+        from torch_geometric_temporal.nn import recurrent as theirs
 
     where = torch.device(device, 0) if device == "cuda" else torch.device(device)
     ways: dict[str, tuple[Any, Any]] = {

@@ -14,6 +14,7 @@ from benchmarks.dynamic.epochs import Course, Trained, take_turns
 from benchmarks.dynamic.ways import MODELS, WAYS, Model
 from pyg_direct.bench.row import Row
 from pyg_direct.dynamic import nn, stream
+from pyg_direct.errors import needs_extra
 
 CAPS = ("10%", "50%", "100%")
 
@@ -28,7 +29,8 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
     GPU beside what the cap holds, of however many snapshots there are.
     Bytes are those copied to the GPU in an epoch after the preparing ones; PyGT copies every snapshot of each frame.
     """
-    from torch_geometric_temporal.nn import recurrent as theirs
+    with needs_extra("a comparison with PyTorch Geometric Temporal", "temporal"):
+        from torch_geometric_temporal.nn import recurrent as theirs
 
     where = torch.device(device, 0) if device == "cuda" else torch.device(device)
     for name, signal in sets.items():

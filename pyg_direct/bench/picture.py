@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from pyg_direct.features.report import open_pyplot
+
 # Units worth a picture: rates, and times beside their limits.
 UNITS = ("G/s", "M/s", "TB/s", "GB/s", "ms")
 
@@ -63,7 +65,7 @@ def read_ways(rows: Sequence[dict[str, Any]]) -> tuple[list[str], dict[str, dict
 
 def draw_ways(ways: Sequence[str], cells: dict[str, dict[str, float]], path: Path, title: str) -> None:
     """Draw times over ours into a PNG: a line a graph and model, a column a way, colors by the logarithm."""
-    plt = start_drawing()
+    plt = open_pyplot()
     size = (max(6.5, 3.4 + 0.9 * len(ways)), 1.6 + 0.27 * len(cells))
     figure, axes = plt.subplots(figsize=size, constrained_layout=True)
     logs = [[math.log(found[way]) if way in found else math.nan for way in ways] for found in cells.values()]
@@ -86,7 +88,7 @@ def draw_ways(ways: Sequence[str], cells: dict[str, dict[str, float]], path: Pat
 
 def draw_rows(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw rows of one unit, from top to bottom, into a PNG."""
-    plt = start_drawing()
+    plt = open_pyplot()
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rows) + 1.4), constrained_layout=True)
     _draw_bars(axes, rows)
     axes.set_title(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
@@ -96,7 +98,7 @@ def draw_rows(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
 
 def draw_panels(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw rows of any units into one PNG, a panel for each unit worth a picture."""
-    plt = start_drawing()
+    plt = open_pyplot()
     panels = {unit: [r for r in rows if r["unit"] == unit] for unit in UNITS}
     panels = {unit: found for unit, found in panels.items() if found}
     heights = [0.42 * len(found) + 1.0 for found in panels.values()]
@@ -126,7 +128,7 @@ def _draw_bars(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw rows of one curve, a line for each metric, into a PNG."""
-    plt = start_drawing()
+    plt = open_pyplot()
     figure, axes = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
     for metric in dict.fromkeys(r["metric"] for r in rows):
         line = sorted((r for r in rows if r["metric"] == metric), key=lambda r: r["at"])
@@ -152,16 +154,6 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     axes.set_title(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def start_drawing() -> Any:
-    """Matplotlib's pyplot, which draws into files."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
 
 
 def describe_origin(row: dict[str, Any]) -> str:

@@ -206,5 +206,6 @@ def _print(rows: list[Row], failed: list[str], path: Path, picture: Path | None)
         console.print(f"not measured: {sentence}", markup=False)
     if rows:
         console.print(f"rows: {path.absolute()}", markup=False)
-        why = "pip install matplotlib" if find_spec("matplotlib") is None else "no row is of a unit that is drawn"
+        is_missing = find_spec("matplotlib") is None
+        why = 'pip install ".[bench]" in the clone' if is_missing else "no row is of a unit that is drawn"
         console.print(f"picture: {picture.absolute() if picture else f'none; {why}'}", markup=False)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from pyg_direct.errors import PygDirectError
-from pyg_direct.noedit.install import install
+from pyg_direct.noedit.install import hand_down, install
 
 
 def run(
@@ -31,7 +31,8 @@ def run(
     accelerate: Annotated[bool, typer.Option(help="Let PyG's convolutions aggregate through our operators.")] = True,
     verbose: Annotated[bool, typer.Option(help="Say which loaders are made.")] = False,
 ) -> None:  # fmt: skip
-    """Run a program written for PyG, unedited, with PyG's loaders replaced and its models accelerated.
+    """Run a program written for PyG, unedited, with PyG's loaders replaced and its models accelerated, also in Python
+    processes that it starts.
 
     As `python train.py --epochs 10` or `python -m package.train --epochs 10`:
 
@@ -48,9 +49,11 @@ def run(
     if not module and (is_folder or not os.path.exists(program)):
         why = "is a folder; a package is run by its name, with -m." if is_folder else "does not exist."
         raise typer.BadParameter(f"File '{program}' {why}", param_hint="'PROGRAM'")
+    options = {"device": device, "placement": placement, "feature_cache": feature_cache, "accelerate": accelerate,
+               "verbose": verbose}  # fmt: skip
     try:
-        install(device=device, placement=placement, feature_cache=feature_cache, accelerate=accelerate,
-                verbose=verbose)  # fmt: skip
+        install(**options)  # type: ignore[arg-type]
+        hand_down(**options)
     except PygDirectError as error:
         raise typer.BadParameter(str(error)) from error
     show = sys.excepthook

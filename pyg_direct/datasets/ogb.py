@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.datasets.edges import add_reverse_edges
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, needs_extra
 
 OGB_NAMES = ("ogbn-products", "ogbn-arxiv", "ogbn-papers100M")
 # torch's own switch back to what `torch.load` did before 2.6, when OGB was written
@@ -47,12 +47,8 @@ def load_ogb(
     """
     if name not in OGB_NAMES:
         raise ArgumentError(f"name must be one of {', '.join(OGB_NAMES)}, got {name!r}")
-    try:
+    with needs_extra("load_ogb", "ogb"):
         from ogb.nodeproppred import NodePropPredDataset
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"load_ogb needs the package ogb (pip install ogb), got: {error}", name=error.name
-        ) from error
     with trust_pickles():
         # the class without a graph library: its cache survives versions of PyG
         dataset = NodePropPredDataset(name=name, root=fspath(root))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+from pyg_direct.errors import needs_extra
 from pyg_direct.kernels.partition import cluster_edges_cpu, count_ties_cpu
 from pyg_direct.ops.launch import cpu_chunks, run_cpu
 from pyg_direct.progress import show_wait, tell_ahead
@@ -38,7 +39,8 @@ def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 
     if num_parts >= num_nodes:
         # METIS would put all of them into one.
         return np.arange(num_nodes)
-    import pymetis
+    with needs_extra("method='metis'", "distributed"):
+        import pymetis
 
     keys = [np.empty(0, np.int64)]
     for sources, targets in stream():

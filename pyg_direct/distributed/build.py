@@ -16,7 +16,7 @@ from pyg_direct.distributed.buckets import EdgeBuckets, group
 from pyg_direct.distributed.files import ArrayFile, Journal, OpenFiles, closing_all, write_array
 from pyg_direct.distributed.inputs import Inputs
 from pyg_direct.distributed.manifest import EdgeEntry, Manifest, NodeEntry, part_folder
-from pyg_direct.errors import IdError
+from pyg_direct.errors import IdError, needs_extra
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.progress import Bar
 
@@ -223,8 +223,9 @@ class Builder:
         """Write the names of nodes by id, where edges have names."""
         if not self._inputs.names:
             return
-        import pyarrow
-        from pyarrow import parquet
+        with needs_extra("a parquet file", "distributed"):
+            import pyarrow
+            from pyarrow import parquet
 
         for kind, known in self._inputs.names.items():
             table = pyarrow.table({"name": pyarrow.array(list(known), pyarrow.string())})

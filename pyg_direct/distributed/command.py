@@ -55,8 +55,8 @@ def partition(
         _tell_begun(out)
         raise
     except ModuleNotFoundError as error:
-        # METIS, and parquet files, are of the extra.
-        typer.echo(f'{error}: pip install ".[distributed]" in the clone of pyg_direct', err=True)
+        # METIS, and parquet files, are of an extra.
+        typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     written = sum(entry.num_nodes for entry in manifest.nodes)
     num_edges = sum(entry.num_edges for entry in manifest.edges)

@@ -15,14 +15,15 @@ from contextlib import contextmanager, nullcontext, suppress
 from os import PathLike
 from typing import Any
 
-import ray
-from ray._private import ray_constants, services, worker
-
 from pyg_direct.distributed.channel import Channels
 from pyg_direct.distributed.line import MEETING, Lines, Offer
 from pyg_direct.distributed.manifest import Manifest, check_same
 from pyg_direct.distributed.serving import QUESTIONS, PartServer
-from pyg_direct.errors import ArgumentError, PartitionError, RankError
+from pyg_direct.errors import ArgumentError, PartitionError, RankError, needs_extra
+
+with needs_extra("pyg_direct.distributed.engine", "ray"):
+    import ray
+    from ray._private import ray_constants, services, worker
 
 _NAMESPACE = "pyg_direct"
 # Ray's switch for clusters of several hosts on systems where it keeps to one by default.

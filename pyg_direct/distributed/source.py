@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, strided
 
-from pyg_direct.errors import NPY, PARQUET, ArgumentError, ArgumentTypeError, whole_file
+from pyg_direct.errors import NPY, PARQUET, ArgumentError, ArgumentTypeError, needs_extra, whole_file
 
 # Rows that a parquet file is read by.
 _ROWS = 1 << 20
@@ -58,7 +58,8 @@ class EdgeSource:
         self.num_edges, self.has_names = len(self._ends[0]), False
 
     def _open_parquet(self, path: Path) -> None:
-        from pyarrow.parquet import ParquetFile
+        with needs_extra("a parquet file", "distributed"):
+            from pyarrow.parquet import ParquetFile
 
         self.files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         self._files = [_read_parquet(partial(ParquetFile, file), file) for file in self.files]

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from pyg_direct.dynamic import nn
+from pyg_direct.errors import needs_extra
 
 _PACKAGE = "torch_geometric_temporal"
 _replaced: list[tuple[ModuleType, str, Any]] = []
@@ -21,7 +22,8 @@ def patch() -> list[str]:
     Raises:
         ModuleNotFoundError: PyTorch Geometric Temporal is not installed.
     """
-    recurrent = importlib.import_module(f"{_PACKAGE}.nn.recurrent")
+    with needs_extra("patch", "temporal"):
+        recurrent = importlib.import_module(f"{_PACKAGE}.nn.recurrent")
     theirs = {getattr(recurrent, name): getattr(nn, name) for name in nn.__all__ if hasattr(recurrent, name)}
     for module in [m for key, m in list(sys.modules.items()) if m is not None and not key.startswith("pyg_direct")]:
         for name in nn.__all__:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, needs_extra
 from pyg_direct.ops.gather import Directory
 from pyg_direct.ops.locate import locate_ids
 from pyg_direct.runtime.spread import Spread
@@ -91,14 +91,11 @@ def open_pyplot() -> Any:
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    try:
+    with needs_extra("a picture", "bench"):
         import matplotlib
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"a picture needs the package matplotlib (pip install matplotlib), got: {error}", name=error.name
-        ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
 
     return pyplot
 

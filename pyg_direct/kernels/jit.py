@@ -42,8 +42,6 @@ if hasattr(os, "register_at_fork"):
 # Of each thread: `is_alone`, whether its loops run on it alone.
 _OWN = threading.local()
 _LOGGER = logging.getLogger(__name__)
-# What takes less was read from the disk.
-_LOGGED_SECONDS = 0.5
 _FUNCTIONS: list[Callable[..., Any]] = []
 # Scalar steps, and what made them known to a compiler so far.
 _BODIES: dict[Callable[..., Any], set[Callable[..., Any]]] = {}
@@ -205,7 +203,7 @@ class CpuKernel:
             if parallel not in self._compiled:
                 self._compiled[parallel] = self._compile(parallel, folder)
             # Without room on the disk, the loop is compiled but not kept.
-            with contextlib.suppress(OSError), _compiling(self._fn.__name__):
+            with contextlib.suppress(OSError):
                 compiled = self._compiled[parallel]
                 compiled.compile(tuple(map(compiled.typeof_pyval, args)))
 
@@ -217,10 +215,13 @@ class CpuKernel:
         previous, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
         try:
             fn = place_source(self._fn, folder)
-            return numba.njit(fn, parallel=parallel, nogil=True, cache=True, error_model="numpy",
+            made = numba.njit(fn, parallel=parallel, nogil=True, cache=True, error_model="numpy",
                               fastmath={"reassoc", "nsz", "contract"} if self._any_order else False)  # fmt: skip
         finally:
             numba.config.CACHE_DIR = previous
+        # What Numba calls where the disk has no code for these types.
+        made._compiler.compile = _compiling(self._fn.__name__)(made._compiler.compile)
+        return made  # type: ignore[no-any-return]
 
 
 def cpu_kernel(fn: Callable[..., Any]) -> CpuKernel:
@@ -240,13 +241,11 @@ def cpu_reduction(fn: Callable[..., Any]) -> CpuKernel:
 
 @contextlib.contextmanager
 def _compiling(name: str) -> Iterator[None]:
-    """Tell of a compilation that takes long; it is rather read from the disk."""
+    """Tell of a compilation, which takes long; not of code that is read from the disk."""
     begin = time.perf_counter()
     with show_wait("compiling kernels, once for this machine", f": {name}"):
         yield
-    seconds = time.perf_counter() - begin
-    if seconds > _LOGGED_SECONDS:
-        _LOGGER.info("compiled %s in %.1f s", name, seconds)
+    _LOGGER.info("compiled %s in %.1f s", name, time.perf_counter() - begin)
 
 
 @functools.cache
@@ -325,9 +324,8 @@ class GpuKernel(Declaration):
         name = self.file_name(target, choice)
         ptx = find_shipped(name)
         if ptx is None:
-            with _compiling(self.fn.__name__):
-                ptx = read_or_make(cache_folder("gpu") / name,
-                                   lambda: stamp_version(self.compile_ptx(target, choice), target))  # fmt: skip
+            make = _compiling(self.fn.__name__)(self.compile_ptx)
+            ptx = read_or_make(cache_folder("gpu") / name, lambda: stamp_version(make(target, choice), target))
         return GpuCode(ptx)
 
     def compile_all(self, targets: Sequence[tuple[int, int]], choice: dict[str, str]) -> list[GpuCode]:

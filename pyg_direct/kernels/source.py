@@ -6,13 +6,15 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from pyg_direct.errors import needs_extra
 from pyg_direct.kernels.cache import read_sources, source_folder
 
 
 @functools.cache
 def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:
     """LTO-IR of `cuda_src/<name>.cu`, kept for the process."""
-    from cuda.bindings import nvrtc
+    with needs_extra("a kernel that calls C++", "cu13", "cu12"):
+        from cuda.bindings import nvrtc
 
     def call(result: tuple[Any, ...]) -> Any:
         if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -39,7 +41,8 @@ def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:
 
 def link_pieces(pieces: Sequence[bytes], compute_capability: tuple[int, int]) -> str:
     """PTX of LTO-IR pieces linked together."""
-    from cuda.bindings import nvjitlink
+    with needs_extra("a kernel that calls C++", "cu13", "cu12"):
+        from cuda.bindings import nvjitlink
 
     options = ["-lto", "-ptx", "-arch=sm_{}{}".format(*compute_capability)]
     handle = nvjitlink.create(len(options), options)

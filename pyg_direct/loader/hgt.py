@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import HGTLoader as PygHGTLoader
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput
 
 from pyg_direct.graph.hetero import HeteroTopo
@@ -126,7 +127,7 @@ class HGTSampler(OwnSampler):
         return other
 
 
-class HGTLoader(NodeLoader):
+class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
     """Batches of HGT's layer-wise sampling (Hu et al., WWW 2020, algorithm 2), after PyG's class, on `device`.
 
     Torch-sparse is not needed. A layer takes `num_samples` nodes of each type among the neighbors of the nodes so far,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch_geometric.loader.neighbor_sampler import Adj as SparseLayer, EdgeIndex, NeighborSampler as PygNeighborSampler
 from torch_geometric.typing import SparseTensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
@@ -26,29 +27,11 @@ from pyg_direct.typing import Device
 _MODES = {"auto": "auto", "cuda": "GPU", "unified": "UVA", "cpu": "CPU"}
 
 
-class SparseAdj(NamedTuple):
-    """One bipartite layer of a graph given as a `SparseTensor`.
-
-    Attributes:
-        adj_t: Rows are targets, columns sources; its values are those of the edges.
-        e_id: Edge ids, int64 `[E']`, or None.
-        size: (number of source nodes, number of target nodes).
-    """
-
-    adj_t: Any
-    e_id: Tensor | None
-    size: tuple[int, int]
-
-    def to(self, *args: Any, **kwargs: Any) -> SparseAdj:
-        """The layer on another device."""
-        e_id = None if self.e_id is None else self.e_id.to(*args, **kwargs)
-        return SparseAdj(self.adj_t.to(*args, **kwargs), e_id, self.size)
-
-
-class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
+class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
     """Layers around nodes, after PyG's old `NeighborSampler`: `(batch_size, n_id, adjs)`, outermost layer first.
 
-    A layer expands all nodes so far. With one layer `adjs` is that layer alone. Results are on `device`.
+    A layer is PyG's `EdgeIndex`, or `Adj` for a `SparseTensor`, and expands all nodes so far. With one layer `adjs` is
+    that layer alone. Results are on `device`.
 
     Args:
         edge_index: Edges, int32 or int64 `[2, E]`, sources first, or a transposed `SparseTensor`, for which layers hold
@@ -147,14 +130,14 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
     def _shape(self, layer: Adj) -> Any:
         e_id = layer.e_id if self.return_e_id else None
         if not self.is_sparse_tensor:
-            return Adj(layer.edge_index, e_id, layer.size)  # type: ignore[arg-type]
+            return EdgeIndex(layer.edge_index, e_id, layer.size)
         source, target = layer.edge_index
         # A `SparseTensor` holds its edges by target and source; its own sort would mix up parallel ones.
         order = (target * layer.size[0] + source).sort(stable=True).indices
         value = None if self._values is None else self._values.to(source.device)[layer.e_id[order]]
         adj_t = SparseTensor(row=target[order], col=source[order], value=value, sparse_sizes=layer.size[::-1],
                              is_sorted=True)  # fmt: skip
-        return SparseAdj(adj_t, None if e_id is None else e_id[order], layer.size)
+        return SparseLayer(adj_t, None if e_id is None else e_id[order], layer.size)
 
     def _prepare(self) -> None:
         return

@@ -40,6 +40,16 @@ class PackedOutput(HeteroSamplerOutput):  # type: ignore[misc]
         super().__init__(sample.node, None, None, sample.edge, sample.batch, sample.num_sampled_nodes,
                          sample.num_sampled_edges)  # fmt: skip
 
+    def __reduce__(self) -> Any:
+        # PyG's, where it is saved or sent: there are all its tensors, and nothing waits to be made.
+        more = {name: value for name, value in self.__dict__.items() if name not in ("_sample", "_ends")}
+        return HeteroSamplerOutput, (self.node, self.row, self.col, self.edge), more
+
+    def __copy__(self) -> PackedOutput:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
     @property
     def packed(self) -> GeneralSample | None:
         """The sample, if its types share memory, and as long as nobody asked for the ends of its edges, who may have

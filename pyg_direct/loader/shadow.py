@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
+from torch_geometric.loader import ShaDowKHopSampler as PygShaDowKHopSampler
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
@@ -18,7 +19,8 @@ from pyg_direct.ops.check import check_flag
 from pyg_direct.typing import Device
 
 
-class ShaDowKHopSampler(NodeLoader):
+# PyG's comes first, lest its `__init__` be what PyG's `NodeLoader` calls as that of the next class.
+class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
     """Subgraphs around nodes (Zeng et al., NeurIPS 2021), after PyG's loader; torch-sparse is not needed.
 
     A batch is a PyG `Batch` on `device` with a graph for each seed: the edges among the nodes that `depth` hops of

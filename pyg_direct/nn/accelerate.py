@@ -1,16 +1,14 @@
 """`accelerate`: PyG's convolutions aggregate through `ops.aggregate` where a batch is known to be sorted.
 
 A convolution keeps its class, parameters and hooks; its instance gets a `propagate` (and where PyG rebuilds the edges
-in `forward`, a `forward`) of its own, bound to it and named alike, so that it can be copied and pickled. Whatever is
-out of the ordinary goes PyG's own way.
+in `forward`, a `forward`) of its own, bound to it, which deep copies have and pickles do not. Whatever is out of the
+ordinary goes PyG's own way.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 import torch
@@ -18,9 +16,10 @@ from torch_geometric.nn import conv
 
 from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.nn import attention, gcn, gin, relational, root, transformer
+from pyg_direct.nn.attached import attach, detach
 from pyg_direct.nn.joined import forget_relations, watch_relations
 from pyg_direct.nn.propagate import MESSAGES, STEPS, is_own, propagate
-from pyg_direct.nn.replayed import Replay, attach, check, detach
+from pyg_direct.nn.replayed import Replay, check, forget_replay, watch_passes
 from pyg_direct.nn.transformed import forget_graph, watch_graph
 from pyg_direct.nn.trimmed import forget_trimming, watch_trimming
 from pyg_direct.nn.whole import UnknownEdges
@@ -58,7 +57,7 @@ class Acceleration:
 
     def undo(self) -> None:
         """Give the model and its convolutions their own code back."""
-        detach(self._model)
+        forget_replay(self._model)
         for module in self._model.modules():
             _strip(module)
             forget_trimming(module)
@@ -83,7 +82,7 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
     GCNConv, GATConv and GATv2Conv, and by all without a gradient); on a GPU without looking again at edges that torch
     has not seen written to, as through `.data` or DLPack. Batches of other loaders, options that are not covered,
     explanations, hooks on messages and compiled or traced models take PyG's own code, unchanged. The model can be
-    saved, copied and scripted as before.
+    saved, copied and scripted as before; what is saved of it is PyG's alone, and loads where this package is not.
 
     Steps of a small model take the host longer to launch than a GPU to compute. With `replay`, training passes of the
     model, forward and backward, are recorded as CUDA graphs after some, in places for batches that are a little larger,
@@ -122,14 +121,13 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
     if replay:
         check(model)
     for module in model.modules():
-        detach(module)
-        forget_pickled(module)
+        forget_replay(module)
     found = {name: module for name, module in model.named_modules() if accelerate_one(module)}
     for module in model.modules():
         watch_trimming(module)
         watch_relations(module)
         watch_graph(module)
-    replayed = attach(model) if replay else None
+    replayed = watch_passes(model) if replay else None
     return Acceleration(model, {name: type(module).__name__ for name, module in found.items()}, replayed)
 
 
@@ -139,15 +137,13 @@ def accelerate_one(module: torch.nn.Module) -> bool:
     if kind is None or not _is_untouched(module):
         return False
     if kind in _PROPAGATES:
-        module.__dict__["propagate"] = MethodType(_PROPAGATES[kind], module)
-        module.__dict__["_unknown"] = UnknownEdges()
+        attach(module, propagate=_PROPAGATES[kind], _unknown=UnknownEdges())
     part = _PARTS.get(kind)
     if part is not None and getattr(type(module), part.__name__) is getattr(kind, part.__name__):
-        module.__dict__[part.__name__] = MethodType(part, module)
+        attach(module, **{part.__name__: part})
     if kind in _FORWARDS and type(module).forward is kind.__dict__["forward"]:
-        module.__dict__["forward"] = MethodType(_FORWARDS[kind], module)
         # TorchScript compiles the `forward` of the instance.
-        module.__dict__["__prepare_scriptable__"] = functools.partial(_make_plain, module)
+        attach(module, forward=_FORWARDS[kind], __prepare_scriptable__=copy.copy)
     return True
 
 
@@ -170,21 +166,4 @@ def _strip(module: torch.nn.Module) -> None:
     parts = [(part.__name__, (part,)) for part in _PARTS.values()]
     for name, own in (("propagate", tuple(_PROPAGATES.values())), ("forward", tuple(_FORWARDS.values())), *parts):
         if getattr(module.__dict__.get(name), "__func__", None) in own:
-            del module.__dict__[name]
-            for other in ("__prepare_scriptable__", "_unknown"):
-                module.__dict__.pop(other, None)
-
-
-def forget_pickled(module: torch.nn.Module) -> None:
-    """Drop methods of its class that a module has itself: ours come back from a pickle as these."""
-    for name in ("propagate", "forward", *(part.__name__ for part in _PARTS.values())):
-        method = module.__dict__.get(name)
-        if isinstance(method, MethodType) and method.__func__ is getattr(type(module), name, None):
-            del module.__dict__[name]
-            module.__dict__.pop("_unknown", None)
-
-
-def _make_plain(module: torch.nn.Module) -> torch.nn.Module:
-    plain = copy.copy(module)
-    _strip(plain)
-    return plain
+            detach(module, name, "__prepare_scriptable__", "_unknown")

@@ -8,7 +8,6 @@ for the layers that share them.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from torch_geometric.nn import HeteroConv, conv
 from torch_geometric.nn.conv.hetero_conv import group
 
 from pyg_direct.nn import attention, gcn, gin, joined_attention, joined_gcn, joined_gin, joined_gine, root
+from pyg_direct.nn.attached import attach, detach, is_attached
 from pyg_direct.nn.joined_edges import Relation, Tables, join_edges
 from pyg_direct.nn.propagate import find_reduce, is_plain, propagate, wins_on_cpu
 from pyg_direct.nn.sorted import find_batch
@@ -186,7 +186,7 @@ def is_accelerated(module: Any) -> bool:
     kind = _KINDS.get(type(module))
     return (
         kind is not None
-        and getattr(module.__dict__.get(kind.name), "__func__", None) is kind.method
+        and is_attached(module, kind.name, kind.method)
         and not has_hooks(module)
         and getattr(module, "root_weight", True)
         and not getattr(module, "project", False)
@@ -258,10 +258,10 @@ _KINDS: dict[type, _Kind] = {
 def watch_relations(module: torch.nn.Module) -> None:
     """Let a HeteroConv sum its relations in one launch where its convolutions allow it."""
     if type(module) is HeteroConv and "forward" not in module.__dict__:
-        module.__dict__["forward"] = MethodType(forward, module)
+        attach(module, forward=forward)
 
 
 def forget_relations(module: torch.nn.Module) -> None:
     """The opposite of `watch_relations`."""
-    if getattr(module.__dict__.get("forward"), "__func__", None) is forward:
-        del module.__dict__["forward"]
+    if is_attached(module, "forward", forward):
+        detach(module, "forward")

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import copy
-import functools
 import threading
-from types import MethodType
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch_geometric.nn import MessagePassing
 
 from pyg_direct.errors import ArgumentError, warn
+from pyg_direct.nn.attached import attach, detach, is_attached
 from pyg_direct.nn.call import Call, read_call
 from pyg_direct.nn.norms import find_norm_over_nodes
 from pyg_direct.nn.padded import Sizes
@@ -54,11 +53,8 @@ class Replay:
         self._next_largest: Sizes | None = None
         self._seen = self._changes = 0
 
-    def __reduce__(self) -> Any:
-        # Graphs belong to the memory of one model: copies record their own.
-        return Replay, ()
-
     def __deepcopy__(self, memo: Any) -> Replay:
+        # Graphs belong to the memory of one model: copies record their own.
         return Replay()
 
     def __repr__(self) -> str:
@@ -166,28 +162,18 @@ def check(model: torch.nn.Module) -> None:
                             "given to that")  # fmt: skip
 
 
-def attach(model: torch.nn.Module) -> Replay:
+def watch_passes(model: torch.nn.Module) -> Replay:
     """Let a model replay its passes, which `check` was asked about."""
-    model.__dict__["_replay"] = replay = Replay()
-    model.__dict__["forward"] = MethodType(forward, model)
+    replay = Replay()
     # TorchScript compiles the `forward` of the instance.
-    model.__dict__["__prepare_scriptable__"] = functools.partial(_make_plain, model)
+    attach(model, forward=forward, _replay=replay, __prepare_scriptable__=copy.copy)
     return replay
 
 
-def detach(model: torch.nn.Module) -> None:
-    """The opposite of `attach`."""
-    if getattr(model.__dict__.get("forward"), "__func__", None) is forward:
-        del model.__dict__["forward"]
-    # Without a `forward` it comes out of a pickle.
-    if model.__dict__.pop("_replay", None) is not None:
-        model.__dict__.pop("__prepare_scriptable__", None)
-
-
-def _make_plain(model: torch.nn.Module) -> torch.nn.Module:
-    plain = copy.copy(model)
-    detach(plain)
-    return plain
+def forget_replay(model: torch.nn.Module) -> None:
+    """The opposite of `watch_passes`."""
+    if is_attached(model, "forward", forward):
+        detach(model, "forward", "_replay", "__prepare_scriptable__")
 
 
 # Not for TorchScript, which takes that of the class.

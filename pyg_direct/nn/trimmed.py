@@ -7,7 +7,6 @@ gives them those of a bipartite graph.
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from torch_geometric.nn.models import MLP
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils._trim_to_layer import TrimToLayer
 
+from pyg_direct.nn.attached import attach, detach, is_attached
 from pyg_direct.nn.propagate import is_plain, propagate
 from pyg_direct.nn.sorted import find_batch
 from pyg_direct.ops.launch import is_recorded
@@ -91,7 +91,7 @@ def _computes_rows(module: Any, x: Tensor, edge_index: Any, num_kept: int) -> bo
 
 def is_accelerated(module: Any) -> bool:
     """Whether a convolution aggregates through our operators where it can."""
-    return getattr(module.__dict__.get("propagate"), "__func__", None) is propagate
+    return is_attached(module, "propagate", propagate)
 
 
 def watch_trimming(model: Any) -> None:
@@ -102,8 +102,7 @@ def watch_trimming(model: Any) -> None:
     if (type(trimming) is TrimToLayer and "forward" not in trimming.__dict__
             and all(type(module) in _BY_ROW for module in between)
             and all(is_accelerated(module) and _is_by_row(module) for module in model.convs)):  # fmt: skip
-        trimming.__dict__["_model"] = model
-        trimming.__dict__["forward"] = MethodType(forward, trimming)
+        attach(trimming, forward=forward, _model=model)
 
 
 def _is_by_row(module: Any) -> bool:
@@ -128,5 +127,5 @@ def has_hooks(module: Any) -> bool:
 
 def forget_trimming(model: torch.nn.Module) -> None:
     """The opposite of `watch_trimming`, for a `TrimToLayer`."""
-    if getattr(model.__dict__.get("forward"), "__func__", None) is forward:
-        del model.__dict__["forward"], model.__dict__["_model"]
+    if is_attached(model, "forward", forward):
+        detach(model, "forward", "_model")

@@ -93,10 +93,6 @@ class UnknownEdges:
         # A copy of a layer has met nothing.
         return UnknownEdges()
 
-    def __reduce__(self) -> Any:
-        # In a pickle, which comes back without what `accelerate` made.
-        return dict, ()
-
     def are(self, edge_index: Any) -> bool:
         """Whether these are they, nothing was told of any edges since, and gradients are asked for as then."""
         return self._edges() is edge_index and self._count == _registry.told and torch.is_grad_enabled()

@@ -1,1 +1,1 @@
-"""Programs that run unedited: PyG's loaders replaced under their own names, its models accelerated."""
+"""Programs that run unedited: PyG's loaders make ours, its models are accelerated."""

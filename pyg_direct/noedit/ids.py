@@ -50,6 +50,13 @@ class _LazyIds(BaseStorage):  # type: ignore[misc]
         out.__dict__["_waiting"] = copy.deepcopy(self.__dict__.get("_waiting", {}), memo)
         return out
 
+    def __reduce__(self) -> Any:
+        # PyG's, with ids where the program finds them: what is saved must load where this package is not installed.
+        state: dict[str, Any] = super().__getstate__()
+        waiting = state.pop("_waiting", {})
+        state["_mapping"] = {key: self[key] if key in waiting else value for key, value in state["_mapping"].items()}
+        return next(plain for plain, lazy in _LAZY.items() if lazy is type(self)), (), state
+
     def apply(self, func: Callable[[Any], Any], *args: str) -> _LazyIds:
         """PyG's own, by which batches move: `func` of all that is stored, or of what is named, in half the time."""
         mapping, is_bare = self._mapping, "_cached_attr" not in self.__dict__

@@ -1,11 +1,10 @@
-"""`install` and `uninstall`: PyG's names bound to classes that make ours."""
+"""`install` and `uninstall`: PyG's classes make ours."""
 
 from __future__ import annotations
 
-import copyreg
-import importlib
+import json
+import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from torch_geometric.nn.models.basic_gnn import BasicGNN
@@ -14,27 +13,27 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.placement import PLACEMENTS, announce
 from pyg_direct.noedit.inference import make_inference
 from pyg_direct.noedit.models import accelerate_what_is_made, leave_what_is_made
-from pyg_direct.noedit.standin import make_stand_in, send_original
-from pyg_direct.noedit.table import LEFT, REPLACEMENTS, Replacement
+from pyg_direct.noedit.standin import StandIn, give_back, replace
+from pyg_direct.noedit.table import LEFT, REPLACEMENTS
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.typing import Device
 
-# Names that were bound anew: (module, name, what it was bound to before).
+# What was bound anew: (object, name of its attribute, what it was bound to before).
 _BOUND: list[tuple[Any, str, Any]] = []
 
 
 def install(*, device: Device = None, placement: str = "auto", feature_cache: int | str | None = None,
             seed: int | None = None, accelerate: bool = True, verbose: bool = False) -> None:  # fmt: skip
-    """Replace PyG's loaders under their own names, also in modules that have imported them already, and accelerate the
-    models that are made from now on.
+    """Let PyG's loaders make ours, under every name that they have anywhere, and accelerate the models that are made,
+    loaded or copied from now on.
 
-    A program then makes ours where it makes PyG's, with PyG's arguments and batches. `n_id`, `e_id`, `input_id` and the
-    fields of seed links of a batch are found on the host, as PyG has them, and are copied there when they are read;
-    everything else is on `device`. PyG's `model.inference(loader)` is done by `infer`. What ours does not offer, and
-    classes that the program derives from PyG's, are left to PyG. The logger `pyg_direct` says what was replaced and
-    what was left, and why, once. Installing again changes the arguments.
+    A program then makes ours where it makes PyG's, with PyG's arguments and batches; PyG's classes stay what they are.
+    `n_id`, `e_id`, `input_id` and the fields of seed links of a batch are found on the host, as PyG has them, and are
+    copied there when they are read; everything else is on `device`. PyG's `model.inference(loader)` is done by `infer`.
+    What ours does not offer, and classes that the program derives from PyG's, are left to PyG. The logger `pyg_direct`
+    says what was replaced and what was left, and why, once. Installing again changes the arguments.
 
     Args:
         device: Where to sample and where batches are; None is the current GPU if there is one, else the CPU; `"data"`
@@ -54,44 +53,53 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
     if seed is not None:
         resolve_seed(seed)
-    place = device if device is None or device == "data" else resolve_device(device)
+    if device is not None and device != "data":
+        place = resolve_device(device)
+        # Without a number it is the current GPU when a loader is made, in each process another one.
+        device = device if str(device) == place.type else place
+    start(device=device, placement=placement, feature_cache=feature_cache, seed=seed, accelerate=accelerate,
+          verbose=verbose)  # fmt: skip
+    names = ", ".join(entry.path for entry in REPLACEMENTS)
+    models = "models are accelerated" if accelerate else "models are left as they are"
+    announce(f"replaced {names} and model.inference of PyG; {models}; left to PyG, as there are none of ours: "
+             f"{', '.join(LEFT)}")  # fmt: skip
+
+
+def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> None:
+    """`install` without a look at its arguments and without a word, as in a process that another one has started.
+
+    Args:
+        accelerate, verbose: See `install`.
+        options: The other arguments of `install`.
+    """
     uninstall()
-    options = {"device": place, "placement": placement, "feature_cache": feature_cache, "seed": seed}
-    for entry in REPLACEMENTS:
-        original = getattr(importlib.import_module(entry.module), entry.name)
-        stand_in = make_stand_in(original, entry.ours, options, verbose)
-        copyreg.pickle(original, send_original)
-        for module, name in list(_find_names(entry, original)):
-            _BOUND.append((module, name, original))
-            setattr(module, name, stand_in)
-    _BOUND.append((BasicGNN, "inference", BasicGNN.inference))
-    BasicGNN.inference = make_inference(BasicGNN.inference)
+    for original, ours in REPLACEMENTS:
+        replace(original, StandIn(ours, options, verbose))
+    inference = BasicGNN.inference
+    _BOUND.append((BasicGNN, "inference", inference))
+    BasicGNN.inference = make_inference(inference)
     if accelerate:
         accelerate_what_is_made()
-    names = ", ".join(_path(entry) for entry in REPLACEMENTS)
-    models = "models are accelerated" if accelerate else "models are left as they are"
-    announce(f"replaced {names} of PyG; {models}; left to PyG, as there are none of ours: {', '.join(LEFT)}")
+
+
+def hand_down(**options: Any) -> None:
+    """Let Python processes that this one starts from now on make ours, too, as soon as they import PyG.
+
+    They find `startup/sitecustomize.py` by their environment, and so do those that they start.
+
+    Args:
+        options: Arguments of `start`, which can be written as JSON.
+    """
+    os.environ["PYG_DIRECT_RUN"] = json.dumps({"prefix": sys.prefix, "options": options})
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
+    before = os.environ.get("PYTHONPATH")
+    others = [path for path in before.split(os.pathsep) if path != folder] if before else []
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *others])
 
 
 def uninstall() -> None:
-    """Bind PyG's names to PyG's classes again; loaders and models that were made stay as they are."""
+    """Let PyG's classes make PyG's again; loaders and models that were made stay as they are."""
     leave_what_is_made()
+    give_back()
     while _BOUND:
-        module, name, original = _BOUND.pop()
-        setattr(module, name, original)
-        copyreg.dispatch_table.pop(original, None)
-
-
-def _find_names(entry: Replacement, original: type) -> Iterator[tuple[Any, str]]:
-    """Modules and names that hold PyG's class: those of PyG that the table lists, and all that are not PyG's."""
-    homes = {entry.module, *entry.also}
-    for key, module in list(sys.modules.items()):
-        room = key.partition(".")[0]
-        if key in homes if room == "torch_geometric" else room != __package__.partition(".")[0]:
-            names = getattr(module, "__dict__", {})
-            yield from ((module, name) for name, value in list(names.items()) if value is original)
-
-
-def _path(entry: Replacement) -> str:
-    """The name as programs import it, such as `loader.NeighborLoader`."""
-    return f"{entry.module.split('.')[1]}.{entry.name}"
+        setattr(*_BOUND.pop())

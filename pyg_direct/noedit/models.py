@@ -1,4 +1,4 @@
-"""Models of programs that run unedited: PyG's convolutions are accelerated as they are made."""
+"""Models of programs that run unedited: PyG's convolutions are accelerated as they are made, loaded or copied."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from pyg_direct.nn.accelerate import KINDS, accelerate_one
 from pyg_direct.nn.joined import watch_relations
 from pyg_direct.nn.trimmed import watch_trimming
 
-# Classes whose `__init__` was replaced, and what it was.
-_REPLACED: list[tuple[type, Callable[..., None]]] = []
+# What an object is made with, and what it comes out of a pickle with.
+_METHODS = ("__init__", "__setstate__")
+# Methods of classes that were replaced, and what the class itself had under the name: None if it inherits it.
+_REPLACED: list[tuple[type, str, Callable[..., None] | None]] = []
 
 
 def accelerate_what_is_made() -> None:
-    """Accelerate every convolution, and every model of PyG's, that is made from now on."""
+    """Accelerate every convolution, and every model of PyG's, that is made or loaded from now on."""
     for kind in KINDS:
         _extend(kind, accelerate_one)
     _extend(BasicGNN, watch_trimming)
@@ -28,18 +30,25 @@ def accelerate_what_is_made() -> None:
 def leave_what_is_made() -> None:
     """The opposite; what was made stays as it is."""
     while _REPLACED:
-        kind, init = _REPLACED.pop()
-        kind.__init__ = init  # type: ignore[misc]
+        kind, name, own = _REPLACED.pop()
+        if own is None:
+            delattr(kind, name)
+        else:
+            setattr(kind, name, own)
 
 
 def _extend(kind: type, change: Callable[[Any], object]) -> None:
-    """Let `__init__` of a class end with a change of the object."""
-    init = kind.__init__  # type: ignore[misc]
+    """Let the methods of a class that fill an object end with a change of it."""
+    for name in _METHODS:
+        method = getattr(kind, name)
+        _REPLACED.append((kind, name, vars(kind).get(name)))
+        setattr(kind, name, _follow(method, change))
 
-    @functools.wraps(init)
+
+def _follow(method: Callable[..., None], change: Callable[[Any], object]) -> Callable[..., None]:
+    @functools.wraps(method)
     def extended(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
+        method(self, *args, **kwargs)
         change(self)
 
-    _REPLACED.append((kind, init))
-    kind.__init__ = extended  # type: ignore[misc]
+    return extended

@@ -1,14 +1,18 @@
-"""A class that stands where one of PyG's stood: it makes ours, or PyG's own for what ours does not offer."""
+"""PyG's classes make ours: `__new__` of a class returns an object of ours instead.
+
+The class stays what it is, so that every name that a program has for it makes ours: in modules that were imported
+before, in dictionaries, as a default argument, under a deprecated name. What ours does not offer goes PyG's own way.
+"""
 
 from __future__ import annotations
 
-import importlib
+import functools
 import inspect
+import sys
 import warnings
-from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_geometric.data.data import BaseData
 
@@ -16,92 +20,119 @@ from pyg_direct.errors import LoaderWarning
 from pyg_direct.loader.placement import announce
 from pyg_direct.noedit.ids import show_ids
 
+# PyG's own code in these rooms makes loaders and samplers for itself, which it calls in its own way.
+_INNER = ("torch_geometric.loader.", "torch_geometric.sampler.", "torch_geometric.distributed.")
 
-class StandIn(ABCMeta):
-    """Type of the classes that stand in, some of them abstract; of their subclasses too, which stay PyG's.
+
+class StandIn(NamedTuple):
+    """What is made instead of objects of a class of PyG's.
 
     Attributes:
-        original: PyG's class.
-        ours: The class that is made instead.
-        options: Arguments that ours takes beyond PyG's, for every object.
+        ours: Takes the arguments of PyG's class and those of `options` that its signature names.
+        options: Arguments beyond PyG's; `device="data"` is the device where the data is.
         verbose: Whether every object made is told.
     """
 
-    original: type
     ours: type
     options: Mapping[str, Any]
     verbose: bool
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """An object of ours; of PyG's where ours raises `NotImplementedError`, which is told once."""
-        if "original" not in vars(cls):
-            announce(f"{cls.__name__} left to PyG: it is a class of the program, derived from PyG's")
-            return super().__call__(*args, **kwargs)
-        try:
-            made = _make(cls, args, kwargs)
-        except NotImplementedError as error:
-            announce(f"{cls.__name__} left to PyG: {error}")
-            return cls.original(*args, **kwargs)
-        if cls.verbose:
-            where = getattr(made, "device", None)
-            announce(f"{cls.__name__} of {cls.ours.__module__}" + (f" on {where}" if where is not None else ""))
-        return made
 
-    def __instancecheck__(cls, instance: Any) -> bool:
-        if "original" not in vars(cls):
-            return super().__instancecheck__(instance)
-        return cls.__subclasscheck__(type(instance))
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        if "original" not in vars(cls):
-            return super().__subclasscheck__(subclass)
-        # An abstract class would ask all that derive from it, this stand-in among them.
-        return cls.original in subclass.__mro__ or cls.ours in subclass.__mro__
+# By PyG's class.
+_STAND_INS: dict[type, StandIn] = {}
 
 
-def make_stand_in(original: type, ours: type, options: Mapping[str, Any], verbose: bool) -> StandIn:
-    """A class to put in the place of `original`, that answers for it: name, signature, documentation, subclasses.
+def replace(original: type, stand_in: StandIn) -> None:
+    """Let a class of PyG's make ours from now on, also under the deprecated names that PyG derives a class for.
 
-    Args:
-        original: PyG's class.
-        ours: Takes the arguments of `original` and those of `options` that its signature names.
-        options: Arguments beyond PyG's; `device="data"` is the device where the data is.
-        verbose: Whether every object made is told.
+    Objects of a class that the program derives stay PyG's, as do those for which ours raises `NotImplementedError`;
+    both are told once.
     """
-    taken = inspect.signature(ours).parameters
-    known = {name: value for name, value in options.items() if name in taken and value is not None}
-    body = {"__doc__": original.__doc__, "__module__": original.__module__, "__qualname__": original.__qualname__,
-            "__signature__": inspect.signature(original), "original": original, "ours": ours, "options": known,
-            "verbose": verbose}  # fmt: skip
-    return StandIn(original.__name__, (original,), body)
+    if original not in _STAND_INS and "__new__" not in vars(original):
+        # It stays: Python does not forget that a class had one, and refuses arguments when it is gone.
+        original.__new__ = staticmethod(functools.partial(_make, original))  # type: ignore[assignment]
+    _STAND_INS[original] = stand_in
+    if not issubclass(stand_in.ours, original):
+        # Of an abstract class, by which programs may ask for their samplers.
+        original.register(stand_in.ours)  # type: ignore[attr-defined]
 
 
-def send_original(thing: Any) -> Any:
-    """How an object of a class of PyG's is pickled, and copied, while a stand-in has the name of its class."""
-    kind = type(thing)
-    return _make_original, (kind.__module__, kind.__qualname__), *thing.__reduce_ex__(2)[2:]
+def give_back() -> None:
+    """Let all classes of PyG's make PyG's again."""
+    _STAND_INS.clear()
 
 
-def _make_original(module: str, name: str) -> Any:
-    """An empty object of PyG's class, whether a stand-in has its name in this process or not."""
-    found = getattr(importlib.import_module(module), name)
-    kind = vars(found).get("original", found)
-    return kind.__new__(kind)
+def _make(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """An object of ours, or an empty one of `cls` for its own `__init__`; that alone is asked for without arguments."""
+    stand_in = _STAND_INS.get(original)
+    if stand_in is not None and (args or kwargs):
+        if cls is not original and not _is_alias(cls, original):
+            _tell_left(cls)
+        elif not str(sys._getframe(1).f_globals.get("__name__")).startswith(_INNER):
+            try:
+                return _make_ours(original, cls, stand_in, args, kwargs)
+            except NotImplementedError as error:
+                announce(f"{cls.__name__} left to PyG: {error}")
+    following: Any = super(original, cls).__new__
+    return following(cls) if following is object.__new__ else following(cls, *args, **kwargs)
 
 
-def _make(cls: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    bound = inspect.signature(cls).bind(*args, **kwargs)
-    arguments = {**bound.arguments, **bound.arguments.get("kwargs", {})}
-    arguments.pop("kwargs", None)
-    options = dict(cls.options)
-    if options.get("device") == "data":
-        options["device"] = _find_device(next(iter(arguments.values())))
-    if "transform" in inspect.signature(cls.ours).parameters:
-        arguments["transform"] = partial(show_batch, arguments.get("transform"))
+def _make_ours(original: type, cls: type, stand_in: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    arguments = _read_arguments(original, stand_in, args, kwargs)
     with warnings.catch_warnings():
         # A program of PyG's asks for workers as a matter of course.
         warnings.simplefilter("ignore", LoaderWarning)
-        return cls.ours(**arguments, **{name: value for name, value in options.items() if name not in arguments})
+        made = stand_in.ours(**arguments)
+    if cls is not original:
+        warnings.warn(f"'data.{cls.__name__}' is deprecated, use 'loader.{cls.__name__}' instead", stacklevel=3)
+    if stand_in.verbose:
+        where = getattr(made, "device", None)
+        announce(f"{cls.__name__} of {type(made).__module__}" + (f" on {where}" if where is not None else ""))
+    if cls in type(made).__mro__:
+        # Python calls `__init__` of what `__new__` returns, if that is of the class.
+        kind: Any = type(made)
+        made.__class__ = _made_class(kind)
+    return made
+
+
+@functools.cache
+def _made_class(ours: Any) -> Any:
+    """Class of an object of ours that is complete: the next `__init__` does nothing but make it ours again."""
+
+    def complete(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.__class__ = ours
+
+    return type(ours)(ours.__name__, (ours,), {"__init__": complete, "__module__": ours.__module__, "__slots__": ()})
+
+
+def _is_alias(cls: type, original: type) -> bool:
+    """Whether a class is a deprecated name of another, such as `torch_geometric.data.NeighborSampler`."""
+    return cls.__bases__ == (original,) and cls.__module__ == "torch_geometric.deprecation"
+
+
+def _tell_left(kind: type) -> None:
+    """Say of a class that is derived from PyG's that its objects are PyG's."""
+    room = kind.__module__.partition(".")[0]
+    if room == "torch_geometric" and kind not in _STAND_INS:
+        announce(f"{kind.__name__} left to PyG: there is none of ours")
+    elif room not in ("torch_geometric", __package__.partition(".")[0]):
+        announce(f"{kind.__name__} left to PyG: it is a class of the program, derived from PyG's")
+
+
+def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]
+                    ) -> dict[str, Any]:  # fmt: skip
+    """Arguments of ours, by name, for those of PyG's class."""
+    bound = inspect.signature(original.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
+    arguments = {**bound.arguments, **bound.arguments.get("kwargs", {})}
+    for name in ("self", "kwargs"):
+        arguments.pop(name, None)
+    taken = inspect.signature(stand_in.ours).parameters
+    options = {name: value for name, value in stand_in.options.items() if name in taken and value is not None}
+    if options.get("device") == "data":
+        options["device"] = _find_device(next(iter(arguments.values())))
+    if "transform" in taken:
+        arguments["transform"] = partial(show_batch, arguments.get("transform"))
+    return {**options, **arguments}
 
 
 def _find_device(data: Any) -> Any:

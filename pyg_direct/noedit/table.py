@@ -1,8 +1,10 @@
-"""Which of PyG's classes are replaced, by what, and in which of PyG's modules."""
+"""Which of PyG's classes are replaced, and by what."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from torch_geometric import loader as pyg_loader, sampler as pyg_sampler
 
 from pyg_direct import loader, sampler
 
@@ -11,32 +13,25 @@ class Replacement(NamedTuple):
     """One of PyG's classes.
 
     Attributes:
-        module: Where PyG defines it.
-        name: Its name.
+        original: PyG's class.
         ours: What is made instead.
-        also: PyG's other modules that make objects of it for the program.
     """
 
-    module: str
-    name: str
+    original: type
     ours: type
-    also: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """The name as programs import it, such as `loader.NeighborLoader`."""
+        return f"{self.original.__module__.split('.')[1]}.{self.original.__name__}"
 
 
-_LOADER, _SAMPLER = "torch_geometric.loader", "torch_geometric.sampler"
-_LIGHTNING = "torch_geometric.data.lightning.datamodule"
 REPLACEMENTS = (
-    Replacement(f"{_LOADER}.neighbor_loader", "NeighborLoader", loader.NeighborLoader, (_LOADER,)),
-    Replacement(f"{_LOADER}.link_neighbor_loader", "LinkNeighborLoader", loader.LinkNeighborLoader, (_LOADER,)),
-    Replacement(f"{_LOADER}.node_loader", "NodeLoader", loader.NodeLoader, (_LOADER, _LIGHTNING)),
-    Replacement(f"{_LOADER}.link_loader", "LinkLoader", loader.LinkLoader, (_LOADER, _LIGHTNING)),
-    Replacement(f"{_LOADER}.neighbor_sampler", "NeighborSampler", loader.NeighborSampler, (_LOADER,)),
-    Replacement(f"{_LOADER}.hgt_loader", "HGTLoader", loader.HGTLoader, (_LOADER,)),
-    Replacement(f"{_LOADER}.shadow", "ShaDowKHopSampler", loader.ShaDowKHopSampler, (_LOADER,)),
-    # Not in PyG's own loaders, which call it in their own way when a program is left to them.
-    Replacement(f"{_SAMPLER}.neighbor_sampler", "NeighborSampler", sampler.NeighborSampler, (_SAMPLER, _LIGHTNING)),
-    Replacement(f"{_SAMPLER}.hgt_sampler", "HGTSampler", sampler.HGTSampler, (_SAMPLER,)),
-)
+    *(Replacement(getattr(pyg_loader, name), getattr(loader, name))
+      for name in ("NeighborLoader", "LinkNeighborLoader", "NodeLoader", "LinkLoader", "NeighborSampler", "HGTLoader",
+                   "ShaDowKHopSampler")),
+    *(Replacement(getattr(pyg_sampler, name), getattr(sampler, name)) for name in ("NeighborSampler", "HGTSampler")),
+)  # fmt: skip
 
 # Loaders of PyG's that sample, for which there is none of ours.
 LEFT = ("GraphSAINTSampler", "ClusterLoader", "RandomNodeLoader")

@@ -118,7 +118,7 @@ def test_without_matplotlib_there_is_no_picture(parts, tmp_path, monkeypatch):
     assert done.exit_code == 0
     assert f"rows: {tmp_path}/pyg_direct_bench_" in done.stdout
     assert "made the folder" not in done.stderr
-    assert "picture: none; pip install matplotlib" in done.stdout
+    assert 'picture: none; pip install ".[bench]"' in done.stdout
     assert "torch.index_select" in done.stdout
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 

@@ -1,5 +1,6 @@
 """`python -m pyg_direct run` runs a program as it is."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pyg_direct.cli.app import app
+from pyg_direct.noedit import install
 from tests.warm import WarmPython
 
 # Old and new versions are tried with the other cases: each starts two processes.
@@ -322,23 +324,65 @@ def test_a_module_that_is_not_there_is_told_in_words_of_python(warm, folder, nam
     assert "Traceback" not in done.stderr
 
 
-def test_a_module_makes_our_loaders_also_in_processes_that_find_it_by_its_name(tmp_path):
-    (tmp_path / "spawning.py").write_text("""
-import multiprocessing
+STARTING = """
+import multiprocessing, subprocess, sys
+import torch
+from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
+from torch_geometric.nn import SAGEConv
 
-def tell(queue):
-    queue.put(__name__)
+def tell(way, queue=None):
+    data, conv = Data(x=torch.ones(9, 2), edge_index=torch.tensor([[0], [1]])), SAGEConv(2, 2)
+    loader = NeighborLoader(data, [2], batch_size=9)
+    told = f"{way} {type(loader).__module__} {loader.placement} {'forward' in conv.__dict__} {__name__}"
+    print(told) if queue is None else queue.put(told)
 
 if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=tell, args=(queue,))
-    process.start()
-    print(NeighborLoader.ours.__module__, queue.get())
-    process.join()
-""")
+    contexts = [multiprocessing.get_context(way) for way in ("spawn", "forkserver", "fork") if "first" in sys.argv]
+    queue = multiprocessing.get_context("spawn").Queue()
+    processes = [context.Process(target=tell, args=(context.get_start_method(), queue)) for context in contexts]
+    for process in processes:
+        process.start()
+    if contexts:
+        # As torchrun and Lightning start ranks.
+        subprocess.run([sys.executable, "-m", "starting"], check=True)
+    for process in processes:
+        print(queue.get())
+        process.join()
+    tell("own")
+"""
 
-    done = run("run", "-m", "--device", "cpu", "spawning", cwd=tmp_path)
 
-    assert done.stdout == "pyg_direct.loader.neighbor __mp_main__\n", done.stderr
+@pytest.mark.parametrize("accelerate", [pytest.param([], marks=SLOW), ["--no-accelerate"]])
+def test_processes_that_a_program_starts_make_our_loaders_with_its_options(tmp_path, accelerate):
+    (tmp_path / "starting.py").write_text(STARTING)
+
+    done = run("run", "--device", "cpu", "--placement", "cpu", *accelerate, "-m", "starting", "first", cwd=tmp_path)
+
+    ours = f"pyg_direct.loader.neighbor cpu {not accelerate}"
+    names = {"spawn": "__mp_main__", "forkserver": "__mp_main__", "fork": "__main__", "own": "__main__"}
+    assert sorted(done.stdout.splitlines()) == sorted(
+        [f"own {ours} __main__", *(f"{way} {ours} {name}" for way, name in names.items())]
+    ), done.stderr
+    # Once for all of them.
+    assert done.stderr.count("replaced loader.NeighborLoader") == 1
+
+
+def test_other_programs_that_a_program_starts_are_left_alone(tmp_path):
+    startup = os.path.join(os.path.dirname(install.__file__), "startup")
+    (tmp_path / "sitecustomize.py").write_text("NAME = 'its own'\n")
+    asked = (
+        "import sys, sitecustomize as own; print(own.NAME, [type(one).__name__ for one in sys.meta_path][0], sys.path)"
+    )
+    path = os.pathsep.join([startup, str(tmp_path)])
+
+    told = {}
+    for case, given in {"plain": "", "this": sys.prefix, "another": f"{sys.prefix}/other"}.items():
+        written = json.dumps({"prefix": given, "options": {}}) if given else ""
+        done = start("-c", asked, PYTHONPATH=path, PYG_DIRECT_RUN=written)
+        told[case] = done.stdout.split(" ", 3)
+        assert "startup" not in done.stdout, done.stderr
+
+    plain = start("-c", asked, PYTHONPATH=str(tmp_path)).stdout.split(" ", 3)
+    assert told["plain"] == told["another"] == plain
+    assert told["this"] == ["its", "own", "_Watch", plain[3]]

@@ -150,7 +150,7 @@ def run(row: Row, random: Random, device: str) -> int:
             return
         if device == "cpu":
             # Loops of the CPU are not seen by what stands for a recorder.
-            replayed.attach(model)
+            replayed.watch_passes(model)
         else:
             accelerate(model, replay=True)
 

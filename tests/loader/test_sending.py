@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.data import HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput, NodeSamplerInput
 
 from pyg_direct import CSRTopo, GraphSageSampler, HGTLoader, LinkNeighborLoader, NeighborLoader, ShaDowKHopSampler
 from pyg_direct.loader import NeighborSampler as LayerLoader, epochs, hgt, sampler
@@ -147,3 +148,22 @@ def test_spawned_processes_share_an_epoch_of_one_loader():
     expected = [hash_batches([batch]) for batch in make("plain")]
     assert [got[number % 2][0][number // 2] for number in range(len(expected))] == expected
     assert got[0][1] == got[1][1] == str(sage.sample([1, 2]))
+
+
+def test_samples_and_layers_are_sent_as_pygs_alone():
+    data = HeteroData(a={"num_nodes": 9}, a__to__a={"edge_index": torch.randint(9, (2, 40))})
+    seeds = NodeSamplerInput(None, torch.arange(4), None, "a")
+    samples = [sampler(data, [3, 2], device="cpu", seed=1) for sampler in (NeighborSampler, HGTSampler)]
+    made = [sampler.sample_from_nodes(seeds) for sampler in samples]
+    layers = next(iter(LayerLoader(data["a", "to", "a"].edge_index, [2, 2], device="cpu")))
+
+    sent = pickle.dumps([made, layers])
+    got, _ = pickle.loads(sent)
+
+    assert b"pyg_direct" not in sent
+    assert [type(out) for out in got] == [HeteroSamplerOutput] * 2
+    for out, again in zip(made, got, strict=True):
+        assert type(copy.copy(out)) is type(out)
+        assert torch.equal(again.row["a", "to", "a"], out.row["a", "to", "a"])
+        assert again.metadata == out.metadata == (None, None)
+        assert again.num_sampled_nodes == out.num_sampled_nodes

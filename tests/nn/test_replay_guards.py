@@ -44,7 +44,7 @@ def make_pair(graph, kind=GraphSAGE, **options):
     """PyG's model as it is, the same replayed, and what that says."""
     torch.manual_seed(0)
     model = kind(graph.num_features, 32, 3, graph.num_classes, **options)
-    return copy.deepcopy(model), model, replayed.attach(model)
+    return copy.deepcopy(model), model, replayed.watch_passes(model)
 
 
 def compare(models, batches, run=run_whole):

@@ -199,3 +199,22 @@ def test_an_id_on_the_host_beside_others_on_the_gpu_is_found_on_both():
     assert batch.input_id.device.type == "cpu"
     assert moved.input_id.is_cuda
     assert batch.input_id.tolist() == moved.input_id.tolist() == [5, 3]
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_a_batch_that_is_saved_is_pygs_alone(is_typed):
+    batch = make_batch()
+    if is_typed:
+        batch = HeteroData(a={"x": torch.ones(3, 2), "n_id": torch.tensor([4, 7, 9])}, a__to__a={"e_id": torch.ones(1)})
+    batch = show_ids(batch, ELSEWHERE)
+
+    sent = pickle.dumps(batch)
+    got = pickle.loads(sent)
+
+    assert b"pyg_direct" not in sent
+    assert [type(store).__name__ for store in got.stores] == (
+        ["BaseStorage", "NodeStorage", "EdgeStorage"] if is_typed else ["GlobalStorage"]
+    )
+    assert (got["a"] if is_typed else got).n_id.device == ELSEWHERE
+    assert got.stores[0]._parent() is got

@@ -1,11 +1,11 @@
 """PyG's names make our loaders, and PyG's own for what ours does not offer."""
 
 import copy
-import copyreg
+import functools
 import logging
 import pickle
-import sys
 import types
+import warnings
 
 import pytest
 import torch
@@ -19,11 +19,13 @@ import pyg_direct
 from pyg_direct.loader import placement
 from pyg_direct.loader.inference import infer
 from pyg_direct.noedit import inference
-from pyg_direct.noedit.standin import make_stand_in
+from pyg_direct.noedit.standin import StandIn, give_back, replace
 from pyg_direct.noedit.table import REPLACEMENTS
 from tests.graphs import make_random_graph
 
-PYG = {(entry.module, entry.name): getattr(sys.modules[entry.module], entry.name) for entry in REPLACEMENTS}
+PYG = {entry.path: entry.original for entry in REPLACEMENTS}
+# As a program has it that imported it before.
+NAMED = torch_geometric.loader.NeighborLoader
 GRAPH = make_random_graph(70, 600)
 
 
@@ -79,8 +81,7 @@ def test_classes_of_both_answer_to_the_name():
     loader = name(make_data(), [2])
 
     assert isinstance(loader, name)
-    assert isinstance(loader, PYG["torch_geometric.loader.neighbor_loader", "NeighborLoader"])
-    assert issubclass(PYG["torch_geometric.loader.neighbor_loader", "NeighborLoader"], name)
+    assert name is PYG["loader.NeighborLoader"]
     assert not isinstance(make_data(), name)
 
 
@@ -93,29 +94,63 @@ def test_samplers_of_both_answer_to_the_name():
     assert issubclass(name, torch_geometric.sampler.BaseSampler)
 
 
-def test_names_that_a_program_imported_before_are_replaced_and_given_back():
-    program = types.ModuleType("program")
-    original = program.Loader = neighbor_loader.NeighborLoader
-    sys.modules["program"] = program
-    try:
-        pyg_direct.install(device="cpu")
-        pyg_direct.install(device="cpu")
-        replaced = program.Loader, torch_geometric.loader.NeighborLoader, neighbor_loader.NeighborLoader
-        pyg_direct.uninstall()
-        restored = program.Loader, torch_geometric.loader.NeighborLoader, neighbor_loader.NeighborLoader
-    finally:
-        del sys.modules["program"]
-
-    assert original not in replaced
-    assert len(set(replaced)) == 1
-    assert set(restored) == {original}
+def call_default(data, kind=neighbor_loader.NeighborLoader):
+    return kind(data, [2])
 
 
-def test_uninstall_gives_every_name_back():
+def test_every_name_that_a_program_had_before_makes_ours_until_it_is_given_back():
+    table = {"neighbor": neighbor_loader.NeighborLoader}
+    made = [call_default, lambda data: table["neighbor"](data, [2]), functools.partial(NAMED, num_neighbors=[2])]
+
     pyg_direct.install(device="cpu")
+    pyg_direct.install(device="cpu")
+    ours = {type(make(make_data())) for make in made}
     pyg_direct.uninstall()
+    # PyG's own needs none of its libraries with a sampler.
+    theirs = NAMED(make_data(), [2], neighbor_sampler=pyg_direct.sampler.NeighborSampler(make_data(), [2]))
 
-    assert {key: getattr(sys.modules[key[0]], key[1]) for key in PYG} == PYG
+    assert ours == {pyg_direct.NeighborLoader}
+    assert type(theirs) is NAMED
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize("name", ["NeighborSampler", "ShaDowKHopSampler"])
+def test_deprecated_names_make_ours_and_say_so(name):
+    kind, given = getattr(torch_geometric.data, name), make_data()
+    with pytest.warns(UserWarning, match=f"'data.{name}' is deprecated, use 'loader.{name}'") as told:
+        made = kind(given.edge_index, [2], batch_size=9) if name == "NeighborSampler" else kind(given, 2, 3)
+
+    assert type(made) is getattr(pyg_direct.loader, name)
+    assert isinstance(made, PYG[f"loader.{name}"])
+    assert told[0].filename == __file__
+    assert next(iter(made)) is not None
+
+
+@pytest.mark.usefixtures("_installed")
+def test_loaders_are_made_once(monkeypatch):
+    init, asked = pyg_direct.NeighborLoader.__init__, []
+    monkeypatch.setattr(
+        pyg_direct.NeighborLoader,
+        "__init__",
+        functools.wraps(init)(lambda *args, **kwargs: asked.append(kwargs) or init(*args, **kwargs)),
+    )
+
+    loader = NAMED(make_data(), [2])
+
+    assert len(asked) == 1
+    assert type(loader) is type(copy.copy(loader)) is pyg_direct.NeighborLoader
+
+
+@pytest.mark.usefixtures("_installed")
+def test_samplers_that_pyg_makes_for_its_own_loaders_are_pygs():
+    class Mine(NAMED):
+        pass
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = Mine(make_data(), [2])
+
+    assert type(loader.node_sampler) is PYG["sampler.NeighborSampler"]
 
 
 def test_what_is_replaced_and_left_is_said_once(said):
@@ -138,7 +173,7 @@ def test_what_ours_does_not_offer_is_left_to_pyg_with_a_word(said, monkeypatch):
     options = {"num_neighbors": [2], "neighbor_sampler": torch_geometric.sampler.NeighborSampler(make_data(), [2])}
     loaders = [torch_geometric.loader.NeighborLoader(make_data(), **options) for _ in range(2)]
 
-    assert {type(loader) for loader in loaders} == {PYG["torch_geometric.loader.neighbor_loader", "NeighborLoader"]}
+    assert {type(loader) for loader in loaders} == {PYG["loader.NeighborLoader"]}
     assert isinstance(loaders[0], torch_geometric.loader.NeighborLoader)
     assert said.messages == ["NeighborLoader left to PyG: replace=True is not offered"]
 
@@ -212,25 +247,32 @@ class OnGpu(torch.Tensor):
      (types.SimpleNamespace(is_cuda=lambda: True, device=lambda: "cuda:1"), "cuda:1")],
 )  # fmt: skip
 def test_loaders_may_be_where_their_data_is(data, device):
-    class Ours:
-        def __init__(self, data, device=None):
-            self.device = device
-
     class Loader:
         def __init__(self, data):
             pass
 
-    made = make_stand_in(Loader, Ours, {"device": "data"}, verbose=False)(data)
+    class Ours(Loader):
+        def __init__(self, data, device=None):
+            self.device = device
 
+    replace(Loader, StandIn(Ours, {"device": "data"}, verbose=False))
+    try:
+        made = Loader(data)
+    finally:
+        give_back()
+
+    assert type(made) is Ours
     assert made.device == device
 
 
 @pytest.mark.usefixtures("_installed")
 def test_what_is_left_to_pyg_is_sent_to_processes_with_and_without_our_names():
-    kinds = [PYG["torch_geometric.sampler.neighbor_sampler", "NeighborSampler"],
-             PYG["torch_geometric.loader.neighbor_loader", "NeighborLoader"]]  # fmt: skip
+    kinds = [PYG["sampler.NeighborSampler"], PYG["loader.NeighborLoader"]]
+    pyg_direct.uninstall()
     sampler = kinds[0](make_data(), [2])
-    sent = pickle.dumps([sampler, kinds[1](make_data(), [2], neighbor_sampler=sampler, batch_size=7)])
+    made = [sampler, kinds[1](make_data(), [2], neighbor_sampler=sampler, batch_size=7)]
+    pyg_direct.install(device="cpu")
+    sent = pickle.dumps(made)
 
     got = pickle.loads(sent)
     pyg_direct.uninstall()
@@ -242,7 +284,7 @@ def test_what_is_left_to_pyg_is_sent_to_processes_with_and_without_our_names():
         assert things[1].node_sampler is things[0]
     assert [type(thing) for thing in pickle.loads(pickle.dumps(got))] == kinds
     assert type(copy.copy(sampler)) is kinds[0]
-    assert not copyreg.dispatch_table.keys() & set(PYG.values())
+    assert b"pyg_direct" not in sent
 
 
 @pytest.mark.usefixtures("_installed")
@@ -314,7 +356,7 @@ def test_a_place_that_there_is_not_is_refused_and_nothing_replaced():
     with pytest.raises(pyg_direct.errors.ArgumentError, match="placement must be one of"):
         pyg_direct.install(placement="nowhere")
 
-    assert {key: getattr(sys.modules[key[0]], key[1]) for key in PYG} == PYG
+    assert BasicGNN.inference.__module__.startswith("torch_geometric")
 
 
 @pytest.mark.usefixtures("_installed")

@@ -6,7 +6,6 @@ A convolution keeps its class, parameters and hooks; its instance gets a `propag
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from pyg_direct.dynamic.nn.chebyshev import combine, make_chebyshev
 from pyg_direct.dynamic.nn.convolve import Located, convolve_located, expand_chebyshev, locate
 from pyg_direct.dynamic.operator import GCN, Mean, Operator, Sum
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.nn.accelerate import forget_pickled
+from pyg_direct.nn.attached import attach
 from pyg_direct.nn.propagate import STEPS
 
 _HOOKS = ("_propagate_forward_pre_hooks", "_propagate_forward_hooks", "_message_forward_pre_hooks",
@@ -54,11 +53,10 @@ def accelerate(model: torch.nn.Module) -> list[str]:
         raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     changed = []
     for name, module in model.named_modules():
-        forget_pickled(module)
         own = _OWN.get(type(module))
         # What another acceleration put there stays.
         if own is not None and not {"forward", "propagate"} & module.__dict__.keys():
-            module.__dict__[own.__name__] = MethodType(own, module)
+            attach(module, **{own.__name__: own})
             changed.append(name)
     return changed
 
