@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.jit import set_cpu_threads
-from pyg_direct.runtime.pool import end_pool
+from pyg_direct.runtime.pool import Pool
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
 from pyg_direct.sampling.key import batch_key, resolve_seed
 from pyg_direct.typing import Device
@@ -201,7 +201,7 @@ class _Running:
 
     def __init__(self, samplers: Sequence[GraphSageSampler], paces: _Paces) -> None:
         self._idle, self._num_cores, self._paces = list(samplers), len(samplers), paces
-        self._pool = ThreadPoolExecutor(len(samplers), "pyg_direct") if samplers else None
+        self._pool = Pool(len(samplers), "pyg_direct") if samplers else None
         self._last = -1
         self._made: dict[int, tuple[Any, Future[Result]]] = {}
 
@@ -237,18 +237,19 @@ class _Running:
         return self._made.pop(index, (None, None))
 
     def _sample(self, sampler: GraphSageSampler, seeds: Any, key: int) -> Result:
+        # Numba's number of threads belongs to the thread that set it: the caller's where no other can start.
+        before = set_cpu_threads(1)
         try:
-            # Numba's number of threads belongs to the thread that set it.
-            set_cpu_threads(1)
             begin = time.perf_counter()
             result = sampler.sample(seeds, key=key)
             self._paces.note_core(time.perf_counter() - begin)
             return result
         finally:
+            set_cpu_threads(before)
             self._idle.append(sampler)
 
     def close(self) -> None:
         """Wait for the cores and forget what they made."""
         if self._pool is not None:
-            end_pool(self._pool)
+            self._pool.close()
         self._made.clear()
