@@ -39,7 +39,7 @@ from pyg_direct.ops.check import check_callables, check_fanouts, check_flag, che
 from pyg_direct.ops.neighbor import check_sampling
 from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.runtime.size import parse_size
-from pyg_direct.sampling.key import batch_key, call_key
+from pyg_direct.sampling.key import EpochKey, call_key
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.plan import GpuPlan, Pending
 from pyg_direct.sampling.sample import Recipe, Sample, check_hops
@@ -327,11 +327,11 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         batch = self._build_output(attributes, out)
         return batch if self.transform is None else self.transform(batch)
 
-    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         if self._recipe is None:
-            return super()._submit(epoch, number, seeds)
+            return super()._submit(key, number, seeds)
         submit = self._plan.submit if isinstance(self._plan, GpuPlan) else self._plan.sample
-        pending: Pending | Sample = submit(seeds.nodes, batch_key(self.seed, epoch, number))
+        pending: Pending | Sample = submit(seeds.nodes, key.of_batch(number))
         return pending
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
@@ -367,21 +367,24 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     def _is_own(self) -> bool:
         return EpochLoader._is_own(self) if self._recipe is not None else super()._is_own()
 
-    def _open_group(self, epoch: int) -> Any:
-        return super()._open_group(epoch) if self._recipe is None else EpochLoader._open_group(self, epoch)
+    def _open_group(self, key: EpochKey) -> Any:
+        return super()._open_group(key) if self._recipe is None else EpochLoader._open_group(self, key)
 
     def _shared(self) -> Mapping[str, Any]:
         return {} if self._attributes is None else self._attributes.on_host()
 
-    def _work_with_workers(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
+    def _work_with_workers(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         assert self._recipe is not None
-        worker = WorkerSampler(self._plan_topology.to_cpu(), self._recipe, self.seed, self.input_data.node)
+        worker = WorkerSampler(self._plan_topology.to_cpu(), self._recipe, key, self.input_data.node)
         pool: Any = torch.utils.data.DataLoader(
             Positions(len(self.dataset)), collate_fn=worker, num_workers=self.num_workers,
-            batch_sampler=list(number_items(batches, epoch)), multiprocessing_context=self.multiprocessing_context,
-            timeout=self.timeout, worker_init_fn=self.worker_init_fn,
-            prefetch_factor=self.prefetch_factor)  # fmt: skip
-        for item, sample in pool:
+            batch_sampler=list(number_items(batches)), multiprocessing_context=self.multiprocessing_context,
+            timeout=self.timeout, worker_init_fn=self.worker_init_fn, prefetch_factor=self.prefetch_factor,
+            generator=torch.Generator().manual_seed(key.of_order() % 2**63))  # fmt: skip
+        # On the generator's device, whichever torch's default one is.
+        with torch.device("cpu"):
+            samples = iter(pool)
+        for item, sample in samples:
             on_device = Sample(sample.n_id.to(self.device), sample.edge_index.to(self.device),
                                sample.e_id.to(self.device), sample.node_counts, sample.edge_counts)  # fmt: skip
             yield self._build_plain(on_device, torch.tensor(list(item), dtype=torch.int64, device="cpu"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import random
 import signal
 import weakref
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,12 @@ from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
+import numpy as np
 import torch
 import torch.multiprocessing as mp
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, PygDirectError
-from pyg_direct.loader.batches import iterate_batches
+from pyg_direct.loader.batches import iterate_batches, open_positions
 from pyg_direct.loader.epochs import EpochLoader
 from pyg_direct.loader.ranks import Share
 from pyg_direct.loader.report import ReportedLoader
@@ -124,25 +126,23 @@ class Producers(ReportedLoader):
         if not self._processes:
             self._start()
         loader = self.loader
-        share, epoch = loader._share(), loader._next_epoch
-        if loader._must_agree:
-            loader.seed, loader._must_agree = loader._ranks.agree_on_seed(loader.seed, self.device), False
-        first = loader._first_batch // share.count
-        loader._next_epoch, loader._first_batch, loader._standing = epoch + 1, 0, (epoch, first)
+        share = loader._share()
+        epoch, first, key = loader._begin_epoch(share)
         self._turn += 1
         width = len(self.devices)
         for lane, orders in enumerate(self._orders):
             # The first step of this lane that is not before `first`.
             begin = -(-max(0, first - lane) // width)
             part = Lane(share.rank, share.count, share.uneven, lane, width, num_steps=share.num_steps)
-            orders.put((self._turn, loader.seed, epoch, begin, part))
+            orders.put((self._turn, key, epoch, begin, part))
         record = self._begin_record()
-        return self._take(epoch, first) if record is None else record.hand_out(self._take(epoch, first))
+        taken = self._take(epoch, first, None if loader.seed is not None else key.seed)
+        return taken if record is None else record.hand_out(taken)
 
     def _list_places(self) -> tuple[list[str], dict[str, Any]]:
         return [f"producers: {', '.join(map(str, self.devices))}"], {}
 
-    def _take(self, epoch: int, step: int) -> Iterator[Any]:
+    def _take(self, epoch: int, step: int, drawn: int | None) -> Iterator[Any]:
         turn = self._turn
         while True:
             if turn != self._turn:
@@ -155,9 +155,9 @@ class Producers(ReportedLoader):
                 what.reraise()
             step += 1
             batch = what if self.device.type == "cpu" else what.to(self.device)
-            self.loader._standing = (epoch, step)
+            self.loader._standing = (epoch, step, drawn)
             yield batch
-        self.loader._standing = (epoch + 1, 0)
+        self.loader._standing = (epoch + 1, 0, None)
 
     def _receive(self, lane: int, turn: int) -> tuple[int, Any]:
         while True:
@@ -245,15 +245,16 @@ def _produce(loader: Any, device: torch.device, threads: int, orders: Any, chann
     if sampler is not None and hasattr(sampler, "device"):
         sampler.device = device
     while True:
-        turn, seed, epoch, begin, lane = orders.get()
-        loader.seed = seed
+        turn, key, epoch, begin, lane = orders.get()
         try:
             if device.type == "cuda":
                 # Newer versions of torch tell what a program has set.
                 _refuse_expandable_segments(getattr(torch._C, "_accelerator_getAllocatorSettings", str)())
             loader._prepare()
-            batches = iterate_batches(loader, seed, epoch, begin, loader._input(), lane)
-            for batch in loader._iterate(epoch, begin, loader._work_here(epoch, batches)):
+            # What the program's own functions draw repeats with the epoch, too; as torch has it in its workers.
+            _seed_worker(key.of_order() + lane.lane)
+            batches = iterate_batches(loader, key, begin, loader._input(), lane, open_positions(loader))
+            for batch in loader._iterate(epoch, begin, loader._work_here(key, batches)):
                 if not orders.empty():
                     # Nobody waits for the rest of this epoch.
                     break
@@ -274,6 +275,12 @@ def _produce(loader: Any, device: torch.device, threads: int, orders: Any, chann
                 # Its class is not found by its name; the traceback is text.
                 error.exc_type = PygDirectError
                 _send(channel, (turn, _ERROR, error))
+
+
+def _seed_worker(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed % 2**63)
 
 
 def _send(channel: Any, message: Any) -> None:

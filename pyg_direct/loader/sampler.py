@@ -30,7 +30,7 @@ from pyg_direct.ops.upload import upload_parts
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.general import GeneralPlan
-from pyg_direct.sampling.key import resolve_seed
+from pyg_direct.sampling.key import check_seed
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.options import GeneralRecipe
 from pyg_direct.sampling.sample import Recipe, check_hops
@@ -97,7 +97,7 @@ class NeighborSampler(LinkedSampler):
         if topology_cache not in (None, "auto"):
             parse_size(topology_cache, 0, "topology_cache")
         self.placement, self.topology_cache = placement, topology_cache
-        self.seed, self._num_calls = resolve_seed(seed), 0
+        self.seed, self._num_calls = check_seed(seed), 0
         self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, check_flag("is_sorted", is_sorted)
         self.sample_direction = sample_direction
         self._opened = Opened(read_parts(data, time_attr, weight_attr))

@@ -18,7 +18,7 @@ from pyg_direct.noedit.standin import make_stand_in, send_original
 from pyg_direct.noedit.table import LEFT, REPLACEMENTS, Replacement
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.size import parse_size
-from pyg_direct.sampling.key import resolve_seed
+from pyg_direct.sampling.key import check_seed
 from pyg_direct.typing import Device
 
 # Names that were bound anew: (module, name, what it was bound to before).
@@ -52,8 +52,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     if placement not in PLACEMENTS:
         raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
     parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
-    if seed is not None:
-        resolve_seed(seed)
+    check_seed(seed)
     place = device if device is None or device == "data" else resolve_device(device)
     uninstall()
     options = {"device": place, "placement": placement, "feature_cache": feature_cache, "seed": seed}

@@ -16,7 +16,7 @@ from pyg_direct.ops.keywords import checks_keywords
 from pyg_direct.ops.neighbor import sample_neighbors
 from pyg_direct.ops.relabel import relabel
 from pyg_direct.runtime.device import resolve_device
-from pyg_direct.sampling.key import call_key, resolve_seed
+from pyg_direct.sampling.key import call_key, check_seed
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.sample import Recipe, check_hops
 from pyg_direct.typing import Device
@@ -93,7 +93,7 @@ class GraphSageSampler:
         self._chooses_device = device is None and mode != "CPU"
         self.mode = mode
         self.topology_cache = topology_cache
-        self.seed = resolve_seed(seed)
+        self.seed = check_seed(seed)
         self._num_calls = 0
         self._open()
 

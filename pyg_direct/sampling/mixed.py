@@ -17,7 +17,7 @@ from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.runtime.pool import Pool
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
-from pyg_direct.sampling.key import batch_key, resolve_seed
+from pyg_direct.sampling.key import EpochKey, check_seed, draw_seed
 from pyg_direct.typing import Device
 
 # What samples beside the cores; None for nothing.
@@ -85,7 +85,7 @@ class MixedGraphSageSampler:
             raise ArgumentError("num_workers must be at least 1 where only the CPU samples, got 0")
         self.job, self.mode = sample_job, mode
         self.num_workers = 0 if mode.endswith("ONLY") and mode != "CPU_ONLY" else num_workers
-        self.seed, self._epoch = resolve_seed(seed), 0
+        self.seed, self._epoch = check_seed(seed), 0
         beside = _MODES[mode]
         self._gpu = None if beside is None else GraphSageSampler(csr_topo, sizes, device, beside, seed=self.seed)
         self.device = torch.device("cpu") if self._gpu is None else self._gpu.device
@@ -103,9 +103,9 @@ class MixedGraphSageSampler:
         """The samples of the next epoch."""
         self.job.shuffle()
         epoch, self._epoch = self._epoch, self._epoch + 1
-        return self._iterate(epoch)
+        return self._iterate(EpochKey(draw_seed(), 0) if self.seed is None else EpochKey(self.seed, epoch))
 
-    def _iterate(self, epoch: int) -> Iterator[Result]:
+    def _iterate(self, key: EpochKey) -> Iterator[Result]:
         count, running = len(self.job), _Running(self._on_cores, self._paces)
         self.num_on_gpu = self.num_on_cores = 0
         begin = time.perf_counter()
@@ -115,7 +115,7 @@ class MixedGraphSageSampler:
                     wanted = running.choose(position, self._gpu is not None)
                     if wanted >= count:
                         break
-                    running.start(wanted, self.job, batch_key(self.seed, epoch, wanted))
+                    running.start(wanted, self.job, key.of_batch(wanted))
                 seeds, made = running.take(position)
                 if made is not None and (self._gpu is None or made.done()):
                     result = self._bring(made.result())
@@ -123,7 +123,7 @@ class MixedGraphSageSampler:
                 else:
                     assert self._gpu is not None
                     seeds = self.job[position] if made is None else seeds
-                    result = self._gpu.sample(seeds, key=batch_key(self.seed, epoch, position))
+                    result = self._gpu.sample(seeds, key=key.of_batch(position))
                     self.num_on_gpu += 1
                     made = None
                 yield result

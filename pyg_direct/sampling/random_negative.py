@@ -11,7 +11,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.pyg import EdgeList, read_edges
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.runtime.device import resolve_device
-from pyg_direct.sampling.key import call_key, resolve_seed
+from pyg_direct.sampling.key import call_key, check_seed
 from pyg_direct.sampling.negative import MAX_NODES, EdgeSet, Nodes, draw_negatives
 from pyg_direct.typing import Device
 
@@ -45,7 +45,7 @@ class RandomNegativeSampler:
         if mode is not None and device is None:
             device = "cpu" if mode == "CPU" else "cuda"
         self.device = resolve_device(device)
-        self.seed, self._num_calls = resolve_seed(seed), 0
+        self.seed, self._num_calls = check_seed(seed), 0
         sources, targets, known = _read_pairs(graph, edge_dir)
         if num_nodes is None:
             num_nodes = known

@@ -205,10 +205,14 @@ def test_auto_reads_what_torchrun_says(monkeypatch):
 
 
 def collect(rank):
-    # Every process has another initial seed; they agree on one.
+    # The generators of processes differ, also in how far they are: each epoch follows that of rank 0.
     torch.manual_seed(rank + 5)
-    loader = make_loader(seed=None, ranks="auto")
-    return [hashes(loader) for _ in range(2)], loader.seed
+    loader, epochs = make_loader(seed=None, ranks="auto"), []
+    for _ in range(2):
+        epochs.append(hashes(loader))
+        torch.rand(rank)
+    left = itertools.islice(loader, 1)
+    return epochs, hashes(left), loader.state_dict()
 
 
 @pytest.mark.slow
