@@ -61,8 +61,7 @@ class _DistLoader(GeneralLoader):
         if self._ranks.ranks is None:
             # Seeds of its own, and draws of its own for them, also where all generators were seeded alike.
             return int(derive_key(drawn, graph.rank, 0))
-        # One that is exchanged takes 62 bits at most.
-        agreed: list[int] = graph.communicator.run(graph.communicator.agree, drawn % 2**62)
+        agreed: list[int] = graph.communicator.run(graph.communicator.agree, drawn)
         return agreed[0]
 
     def _prepare(self) -> Any:
