@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -9,6 +10,7 @@ from itertools import count as count_from, islice
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -228,7 +230,7 @@ class EpochLoader(ReportedLoader):
         """Whether rows of batches carry a gradient to the graph, which is told once; none are read ahead then."""
         name = find_learned(getattr(self, "data", None))
         if name is not None:
-            _tell_learned(f"{name} requires a gradient: its rows are read where it lies")
+            _tell_alone(f"{name} requires a gradient: its rows are read where it lies")
         return name is not None
 
     def _is_told_by_batches(self) -> bool:
@@ -273,12 +275,18 @@ class EpochLoader(ReportedLoader):
     def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
         batches, first, is_learned = iter(batches), [], self._is_learned()
-        if self.prefetch > 0 and not is_learned and self._is_told_by_batches():
+        draws, is_on_threads = False, self.device.type == "cpu" and not self._is_own()
+        if self.prefetch > 0 and not is_learned and (is_on_threads or self._is_told_by_batches()):
+            before = _read_generators()
             first = [make_batch(self._stages(key, record), *item) for item in islice(batches, 1)]
-            if any(map(has_learned, first)):
-                _tell_learned("rows of a batch require a gradient: they are read")
+            draws = is_on_threads and not _are_equal(before, _read_generators())
+            if self._is_told_by_batches() and any(map(has_learned, first)):
+                _tell_alone("rows of a batch require a gradient: they are read")
                 is_learned = True
-        prefetch, group = (0, None) if is_learned else (self.prefetch, self._open_group(key))
+            elif draws:
+                # Beside training, which draws too, its numbers would be others in each run.
+                _tell_alone("what the program has for a batch draws random numbers, as training may: it is called")
+        prefetch, group = (0, None) if is_learned or draws else (self.prefetch, self._open_group(key))
         stages, work = self._stages(key, record, group), batches if group is None else group.group(batches)
         source: Background | Pipeline
         if self.device.type == "cpu" and prefetch > 0:
@@ -354,7 +362,18 @@ class EpochLoader(ReportedLoader):
         return f"{type(self).__name__}()"
 
 
-def _tell_learned(what: str) -> None:
+def _read_generators() -> tuple[Any, ...]:
+    """The states of the generators that a program's functions draw from."""
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def _are_equal(states: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    (numbers, python, numpy), (others_numbers, others_python, others_numpy) = states, others
+    return torch.equal(numbers, others_numbers) and python == others_python \
+        and all(map(np.array_equal, numpy, others_numpy))  # fmt: skip
+
+
+def _tell_alone(what: str) -> None:
     announce(f"{what} when a batch is asked for, and no batch is made ahead")
 
 

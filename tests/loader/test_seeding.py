@@ -4,12 +4,13 @@ import copy
 import itertools
 import json
 import random
+import threading
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
-from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
 from pyg_direct import (
     CSRTopo,
@@ -215,6 +216,32 @@ def test_a_seed_leaves_torch_s_generator_alone(real_device, name):
 
     assert torch.equal(torch.get_rng_state(), before)
     assert epochs[0] != epochs[1]
+
+
+class ForeignSampler(BaseSampler):
+    """A program's own sampler, which notes the threads that call it."""
+
+    sample_from_edges = None
+
+    def __init__(self, draw):
+        self.draw, self.threads = draw, []
+
+    def sample_from_nodes(self, index):
+        self.threads.append(threading.current_thread())
+        self.draw()
+        none = torch.empty(0, dtype=torch.int64)
+        return SamplerOutput(index.node, none, none, none, metadata=(index.input_id, None))
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), random.random, np.random.rand, lambda: None],
+                         ids=["torch", "Python", "NumPy", "nothing"])  # fmt: skip
+def test_a_sampler_of_the_program_that_draws_does_so_in_the_program_s_thread(draw):
+    sampler = ForeignSampler(draw)
+
+    batches = list(NodeLoader(DATA, sampler, batch_size=16, device="cpu"))
+
+    assert len(batches) == len(sampler.threads) == 5
+    assert [thread is threading.current_thread() for thread in sampler.threads] == [True, *[draw() is not None] * 4]
 
 
 class TestStates:
