@@ -164,8 +164,9 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
             training nodes of its part, of which more neighbors are near.
         uneven: Where processes have different numbers of batches; see `NeighborLoader`. With `ranks="own"`, `pad` gives
             each as many as the one with most has, and `drop` as many as the one with fewest; all make the loader then.
-        seed: Seed of shuffling and draws, equal in all processes; None draws one from the generator of torch on rank 0,
-            which clients of servers cannot where several share the batches.
+        seed: Seed of shuffling and draws, equal in all processes. None: each epoch follows torch's generator on rank 0,
+            for which all processes meet as it begins; with `ranks="own"` each follows its own. Clients of servers that
+            share the batches must give one.
         prefetch: Batches made ahead.
         input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.

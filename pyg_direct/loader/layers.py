@@ -60,7 +60,7 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
         transform: Called with `(batch_size, n_id, adjs)`.
         device: Where to sample and where results are; None is the current GPU if there is one, else the CPU.
         placement: `auto`, `cuda`, `unified` or `cpu`: where the topology lives.
-        seed: Seed of shuffling and of all draws; None draws one from torch's generator.
+        seed: Seed of shuffling and of all draws; None follows torch's generator, see `NeighborLoader`.
         prefetch: Batches made ahead.
         ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.

@@ -51,8 +51,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     A batch is a PyG `Data` or `HeteroData` on `device`, with node and edge attributes gathered there, and `n_id`,
     `e_id`, `input_id`, `batch_size`, `num_sampled_nodes`, `num_sampled_edges`. Nodes stand seeds first, then hop after
-    hop. The batch number b of epoch e is a function of (`seed`, e, b) and the input nodes, equal on every device and
-    placement. Sampling a `Data` uniformly is one captured CUDA graph; the other options take several launches a hop.
+    hop. The batch number b of epoch e is a function of (`seed`, e, b) and the input nodes, or without a `seed` of what
+    was drawn for the epoch, b and the input nodes, equal on every device and placement. Sampling a `Data` uniformly is
+    one captured CUDA graph; the other options take several launches a hop.
 
     Args:
         data: A `Data` or `HeteroData` with `edge_index` or `adj_t`, or (`FeatureStore`, `GraphStore`). Edits before
@@ -103,7 +104,11 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             with `transform_sampler_output` the rows of each are read alone. None is one batch; for graphs with types,
             with `prefetch=1`, 1, 2, 4, 8 and then 16, as far as a group takes at most 256 MiB of GPU memory, on a CPU
             128 MiB, and a sixteenth of what is free.
-        seed: Seed of shuffling and of all draws; None draws one from torch's generator.
+        seed: Seed of shuffling and of all draws, which are then a function of (`seed`, epoch, number of the batch), and
+            leave torch's generator alone. None: each epoch draws what it follows from as it begins, from torch's CPU
+            generator, or from `generator` if that is given, as often as torch's `DataLoader` does, and each call one
+            number: `torch.manual_seed` repeats them, and nothing is drawn before. Two loaders with one seed draw the
+            same neighbors for a node in batches of one number: give each its own seed.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
         prefetch: Batches made ahead; on a GPU one more is being sampled, on a CPU each is made by a thread of its own,
@@ -112,7 +117,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         ranks: For several processes that train together, each with a loader of the same arguments: batches are made as
             for one process, of `batch_size` seeds each, and process r of w gets the batches r, r + w, ... of every
             epoch. `"auto"` asks `torch.distributed`, or torchrun's variables, when an epoch starts, and is one process
-            where there are none; or (r, w). Without a `seed`, processes of a group take that of process 0. A
+            where there are none; or (r, w). Without a `seed`, each epoch follows the generator of process 0,
+            for which the processes of a group meet as it begins. A
             `DistributedSampler` may be given instead, which shares out seeds; batches then depend on w.
         uneven: With `ranks`, where w does not divide the number of batches: `pad`: the processes left without one in
             the last round sample the first seeds of the epoch anew, so that none waits for ever for the gradients of

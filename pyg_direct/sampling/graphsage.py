@@ -56,8 +56,8 @@ class GraphSageSampler:
             CPU.
         mode: `GPU` (topology in GPU memory), `UVA` (topology in unified host memory, read by the GPU), `CPU`, or
             `auto`: GPU memory if the topology fits half of what is free, else host memory; the CPU without a GPU.
-        seed: Seed of all draws; None draws one from torch's generator. The n-th call of two samplers with one seed
-            gives equal batches on any device.
+        seed: Seed of all draws: the n-th call of two samplers with one seed gives equal batches on any device. With
+            None each call draws one number from torch's generator, and follows from it.
         topology_cache: With the topology on the host: GPU memory for the rows that save the most reads, in bytes, as
             `"2G"`, as a share of the edges such as `"20%"`, or `"auto"`.
 

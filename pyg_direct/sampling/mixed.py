@@ -62,7 +62,8 @@ class MixedGraphSageSampler:
     Args:
         sample_job: The seeds.
         num_workers: Cores that sample beside the GPU, at most.
-        csr_topo, sizes, seed: See `GraphSageSampler`.
+        csr_topo, sizes: See `GraphSageSampler`.
+        seed: Seed of all draws; with None each epoch draws one number from torch's generator, and follows from it.
         device: Where results are, and which GPU samples; None is the current GPU if there is one, else the CPU.
         mode: `UVA_CPU_MIXED`, `GPU_CPU_MIXED`, `UVA_ONLY`, `GPU_ONLY` or `CPU_ONLY`. On a machine without a GPU the
             mixed modes are `CPU_ONLY`.

@@ -29,7 +29,7 @@ class RandomNegativeSampler:
         num_nodes: Number of nodes, or (of sources, of targets) where they are of two types; None for one more than the
             highest id.
         device: Where to draw; None is the current GPU if there is one, else the CPU.
-        seed: Seed of all draws; None draws one from torch's generator.
+        seed: Seed of all draws; with None each call draws one number from torch's generator, and follows from it.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
