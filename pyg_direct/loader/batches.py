@@ -102,7 +102,7 @@ def iterate_batches(loader: DataLoader[Any], key: EpochKey, first: int, nodes: T
     for number, positions in enumerate(given):
         if number >= first:
             chosen = torch.as_tensor(positions, dtype=torch.int64, device="cpu").reshape(-1)
-            yield number * stride + offset, Seeds(chosen, _pick(nodes, chosen))
+            yield share.number_of(number) * stride + offset, Seeds(chosen, _pick(nodes, chosen))
 
 
 def _draw_where_generators_are(source: Any) -> Iterator[Any]:

@@ -60,7 +60,7 @@ class Producers(ReportedLoader):
     each: those of CPU producers in shared memory, those of GPUs as handles of their memory, copied to `device` here.
     Iterating again asks the same processes for the next epoch; they end with this object, with this process, or by
     `close()`. One that is killed is named within seconds, by an error. `record` and `report` tell how long batches
-    were waited for and used here.
+    were waited for and used here. A sampler of the program's is asked here for a whole epoch, as that begins.
 
     Args:
         loader: One of this package's loaders; also one with `ranks`.
@@ -127,14 +127,20 @@ class Producers(ReportedLoader):
             self._start()
         loader = self.loader
         share = loader._share()
+        # A sampler of the program's is asked here, once, with the generators of this process.
+        positions = open_positions(loader)  # type: ignore[arg-type]
         epoch, first, key = loader._begin_epoch(share)
+        given = None if positions is None else [torch.as_tensor(ids, device="cpu").reshape(-1) for ids in positions]
         self._turn += 1
         width = len(self.devices)
         for lane, orders in enumerate(self._orders):
             # The first step of this lane that is not before `first`.
             begin = -(-max(0, first - lane) // width)
             part = Lane(share.rank, share.count, share.uneven, lane, width, num_steps=share.num_steps)
-            orders.put((self._turn, key, epoch, begin, part))
+            # As tensors, which are sent as handles: a producer may be busy with an epoch that was left, and a pipe
+            # holds little.
+            own = None if given is None else _pack(given[lane::width])
+            orders.put((self._turn, key, epoch, begin, part, own))
         record = self._begin_record()
         taken = self._take(epoch, first, None if loader.seed is not None else key.seed)
         return taken if record is None else record.hand_out(taken)
@@ -245,7 +251,7 @@ def _produce(loader: Any, device: torch.device, threads: int, orders: Any, chann
     if sampler is not None and hasattr(sampler, "device"):
         sampler.device = device
     while True:
-        turn, key, epoch, begin, lane = orders.get()
+        turn, key, epoch, begin, lane, given = orders.get()
         try:
             if device.type == "cuda":
                 # Newer versions of torch tell what a program has set.
@@ -253,7 +259,8 @@ def _produce(loader: Any, device: torch.device, threads: int, orders: Any, chann
             loader._prepare()
             # What the program's own functions draw repeats with the epoch, too; as torch has it in its workers.
             _seed_worker(key.of_order() + lane.lane)
-            batches = iterate_batches(loader, key, begin, loader._input(), lane, open_positions(loader))
+            positions = None if given is None else _unpack(*given)
+            batches = iterate_batches(loader, key, begin, loader._input(), lane, positions)
             for batch in loader._iterate(epoch, begin, loader._work_here(key, batches)):
                 if not orders.empty():
                     # Nobody waits for the rest of this epoch.
@@ -275,6 +282,18 @@ def _produce(loader: Any, device: torch.device, threads: int, orders: Any, chann
                 # Its class is not found by its name; the traceback is text.
                 error.exc_type = PygDirectError
                 _send(channel, (turn, _ERROR, error))
+
+
+def _pack(batches: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(positions of all batches, how many each has)."""
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    counts = torch.tensor([len(ids) for ids in batches], dtype=torch.int64, device="cpu")
+    return torch.cat([none, *(ids.long() for ids in batches)]), counts
+
+
+def _unpack(positions: torch.Tensor, counts: torch.Tensor) -> Iterator[torch.Tensor]:
+    # Of their own: as `input_id` of batches they go to another process.
+    return (ids.clone() for ids in positions.split(counts.tolist()))
 
 
 def _seed_worker(seed: int) -> None:

@@ -244,7 +244,7 @@ def test_expandable_segments_are_refused(monkeypatch):
 
 
 def test_expandable_segments_that_the_program_asked_for_are_refused(monkeypatch):
-    orders, sent = iter([(1, EpochKey(0, 0), 0, 0, Lane(0, 1))]), []
+    orders, sent = iter([(1, EpochKey(0, 0), 0, 0, Lane(0, 1), None)]), []
     channel = SimpleNamespace(put=lambda message, timeout: sent.append(pickle.loads(message)))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

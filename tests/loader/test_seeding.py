@@ -320,14 +320,26 @@ def draw_a_row(batch):
 
 @pytest.mark.slow
 def test_producers_repeat_an_epoch_and_what_a_transform_draws(quick_starts):
-    producers, epochs = Producers(make_loader(transform=draw_a_row), ["cpu", "cpu"], device="cpu"), []
+    loader = make_loader(shuffle=None, sampler=SubsetRandomSampler(range(50)))
+    torch.manual_seed(1)
+    expected, numbers = describe(loader), torch.get_rng_state()
+    loader.transform = draw_a_row
+    producers, epochs, states = Producers(loader, ["cpu", "cpu"], device="cpu"), [], []
 
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        epochs.append(describe(producers))
+        epochs.append(list(producers))
+        states.append(torch.get_rng_state())
+        # Left early, with batches under way.
+        next(iter(producers))
     producers.close()
 
-    assert epochs[0] == epochs[1] != epochs[2]
+    first, again, other = map(describe, epochs)
+    assert first == again != other
+    assert torch.equal(states[0], numbers)
+    for batch in epochs[0]:
+        del batch.drawn
+    assert describe(epochs[0]) == expected
 
 
 @pytest.mark.slow
