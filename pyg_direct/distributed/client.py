@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.answer import Asked, Layout, join_edges
 from pyg_direct.ops.general import Picked, Rows
 from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.pool import Pool
 from pyg_direct.typing import Device
 
 
@@ -48,7 +49,7 @@ class _Alone:
         self.sent: Counter[str] = Counter()
         self._is_closed = False
         self._worker: threading.Thread | None = None
-        self._pool = ThreadPoolExecutor(1, "pyg_direct_client", self._note_worker)
+        self._pool = Pool(1, "pyg_direct_client", self._note_worker)
         self._followed: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -91,7 +92,7 @@ class _Alone:
         for steps in list(self._followed):
             steps.cut()
         self._is_closed = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.close()
 
 
 class _NoPart:

@@ -26,7 +26,7 @@ from pyg_direct.loader.steps import Steps
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.ops.draw import derive_key
 from pyg_direct.runtime.stream import current_stream
-from pyg_direct.sampling.key import batch_key, resolve_seed
+from pyg_direct.sampling.key import EpochKey, check_seed
 from pyg_direct.sampling.plan import GpuPlan
 from pyg_direct.sampling.sample import Sample
 
@@ -56,20 +56,28 @@ class _DistLoader(GeneralLoader):
                                 f"uneven='pad', got none on rank {counts.index(0)}")  # fmt: skip
         self._ranks.num_steps = max(counts) if uneven == "pad" else min(counts)
 
+    def _agree_on(self, drawn: int) -> int:
+        graph = self.graph
+        if self._ranks.ranks is None:
+            # Seeds of its own, and draws of its own for them, also where all generators were seeded alike.
+            return int(derive_key(drawn, graph.rank, 0))
+        agreed: list[int] = graph.communicator.run(graph.communicator.agree, drawn)
+        return agreed[0]
+
     def _prepare(self) -> Any:
         if self._general is None:
             self._general = DistAttributes(self.graph, not self._sampler.disjoint)
         return self._general
 
-    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
+    def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
         if self.graph.whole is not None:
-            return super()._work_here(epoch, batches, record)
-        return self._work_in_turn(epoch, batches, record)
+            return super()._work_here(key, batches, record)
+        return self._work_in_turn(key, batches, record)
 
-    def _work_in_turn(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
+    def _work_in_turn(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
                       ) -> Iterator[Any]:  # fmt: skip
-        make = partial(make_batch, self._stages(epoch, record))
+        make = partial(make_batch, self._stages(key, record))
         steps = Steps(self.graph.communicator, batches, make, self._take_part, self.prefetch)
         try:
             yield from steps
@@ -126,17 +134,15 @@ def _options(graph: Any, seed: int | None, ranks: Any, kwargs: dict[str, Any]) -
         raise ArgumentError(f"num_workers must be 0 for a graph in parts, got {kwargs['num_workers']}")
     if ranks not in ("auto", "own"):
         raise ArgumentError(f"ranks must be 'auto' or 'own', got {ranks!r}")
-    if seed is None:
-        # Numbers that are exchanged are at least 0.
-        agreed = graph.communicator.run(graph.communicator.agree, resolve_seed(None) % 2**62)
-        if ranks == "auto" and len(agreed) < graph.communicator.size:
-            raise ArgumentError(f"seed must be given, equal in all {graph.communicator.size} clients that share the "
-                                "batches, as they do not know each other, got None")  # fmt: skip
-        seed = agreed[0]
+    size = graph.communicator.size
+    if seed is None and ranks == "auto" and len(graph.communicator.run(graph.communicator.agree, 0)) < size:
+        raise ArgumentError(f"seed must be given, equal in all {size} clients that share the batches, as they do not "
+                            "know each other, got None")  # fmt: skip
+    seed = check_seed(seed)
     if ranks == "own":
         # Seeds of its own, and draws of its own for them.
-        return {"seed": derive_key(resolve_seed(seed), graph.rank, 0), "ranks": None}
-    return {"seed": seed, "ranks": (graph.rank, graph.communicator.size)}
+        return {"seed": None if seed is None else int(derive_key(seed, graph.rank, 0)), "ranks": None}
+    return {"seed": seed, "ranks": (graph.rank, size)}
 
 
 class DistNeighborLoader(_DistLoader, NodeLoader):
@@ -158,8 +164,9 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
             training nodes of its part, of which more neighbors are near.
         uneven: Where processes have different numbers of batches; see `NeighborLoader`. With `ranks="own"`, `pad` gives
             each as many as the one with most has, and `drop` as many as the one with fewest; all make the loader then.
-        seed: Seed of shuffling and draws, equal in all processes; None draws one from the generator of torch on rank 0,
-            which clients of servers cannot where several share the batches.
+        seed: Seed of shuffling and draws, equal in all processes. None: each epoch follows torch's generator on rank 0,
+            for which all processes meet as it begins; with `ranks="own"` each follows its own. Clients of servers that
+            share the batches must give one.
         prefetch: Batches made ahead.
         input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.
@@ -190,13 +197,13 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         is_plain = self.graph.whole is not None and self.transform_sampler_output is None and self._sampler._is_plain()
         return self._sampler._open_plan() if is_plain else None
 
-    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         plan = self._find_plan()
         if plan is None:
-            return super()._submit(epoch, number, seeds)
+            return super()._submit(key, number, seeds)
         # Enqueued only: on a GPU its sizes are waited for when the batch before has been made.
         submit = plan.submit if isinstance(plan, GpuPlan) else plan.sample
-        return submit(seeds.nodes, batch_key(self.seed, epoch, number))
+        return submit(seeds.nodes, key.of_batch(number))
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         if not isinstance(sample, Sample):

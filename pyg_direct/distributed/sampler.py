@@ -28,7 +28,7 @@ from pyg_direct.loader.links import NegativeSource
 from pyg_direct.loader.opened import Opened
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.runtime.stream import current_stream
-from pyg_direct.sampling.key import resolve_seed
+from pyg_direct.sampling.key import check_seed
 from pyg_direct.sampling.negative import Edges
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.sample import Recipe
@@ -85,7 +85,7 @@ class DistNeighborSampler(NeighborSampler):
                 raise ArgumentError(f"{name} must be None for a graph partitioned without, got {value!r}")
         self.graph, self.data, self.device = graph, graph.skeleton(), graph.device
         self._chooses_device, self.placement, self.topology_cache = False, "auto", None
-        self.seed, self._num_calls = resolve_seed(seed), 0
+        self.seed, self._num_calls = check_seed(seed), 0
         self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, True
         self.sample_direction = "forward" if manifest.direction == "in" else "backward"
         edges: Any = dict.fromkeys(graph.edge_types)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from pyg_direct.dynamic.timeline import Timeline, trace
 from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.loader.background import FORK_GATE
 from pyg_direct.runtime.host import count_cores
+from pyg_direct.runtime.pool import Pool
 
 
 class Ahead:
@@ -36,11 +37,11 @@ class Ahead:
         if key in self._coming or count_cores() < 2:
             return
         # With loops of one thread: the other cores train.
-        pool = ThreadPoolExecutor(1, "pyg_direct-snapshots", initializer=lambda: set_cpu_threads(1))
+        pool = Pool(1, "pyg_direct-snapshots", lambda: set_cpu_threads(1))
         self._coming[key] = pool.submit(_run, work, timeline)
         # It ends with its work: while it has threads of torch's loops, those of all others wait asleep, and a small
         # loop takes ten times as long.
-        pool.shutdown(wait=False)
+        pool.finish()
 
     def finish(self, key: Hashable) -> Any:
         """The result of work that was begun, once; None where none was."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from pyg_direct.kernels.jit import set_cpu_threads
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.gather import prepare_read, rows_in_units
 from pyg_direct.runtime.memory import Block, allocate_or_fall_back
+from pyg_direct.runtime.pool import Pool
 
 # Rows that are not in memory are waited for one by one in each thread: as many as a disk serves at once.
 _MOST_THREADS = 32
@@ -33,10 +34,9 @@ _SLOTS = 3
 
 
 @functools.cache
-def _pool(process: int) -> ThreadPoolExecutor:
+def _pool(process: int) -> Pool:
     """The threads of this process; those of its parent do not live in a fork."""
-    return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="pyg_direct_disk",
-                              initializer=functools.partial(set_cpu_threads, 1))  # fmt: skip
+    return Pool(_MOST_THREADS, "pyg_direct_disk", functools.partial(set_cpu_threads, 1))
 
 
 class DiskTier(Tier):

@@ -7,13 +7,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from pyg_direct.errors import ForkedProcessError
 from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
 from pyg_direct.runtime.host import give_back_now_and_then
-from pyg_direct.runtime.pool import end_pool
+from pyg_direct.runtime.pool import Pool
 
 Work = tuple[int, Any]
 
@@ -73,7 +73,7 @@ class Background:
         self._num_threads = ahead if num_threads is None else num_threads
         self._batches: deque[Future[Any]] = deque()
         self._process = os.getpid()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Pool | None = None
         self._is_closed = False
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -118,9 +118,9 @@ class Background:
             if item is None:
                 return
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._num_threads, "pyg_direct_batch")
+                self._pool = Pool(self._num_threads, "pyg_direct_batch")
                 # Pending batches are dropped with their iterator; running ones end by themselves.
-                weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+                weakref.finalize(self, self._pool.close, wait=False).atexit = False
                 # Numba's number of threads belongs to the thread that set it.
                 self._num_cores = max(1, get_cpu_threads() // self._num_threads)
             self._batches.append(self._pool.submit(_make, self._make, self._num_cores, *item))
@@ -130,7 +130,7 @@ class Background:
         self._is_closed = True
         had_threads = self._pool is not None and self._process == os.getpid()
         if self._pool is not None and had_threads:
-            end_pool(self._pool)
+            self._pool.close()
         self._pool, self._work = None, iter(())
         self._batches.clear()
         if had_threads:
@@ -140,5 +140,9 @@ class Background:
 
 def _make(make: Callable[[int, Any], Any], num_cores: int, number: int, item: Any) -> tuple[int, Any]:
     with FORK_GATE:
-        set_cpu_threads(num_cores)
-        return number, make(number, item)
+        before = set_cpu_threads(num_cores)
+        try:
+            return number, make(number, item)
+        finally:
+            # It is the caller's thread where no other can start.
+            set_cpu_threads(before)

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from pyg_direct.errors import IdError
 from pyg_direct.loader.ranks import Share
 from pyg_direct.ops.draw import permute
-from pyg_direct.sampling.key import shuffle_key
+from pyg_direct.sampling.key import EpochKey
 
 # Batches whose seeds are cut out of an epoch's at once.
 _TOGETHER = 64
@@ -41,39 +41,47 @@ def can_share(loader: DataLoader[Any]) -> bool:
 
 def describe_batches(loader: DataLoader[Any]) -> dict[str, int | bool | str | None]:
     """What an epoch is cut into batches by, beside its seed; a state of a loader is of no use where one differs."""
-    shuffle = type(loader.sampler) is RandomSampler if can_share(loader) else "by a sampler or generator"
+    shuffle = is_shuffled(loader) if can_share(loader) else "by a sampler or generator"
     return {"num_seeds": len(loader.dataset), "batch_size": loader.batch_size,  # type: ignore[arg-type]
             "shuffle": shuffle, "drop_last": loader.drop_last}  # fmt: skip
 
 
-def order_of_epoch(loader: DataLoader[Any], seed: int, epoch: int) -> Tensor | None:
-    """Positions in the order of an epoch, int64 on the CPU; None when a sampler of the user's decides.
+def is_shuffled(loader: DataLoader[Any]) -> bool:
+    """Whether a loader that `can_share` shuffles its input."""
+    return type(loader.sampler) is RandomSampler
 
-    Shuffling is a function of (seed, epoch), so that an epoch can be resumed and is equal on every machine.
+
+def order_of_epoch(loader: DataLoader[Any], key: EpochKey) -> Tensor:
+    """Positions in the order of an epoch of a loader that `can_share`, int64 on the CPU.
+
+    Shuffling is a function of the epoch's key, so that an epoch can be resumed and is equal on every machine.
     """
-    if not can_share(loader):
-        return None
     count = len(loader.dataset)  # type: ignore[arg-type]
-    if type(loader.sampler) is SequentialSampler:
+    if not is_shuffled(loader):
         return torch.arange(count, device="cpu")
-    return permute(count, key=shuffle_key(seed, epoch), device=getattr(loader, "device", "cpu"))
+    return permute(count, key=key.of_order(), device=getattr(loader, "device", "cpu"))
 
 
-def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, nodes: Tensor,
-                    share: Share) -> Iterator[tuple[int, Seeds]]:  # fmt: skip
-    """(number, seeds) of a process's batches of an epoch from its batch `first` on; `nodes` are the input nodes, `[S]`.
+def open_positions(loader: DataLoader[Any]) -> Iterator[Any] | None:
+    """What a sampler of the user's gives in an epoch that begins; None where the loader orders its input itself."""
+    if can_share(loader):
+        return None
+    return _draw_where_generators_are(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+
+
+def iterate_batches(loader: DataLoader[Any], key: EpochKey, first: int, nodes: Tensor, share: Share,
+                    given: Iterator[Any] | None) -> Iterator[tuple[int, Seeds]]:  # fmt: skip
+    """(number, seeds) of a process's batches of an epoch from its batch `first` on; `nodes` are the input nodes, `[S]`,
+    and `given` is what `open_positions` gave.
 
     Numbers are global: process r of w gets r, r + w, ... by its `share` or under a `DistributedSampler`, so that no two
     share keys.
     """
-    if loader.generator is not None:
-        # torch's own loaders draw a seed of their workers before an epoch's order.
-        torch.empty((), dtype=torch.int64, device=loader.generator.device).random_(generator=loader.generator)
     stride, offset = 1, 0
     if isinstance(loader.sampler, DistributedSampler):
         stride, offset = loader.sampler.num_replicas, loader.sampler.rank
-    order = order_of_epoch(loader, seed, epoch)
-    if order is not None:
+    if given is None:
+        order = order_of_epoch(loader, key)
         assert loader.batch_size is not None
         # Looked up for the whole epoch at once, and cut into many batches at once.
         nodes_in_order = nodes.index_select(0, order)
@@ -91,22 +99,23 @@ def iterate_batches(loader: DataLoader[Any], seed: int, epoch: int, first: int, 
             # Batches hold them as `input_id`: a view would keep, and be saved with, the order of the whole epoch.
             yield number, Seeds(positions.clone(), own)
         return
-    source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    for number, positions in enumerate(_draw_where_generators_are(source)):
+    for number, positions in enumerate(given):
         if number >= first:
             chosen = torch.as_tensor(positions, dtype=torch.int64, device="cpu").reshape(-1)
-            yield number * stride + offset, Seeds(chosen, _pick(nodes, chosen))
+            yield share.number_of(number) * stride + offset, Seeds(chosen, _pick(nodes, chosen))
 
 
 def _draw_where_generators_are(source: Any) -> Iterator[Any]:
     """What a sampler gives. Those of torch make tensors on its default device, which their generators need not be of:
     without one of the user's they make their own on the CPU.
     """
-    sampler = source.sampler if type(source) is BatchSampler else source
+    sampler, positions = source.sampler if type(source) is BatchSampler else source, iter(source)
     if not type(sampler).__module__.startswith("torch."):
-        yield from source
-        return
-    generator, positions = getattr(sampler, "generator", None), iter(source)
+        return positions
+    return _draw_on(getattr(sampler, "generator", None), positions)
+
+
+def _draw_on(generator: Any, positions: Iterator[Any]) -> Iterator[Any]:
     while True:
         with torch.device("cpu" if generator is None else generator.device):
             chosen = next(positions, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -9,13 +10,14 @@ from itertools import count as count_from, islice
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
 from pyg_direct.loader.background import Background
-from pyg_direct.loader.batches import Seeds, can_share, describe_batches, iterate_batches
+from pyg_direct.loader.batches import Seeds, can_share, describe_batches, is_shuffled, iterate_batches, open_positions
 from pyg_direct.loader.hooks import check_hooks, is_said_anew
 from pyg_direct.loader.pipeline import Pipeline, take_memory
 from pyg_direct.loader.placement import PLACES, announce, check_place
@@ -28,7 +30,7 @@ from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.runtime.size import parse_size
-from pyg_direct.sampling.key import resolve_seed
+from pyg_direct.sampling.key import EpochKey, check_seed, draw_seed
 from pyg_direct.typing import Device
 
 # A batch that shares no rows with others.
@@ -45,7 +47,8 @@ class EpochLoader(ReportedLoader):
     """
 
     device: torch.device
-    seed: int
+    seed: int | None
+    generator: Any
     prefetch: int
     super_batch: int | None
     transform: Any
@@ -94,11 +97,12 @@ class EpochLoader(ReportedLoader):
         self.placement, self.topology_placement = placement, topology_placement
         self.feature_cache, self.prefetch, self.super_batch = feature_cache, prefetch, super_batch
         self._ranks = Ranks(ranks, uneven)
-        self.seed = resolve_seed(seed)
-        self._must_agree = seed is None and ranks is not None
-        # The epoch that the next iteration runs and its first batch; and where the latest iteration stands.
+        self.seed = check_seed(seed)
+        # The epoch that the next iteration runs and its first batch; and what was drawn for it, if it was begun before.
         self._next_epoch = self._first_batch = 0
-        self._standing = (0, 0)
+        self._drawn: int | None = None
+        # Where the latest iteration stands: epoch, batch, and what was drawn for the epoch.
+        self._standing: tuple[int, int, int | None] = (0, 0, None)
 
     def _prepare(self) -> Any:
         """Place what is not placed yet; reads the graph anew."""
@@ -108,8 +112,8 @@ class EpochLoader(ReportedLoader):
         """What the positions of an epoch pick from: the input nodes, int64 `[S]`, or something of their number."""
         raise NotImplementedError
 
-    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
-        """Start to sample a batch; what comes has `finish`."""
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
+        """Start to sample a batch of an epoch; what comes has `finish`."""
         raise NotImplementedError
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
@@ -133,7 +137,7 @@ class EpochLoader(ReportedLoader):
         """What the program's transform makes of a batch; `filter_fn` has called it already."""
         return batch if self.transform is None or self._is_filtered else self.transform(batch)
 
-    def _work_with_workers(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
+    def _work_with_workers(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
@@ -141,22 +145,50 @@ class EpochLoader(ReportedLoader):
         share = self._share()
         with ordinary_tensors():
             self._prepare()
-        if self._must_agree:
-            self.seed, self._must_agree = self._ranks.agree_on_seed(self.seed, self.device), False
-        epoch, first = self._next_epoch, self._first_batch // share.count
-        self._next_epoch, self._first_batch = epoch + 1, 0
-        self._standing = (epoch, first)
-        batches = iterate_batches(self, self.seed, epoch, first, self._input(), share)  # type: ignore[arg-type]
+        # Before a number is drawn, as in torch: some samplers draw as they are asked for an iterator.
+        positions = open_positions(self)  # type: ignore[arg-type]
+        epoch, first, key = self._begin_epoch(share)
+        batches = iterate_batches(self, key, first, self._input(), share, positions)  # type: ignore[arg-type]
         record = self._begin_record()
         sharded = self._find_sharded()
         if sharded:
-            made = self._work_in_step(epoch, batches if record is None else record.follow(batches), record, sharded)
+            made = self._work_in_step(key, batches if record is None else record.follow(batches), record, sharded)
         elif self.num_workers > 0:  # type: ignore[attr-defined]
-            made = self._work_with_workers(epoch, batches)
+            made = self._work_with_workers(key, batches)
         else:
-            made = self._work_here(epoch, batches if record is None else record.follow(batches), record)
-        handed = self._iterate(epoch, first, made)
+            made = self._work_here(key, batches if record is None else record.follow(batches), record)
+        handed = self._iterate(epoch, first, made, None if self.seed is not None else key.seed)
         return handed if record is None else record.hand_out(handed)
+
+    def _begin_epoch(self, share: Share) -> tuple[int, int, EpochKey]:
+        """(number of the epoch that begins, its first batch of this process, its key)."""
+        key = self._draw_key()
+        epoch, first = self._next_epoch, self._first_batch // share.count
+        self._next_epoch, self._first_batch, self._drawn = epoch + 1, 0, None
+        self._standing = (epoch, first, None if self.seed is not None else key.seed)
+        return epoch, first, key
+
+    def _draw_key(self) -> EpochKey:
+        """The key of the epoch that begins, from as many draws as torch's `DataLoader` makes, of the same generators.
+
+        With a seed nothing is drawn but from a generator of the user's, and nothing for the rest of an epoch whose
+        order is a function of what was drawn as it began.
+        """
+        shares, is_new = can_share(self), self._drawn is None  # type: ignore[arg-type]
+        draws = self.seed is None or self.generator is not None
+        drawn = draw_seed(self.generator) if draws and (is_new or not shares) else 0
+        if self.seed is not None:
+            return EpochKey(self.seed, self._next_epoch)
+        if self._drawn is not None:
+            return EpochKey(self._drawn, 0)
+        if shares and is_shuffled(self):  # type: ignore[arg-type]
+            # By torch's `RandomSampler`.
+            draw_seed()
+        return EpochKey(self._agree_on(drawn), 0)
+
+    def _agree_on(self, drawn: int) -> int:
+        """What was drawn for an epoch by rank 0, where processes share its batches."""
+        return drawn if self._ranks.ranks is None else self._ranks.agree_on_seed(drawn, self.device)
 
     def _share(self) -> Share:
         """Which batches are this process's."""
@@ -169,7 +201,7 @@ class EpochLoader(ReportedLoader):
         """Batches of an epoch of this process."""
         return self._share().count_steps(super().__len__())  # type: ignore[misc]
 
-    def _iterate(self, epoch: int, first: int, batches: Iterator[Any]) -> Iterator[Any]:
+    def _iterate(self, epoch: int, first: int, batches: Iterator[Any], drawn: int | None = None) -> Iterator[Any]:
         for number in count_from(first + 1):
             if torch.is_inference_mode_enabled():
                 with ordinary_tensors():
@@ -180,35 +212,35 @@ class EpochLoader(ReportedLoader):
                 break
             result = self._finish_batch(batch)
             # Not by the `__setattr__` of torch's loader, which looks at each name.
-            self.__dict__["_standing"] = (epoch, number)
+            self.__dict__["_standing"] = (epoch, number, drawn)
             yield result
         if self._standing[0] == epoch:
-            self._standing = (epoch + 1, 0)
+            self._standing = (epoch + 1, 0, None)
 
-    def _open_group(self, epoch: int) -> Any:
+    def _open_group(self, key: EpochKey) -> Any:
         """What works on several batches at a time (see `SuperBatch`); None where each is made alone."""
         if self.super_batch in (None, 1) or self.device.type != "cuda" or not EpochLoader._is_own(self):
             return None
         shared = self._shared()
         if not shared:
             return None
-        return SuperBatch(self.super_batch or 1, partial(self._submit, epoch), self._fetch, SharedFetch(shared))
+        return SuperBatch(self.super_batch or 1, partial(self._submit, key), self._fetch, SharedFetch(shared))
 
     def _is_learned(self) -> bool:
         """Whether rows of batches carry a gradient to the graph, which is told once; none are read ahead then."""
         name = find_learned(getattr(self, "data", None))
         if name is not None:
-            _tell_learned(f"{name} requires a gradient: its rows are read where it lies")
+            _tell_alone(f"{name} requires a gradient: its rows are read where it lies")
         return name is not None
 
     def _is_told_by_batches(self) -> bool:
         """Whether only a batch tells if its rows carry a gradient: they come from code that is not ours."""
         return self._is_filtered
 
-    def _stages(self, epoch: int, record: EpochRecord | None, group: Any = None) -> Stages:
+    def _stages(self, key: EpochKey, record: EpochRecord | None, group: Any = None) -> Stages:
         """How the batches of an epoch, or groups of them, are made, and timed where that is wanted: the times of a
         group are those of its first batch."""
-        submit, fetch = (partial(self._submit, epoch), self._fetch) if group is None else (group.submit, group.fetch)
+        submit, fetch = (partial(self._submit, key), self._fetch) if group is None else (group.submit, group.fetch)
         stages = Stages(submit, finish_sample, fetch)
         return stages if record is None else record.around(stages)
 
@@ -221,7 +253,7 @@ class EpochLoader(ReportedLoader):
                                 f"{self.num_workers}")  # fmt: skip
         return sharded
 
-    def _work_in_step(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None,
+    def _work_in_step(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None,
                       sharded: list[Feature]) -> Iterator[Any]:  # fmt: skip
         """Batches of which every process makes its own at the same time, or takes part without one."""
         stored: list[Any] = [feature._spilled for feature in sharded]
@@ -230,7 +262,7 @@ class EpochLoader(ReportedLoader):
             for rows in stored:
                 rows.read_nothing()
 
-        make = partial(make_batch, self._stages(epoch, record))
+        make = partial(make_batch, self._stages(key, record))
         steps = Steps(stored[0].exchange, batches, make, take_part, 0 if self._is_learned() else self.prefetch)
         try:
             yield from steps
@@ -240,16 +272,22 @@ class EpochLoader(ReportedLoader):
             # All have come as far: then the program may end its process group.
             steps.wait()
 
-    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
+    def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
         batches, first, is_learned = iter(batches), [], self._is_learned()
-        if self.prefetch > 0 and not is_learned and self._is_told_by_batches():
-            first = [make_batch(self._stages(epoch, record), *item) for item in islice(batches, 1)]
-            if any(map(has_learned, first)):
-                _tell_learned("rows of a batch require a gradient: they are read")
+        draws, is_on_threads = False, self.device.type == "cpu" and not self._is_own()
+        if self.prefetch > 0 and not is_learned and (is_on_threads or self._is_told_by_batches()):
+            before = _read_generators()
+            first = [make_batch(self._stages(key, record), *item) for item in islice(batches, 1)]
+            draws = is_on_threads and not _are_equal(before, _read_generators())
+            if self._is_told_by_batches() and any(map(has_learned, first)):
+                _tell_alone("rows of a batch require a gradient: they are read")
                 is_learned = True
-        prefetch, group = (0, None) if is_learned else (self.prefetch, self._open_group(epoch))
-        stages, work = self._stages(epoch, record, group), batches if group is None else group.group(batches)
+            elif draws:
+                # Beside training, which draws too, its numbers would be others in each run.
+                _tell_alone("what the program has for a batch draws random numbers, as training may: it is called")
+        prefetch, group = (0, None) if is_learned or draws else (self.prefetch, self._open_group(key))
+        stages, work = self._stages(key, record, group), batches if group is None else group.group(batches)
         source: Background | Pipeline
         if self.device.type == "cpu" and prefetch > 0:
             # A function of the user's is called from one thread at a time.
@@ -278,23 +316,28 @@ class EpochLoader(ReportedLoader):
         """Where the loader stands: the next batch of the current epoch, in numbers and words that any file holds.
 
         With `ranks`, the batch is the first that not all processes have had; an epoch may be resumed by another number
-        of them.
+        of them. A loader without a seed adds `drawn`, which the current epoch follows from; the next one follows from
+        torch's generator, whose state is the program's to keep (`torch.get_rng_state`).
         """
-        batch = self._standing[1] * self._ranks.resolve().count
-        return {"seed": self.seed, "epoch": self._standing[0], "batch": batch, **describe_batches(self)}  # type: ignore[arg-type]
+        epoch, step, drawn = self._standing
+        state = {"seed": self.seed, "epoch": epoch, "batch": step * self._ranks.resolve().count}
+        return {**state, **({"drawn": drawn} if self.seed is None else {}), **describe_batches(self)}  # type: ignore[arg-type]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken: the next iteration gives the remaining batches of that epoch.
 
         Args:
-            state: What `state_dict` returned: `seed`, `epoch` and `batch`, integers; and `num_seeds`, `batch_size`,
-                `shuffle` and `drop_last` of the loader that it was taken from, of which one that is left out is not
-                compared with this loader's.
+            state: What `state_dict` returned: `seed`, `epoch` and `batch`, integers, or for a loader without a seed
+                None, and `drawn`, an integer, or None between epochs; and `num_seeds`, `batch_size`, `shuffle` and
+                `drop_last` of the loader that it was taken from, of which one that is left out is not compared with
+                this loader's.
 
         Raises:
             ArgumentError: not a state of a loader, or one of a loader that has other batches.
         """
-        for name in ("seed", "epoch", "batch"):
+        has_seed = not isinstance(state, dict) or "seed" not in state or state["seed"] is not None
+        is_begun = not has_seed and (state.get("drawn") is not None or state.get("batch") != 0)
+        for name in ("seed" if has_seed else "epoch", "epoch", "batch", *(["drawn"] if is_begun else [])):
             value = state.get(name) if isinstance(state, dict) else None
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
                 raise ArgumentError(f"state must hold {name!r} as an integer in [0, 2**64), got {value!r}")
@@ -302,9 +345,9 @@ class EpochLoader(ReportedLoader):
             if state.get(name, own) != own:
                 raise ArgumentError(f"state must be of a loader of equal batches, with {name}={own!r}, got "
                                     f"{state[name]!r}")  # fmt: skip
-        self.seed, self._must_agree = state["seed"], False
+        self.seed, self._drawn = state["seed"], state["drawn"] if is_begun else None
         self._next_epoch, self._first_batch = state["epoch"], state["batch"]
-        self._standing = state["epoch"], state["batch"] // self._ranks.resolve().count
+        self._standing = state["epoch"], state["batch"] // self._ranks.resolve().count, self._drawn
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process makes the same batches from; what was placed here is placed anew there."""
@@ -319,7 +362,18 @@ class EpochLoader(ReportedLoader):
         return f"{type(self).__name__}()"
 
 
-def _tell_learned(what: str) -> None:
+def _read_generators() -> tuple[Any, ...]:
+    """The states of the generators that a program's functions draw from."""
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def _are_equal(states: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    (numbers, python, numpy), (others_numbers, others_python, others_numpy) = states, others
+    return torch.equal(numbers, others_numbers) and python == others_python \
+        and all(map(np.array_equal, numpy, others_numpy))  # fmt: skip
+
+
+def _tell_alone(what: str) -> None:
     announce(f"{what} when a batch is asked for, and no batch is made ahead")
 
 

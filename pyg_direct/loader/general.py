@@ -28,7 +28,7 @@ from pyg_direct.ops.check import check_ids
 from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.host import available_bytes
 from pyg_direct.runtime.threads import one_thread
-from pyg_direct.sampling.key import batch_key
+from pyg_direct.sampling.key import EpochKey
 from pyg_direct.sampling.sample import Sample
 
 
@@ -71,8 +71,8 @@ class GeneralLoader(EpochLoader):
     def _is_told_by_batches(self) -> bool:
         return isinstance(self._general, StoreAttributes) or super()._is_told_by_batches()
 
-    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Drawn:
-        return Drawn(self._ask(seeds.positions, batch_key(self.seed, epoch, number)))
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Drawn:
+        return Drawn(self._ask(seeds.positions, key.of_batch(number)))
 
     def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
         """What the sampler makes of the seeds of several batches."""
@@ -89,12 +89,12 @@ class GeneralLoader(EpochLoader):
         is_ahead = self.prefetch == 1 and self._is_own()
         return is_ahead and self._samples_together() and isinstance(self._general, HeteroAttributes)
 
-    def _open_group(self, epoch: int) -> Together | None:
+    def _open_group(self, key: EpochKey) -> Together | None:
         if self.super_batch == 1 or (self.super_batch is None and not self._grows()):
             return None
 
         def ask(work: Sequence[Work]) -> Sequence[Output]:
-            keys = [batch_key(self.seed, epoch, number) for number, _ in work]
+            keys = [key.of_batch(number) for number, _ in work]
             return self._ask_together([seeds.positions for _, seeds in work], keys)
 
         def read(samples: Sequence[Drawn]) -> Sequence[Any]:

@@ -18,7 +18,7 @@ from pyg_direct.loader.own import OwnSampler
 from pyg_direct.ops.check import check_fanouts, check_flag
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.sampling.hgt import MOST_NEIGHBORS, HgtPlan
-from pyg_direct.sampling.key import resolve_seed
+from pyg_direct.sampling.key import check_seed
 from pyg_direct.typing import Device
 
 Samples = Sequence[int] | Mapping[str, Sequence[int]]
@@ -51,7 +51,7 @@ class HGTSampler(OwnSampler):
         check_flag("is_sorted", is_sorted)
         self.data, self.device, self.placement = data, resolve_device(device), placement
         self._chooses_device = device is None
-        self.seed, self._num_calls = resolve_seed(seed), 0
+        self.seed, self._num_calls = check_seed(seed), 0
         by_type = num_samples if isinstance(num_samples, Mapping) else dict.fromkeys(data.node_types, num_samples)
         self.num_samples = {kind: check_fanouts(f"num_samples[{kind!r}]", own) for kind, own in by_type.items()}
         self.most_neighbors = most_neighbors

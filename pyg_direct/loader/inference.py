@@ -106,7 +106,7 @@ def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, b
         x = loader.data.x if x is None else x
         loader = inference_loader(loader.data, loader.batch_size if batch_size is None else batch_size,
                                   device=loader.device, topology_placement=loader.topology_placement,
-                                  prefetch=loader.prefetch, seed=loader.seed)  # fmt: skip
+                                  prefetch=loader.prefetch, seed=loader.seed, generator=loader.generator)  # fmt: skip
     else:
         loader = inference_loader(data, batch_size, **options)
         x = data.x if x is None else x

@@ -21,7 +21,7 @@ from pyg_direct.loader.record import EpochRecord
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.ops.check import check_callables, check_fanouts, check_flag, check_ids
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
-from pyg_direct.sampling.key import batch_key, call_key
+from pyg_direct.sampling.key import EpochKey, call_key
 from pyg_direct.typing import Device
 
 _MODES = {"auto": "auto", "cuda": "GPU", "unified": "UVA", "cpu": "CPU"}
@@ -43,7 +43,7 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
         transform: Called with `(batch_size, n_id, adjs)`.
         device: Where to sample and where results are; None is the current GPU if there is one, else the CPU.
         placement: `auto`, `cuda`, `unified` or `cpu`: where the topology lives.
-        seed: Seed of shuffling and of all draws; None draws one from torch's generator.
+        seed: Seed of shuffling and of all draws; None follows torch's generator, see `NeighborLoader`.
         prefetch: Batches made ahead.
         ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
@@ -145,8 +145,8 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
     def _input(self) -> Tensor:
         return self._nodes
 
-    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
-        return _Made(self._draw(seeds.nodes, batch_key(self.seed, epoch, number)))
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
+        return _Made(self._draw(seeds.nodes, key.of_batch(number)))
 
     def _is_own(self) -> bool:
         return self._transform is None
@@ -157,12 +157,12 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         return sample.batch
 
-    def _work_here(self, epoch: int, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
+    def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
         if self.device.type == "cpu":
-            yield from super()._work_here(epoch, batches, record)
+            yield from super()._work_here(key, batches, record)
             return
-        stages = self._stages(epoch, record)
+        stages = self._stages(key, record)
         # Its tuples may hold what a user's transform made: on the current stream nothing needs to be told of it.
         for number, seeds in batches:
             yield make_batch(stages, number, seeds)

@@ -32,7 +32,7 @@ from pyg_direct.loader.stores import list_links, list_relations
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.loader.together import Together
 from pyg_direct.ops.check import check_callables, check_ids
-from pyg_direct.sampling.key import batch_key
+from pyg_direct.sampling.key import EpochKey
 from pyg_direct.sampling.negative import check_weight
 from pyg_direct.sampling.plan import GpuPlan
 from pyg_direct.sampling.sample import Sample
@@ -162,10 +162,10 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
             return super()._ask_together(positions, keys)
         return self._sampler.sample_links_together([self.input_data[own] for own in positions], self.neg_sampling, keys)
 
-    def _open_group(self, epoch: int) -> Together | None:
+    def _open_group(self, key: EpochKey) -> Together | None:
         # Uniform batches of a graph without types are sampled ahead, one by one.
         is_plain = isinstance(self._sampler, NeighborSampler) and self._sampler._is_plain()
-        return None if is_plain else super()._open_group(epoch)
+        return None if is_plain else super()._open_group(key)
 
     def _find_planned(self) -> tuple[PlannedLinks, GpuPlan] | None:
         """What makes batches inside a plan, where nothing is asked for that it cannot do."""
@@ -186,16 +186,16 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
             self._planned = PlannedLinks(self._sampler, self.input_data, self.neg_sampling)
         return general
 
-    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         if not isinstance(self._sampler, NeighborSampler):
-            return super()._submit(epoch, number, seeds)
-        key = batch_key(self.seed, epoch, number)
+            return super()._submit(key, number, seeds)
+        own = key.of_batch(number)
         found = self._find_planned()
         if found is not None:
             planned, plan = found
-            return planned.submit(plan, seeds.positions, seeds.nodes, key)
+            return planned.submit(plan, seeds.positions, seeds.nodes, own)
         return _PendingBatch(
-            self._sampler.submit_from_edges(self.input_data[seeds.positions], self.neg_sampling, key=key)
+            self._sampler.submit_from_edges(self.input_data[seeds.positions], self.neg_sampling, key=own)
         )
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:

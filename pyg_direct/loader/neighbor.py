@@ -39,7 +39,7 @@ from pyg_direct.ops.check import check_callables, check_fanouts, check_flag, che
 from pyg_direct.ops.neighbor import check_sampling
 from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.runtime.size import parse_size
-from pyg_direct.sampling.key import batch_key, call_key
+from pyg_direct.sampling.key import EpochKey, call_key
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.plan import GpuPlan, Pending
 from pyg_direct.sampling.sample import Recipe, Sample, check_hops
@@ -51,8 +51,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     A batch is a PyG `Data` or `HeteroData` on `device`, with node and edge attributes gathered there, and `n_id`,
     `e_id`, `input_id`, `batch_size`, `num_sampled_nodes`, `num_sampled_edges`. Nodes stand seeds first, then hop after
-    hop. The batch number b of epoch e is a function of (`seed`, e, b) and the input nodes, equal on every device and
-    placement. Sampling a `Data` uniformly is one captured CUDA graph; the other options take several launches a hop.
+    hop. The batch number b of epoch e is a function of (`seed`, e, b) and the input nodes, or without a `seed` of what
+    was drawn for the epoch, b and the input nodes, equal on every device and placement. Sampling a `Data` uniformly is
+    one captured CUDA graph; the other options take several launches a hop.
 
     Args:
         data: A `Data` or `HeteroData` with `edge_index` or `adj_t`, or (`FeatureStore`, `GraphStore`). Edits before
@@ -103,7 +104,11 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             with `transform_sampler_output` the rows of each are read alone. None is one batch; for graphs with types,
             with `prefetch=1`, 1, 2, 4, 8 and then 16, as far as a group takes at most 256 MiB of GPU memory, on a CPU
             128 MiB, and a sixteenth of what is free.
-        seed: Seed of shuffling and of all draws; None draws one from torch's generator.
+        seed: Seed of shuffling and of all draws, which are then a function of (`seed`, epoch, number of the batch), and
+            leave torch's generator alone. None: each epoch draws what it follows from as it begins, from torch's CPU
+            generator, or from `generator` if that is given, as often as torch's `DataLoader` does, and each call one
+            number: `torch.manual_seed` repeats them, and nothing is drawn before. Two loaders with one seed draw the
+            same neighbors for a node in batches of one number: give each its own seed.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
         prefetch: Batches made ahead; on a GPU one more is being sampled, on a CPU each is made by a thread of its own,
@@ -112,7 +117,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         ranks: For several processes that train together, each with a loader of the same arguments: batches are made as
             for one process, of `batch_size` seeds each, and process r of w gets the batches r, r + w, ... of every
             epoch. `"auto"` asks `torch.distributed`, or torchrun's variables, when an epoch starts, and is one process
-            where there are none; or (r, w). Without a `seed`, processes of a group take that of process 0. A
+            where there are none; or (r, w). Without a `seed`, each epoch follows the generator of process 0,
+            for which the processes of a group meet as it begins. A
             `DistributedSampler` may be given instead, which shares out seeds; batches then depend on w.
         uneven: With `ranks`, where w does not divide the number of batches: `pad`: the processes left without one in
             the last round sample the first seeds of the epoch anew, so that none waits for ever for the gradients of
@@ -327,11 +333,11 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         batch = self._build_output(attributes, out)
         return batch if self.transform is None else self.transform(batch)
 
-    def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         if self._recipe is None:
-            return super()._submit(epoch, number, seeds)
+            return super()._submit(key, number, seeds)
         submit = self._plan.submit if isinstance(self._plan, GpuPlan) else self._plan.sample
-        pending: Pending | Sample = submit(seeds.nodes, batch_key(self.seed, epoch, number))
+        pending: Pending | Sample = submit(seeds.nodes, key.of_batch(number))
         return pending
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
@@ -367,21 +373,24 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     def _is_own(self) -> bool:
         return EpochLoader._is_own(self) if self._recipe is not None else super()._is_own()
 
-    def _open_group(self, epoch: int) -> Any:
-        return super()._open_group(epoch) if self._recipe is None else EpochLoader._open_group(self, epoch)
+    def _open_group(self, key: EpochKey) -> Any:
+        return super()._open_group(key) if self._recipe is None else EpochLoader._open_group(self, key)
 
     def _shared(self) -> Mapping[str, Any]:
         return {} if self._attributes is None else self._attributes.on_host()
 
-    def _work_with_workers(self, epoch: int, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
+    def _work_with_workers(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         assert self._recipe is not None
-        worker = WorkerSampler(self._plan_topology.to_cpu(), self._recipe, self.seed, self.input_data.node)
+        worker = WorkerSampler(self._plan_topology.to_cpu(), self._recipe, key, self.input_data.node)
         pool: Any = torch.utils.data.DataLoader(
             Positions(len(self.dataset)), collate_fn=worker, num_workers=self.num_workers,
-            batch_sampler=list(number_items(batches, epoch)), multiprocessing_context=self.multiprocessing_context,
-            timeout=self.timeout, worker_init_fn=self.worker_init_fn,
-            prefetch_factor=self.prefetch_factor)  # fmt: skip
-        for item, sample in pool:
+            batch_sampler=list(number_items(batches)), multiprocessing_context=self.multiprocessing_context,
+            timeout=self.timeout, worker_init_fn=self.worker_init_fn, prefetch_factor=self.prefetch_factor,
+            generator=torch.Generator().manual_seed(key.of_order() % 2**63))  # fmt: skip
+        # On the generator's device, whichever torch's default one is.
+        with torch.device("cpu"):
+            samples = iter(pool)
+        for item, sample in samples:
             on_device = Sample(sample.n_id.to(self.device), sample.edge_index.to(self.device),
                                sample.e_id.to(self.device), sample.node_counts, sample.edge_counts)  # fmt: skip
             yield self._build_plain(on_device, torch.tensor(list(item), dtype=torch.int64, device="cpu"))

@@ -16,7 +16,7 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
     """A sampler on `device` whose draws are functions of a key, and whose results have final edge ids there."""
 
     device: torch.device
-    seed: int
+    seed: int | None
     _num_calls: int
     edge_permutation = None
     # Whether edges lead to the nodes expanded.

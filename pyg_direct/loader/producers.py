@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import random
 import signal
 import weakref
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,12 @@ from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
+import numpy as np
 import torch
 import torch.multiprocessing as mp
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, PygDirectError
-from pyg_direct.loader.batches import iterate_batches
+from pyg_direct.loader.batches import iterate_batches, open_positions
 from pyg_direct.loader.epochs import EpochLoader
 from pyg_direct.loader.ranks import Share
 from pyg_direct.loader.report import ReportedLoader
@@ -58,7 +60,7 @@ class Producers(ReportedLoader):
     each: those of CPU producers in shared memory, those of GPUs as handles of their memory, copied to `device` here.
     Iterating again asks the same processes for the next epoch; they end with this object, with this process, or by
     `close()`. One that is killed is named within seconds, by an error. `record` and `report` tell how long batches
-    were waited for and used here.
+    were waited for and used here. A sampler of the program's is asked here for a whole epoch, as that begins.
 
     Args:
         loader: One of this package's loaders; also one with `ranks`.
@@ -124,25 +126,29 @@ class Producers(ReportedLoader):
         if not self._processes:
             self._start()
         loader = self.loader
-        share, epoch = loader._share(), loader._next_epoch
-        if loader._must_agree:
-            loader.seed, loader._must_agree = loader._ranks.agree_on_seed(loader.seed, self.device), False
-        first = loader._first_batch // share.count
-        loader._next_epoch, loader._first_batch, loader._standing = epoch + 1, 0, (epoch, first)
+        share = loader._share()
+        # A sampler of the program's is asked here, once, with the generators of this process.
+        positions = open_positions(loader)  # type: ignore[arg-type]
+        epoch, first, key = loader._begin_epoch(share)
+        given = None if positions is None else [torch.as_tensor(ids, device="cpu").reshape(-1) for ids in positions]
         self._turn += 1
         width = len(self.devices)
         for lane, orders in enumerate(self._orders):
             # The first step of this lane that is not before `first`.
             begin = -(-max(0, first - lane) // width)
             part = Lane(share.rank, share.count, share.uneven, lane, width, num_steps=share.num_steps)
-            orders.put((self._turn, loader.seed, epoch, begin, part))
+            # As tensors, which are sent as handles: a producer may be busy with an epoch that was left, and a pipe
+            # holds little.
+            own = None if given is None else _pack(given[lane::width])
+            orders.put((self._turn, key, epoch, begin, part, own))
         record = self._begin_record()
-        return self._take(epoch, first) if record is None else record.hand_out(self._take(epoch, first))
+        taken = self._take(epoch, first, None if loader.seed is not None else key.seed)
+        return taken if record is None else record.hand_out(taken)
 
     def _list_places(self) -> tuple[list[str], dict[str, Any]]:
         return [f"producers: {', '.join(map(str, self.devices))}"], {}
 
-    def _take(self, epoch: int, step: int) -> Iterator[Any]:
+    def _take(self, epoch: int, step: int, drawn: int | None) -> Iterator[Any]:
         turn = self._turn
         while True:
             if turn != self._turn:
@@ -155,9 +161,9 @@ class Producers(ReportedLoader):
                 what.reraise()
             step += 1
             batch = what if self.device.type == "cpu" else what.to(self.device)
-            self.loader._standing = (epoch, step)
+            self.loader._standing = (epoch, step, drawn)
             yield batch
-        self.loader._standing = (epoch + 1, 0)
+        self.loader._standing = (epoch + 1, 0, None)
 
     def _receive(self, lane: int, turn: int) -> tuple[int, Any]:
         while True:
@@ -245,15 +251,17 @@ def _produce(loader: Any, device: torch.device, threads: int, orders: Any, chann
     if sampler is not None and hasattr(sampler, "device"):
         sampler.device = device
     while True:
-        turn, seed, epoch, begin, lane = orders.get()
-        loader.seed = seed
+        turn, key, epoch, begin, lane, given = orders.get()
         try:
             if device.type == "cuda":
                 # Newer versions of torch tell what a program has set.
                 _refuse_expandable_segments(getattr(torch._C, "_accelerator_getAllocatorSettings", str)())
             loader._prepare()
-            batches = iterate_batches(loader, seed, epoch, begin, loader._input(), lane)
-            for batch in loader._iterate(epoch, begin, loader._work_here(epoch, batches)):
+            # What the program's own functions draw repeats with the epoch, too; as torch has it in its workers.
+            _seed_worker(key.of_order() + lane.lane)
+            positions = None if given is None else _unpack(*given)
+            batches = iterate_batches(loader, key, begin, loader._input(), lane, positions)
+            for batch in loader._iterate(epoch, begin, loader._work_here(key, batches)):
                 if not orders.empty():
                     # Nobody waits for the rest of this epoch.
                     break
@@ -274,6 +282,24 @@ def _produce(loader: Any, device: torch.device, threads: int, orders: Any, chann
                 # Its class is not found by its name; the traceback is text.
                 error.exc_type = PygDirectError
                 _send(channel, (turn, _ERROR, error))
+
+
+def _pack(batches: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(positions of all batches, how many each has)."""
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    counts = torch.tensor([len(ids) for ids in batches], dtype=torch.int64, device="cpu")
+    return torch.cat([none, *(ids.long() for ids in batches)]), counts
+
+
+def _unpack(positions: torch.Tensor, counts: torch.Tensor) -> Iterator[torch.Tensor]:
+    # Of their own: as `input_id` of batches they go to another process.
+    return (ids.clone() for ids in positions.split(counts.tolist()))
+
+
+def _seed_worker(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed % 2**63)
 
 
 def _send(channel: Any, message: Any) -> None:

@@ -94,12 +94,14 @@ def _count_batches(loader: Any, nodes: Tensor) -> int:
 def _sample(loader: Any, nodes: Tensor, plan: Any, num_batches: int, bar: Bar) -> Iterator[Tensor]:
     """Nodes of so many batches of epochs, other ones than those that are trained with."""
     batch_size, left = loader.batch_size or 1, num_batches
+    # Without a seed of the loader's: what is only counted takes nothing from torch's generator.
+    seed = loader.seed or 0
     for epoch in itertools.count(_FIRST_EPOCH):
-        generator = torch.Generator().manual_seed(loader.seed % 2**63 + epoch % 2**20)
+        generator = torch.Generator().manual_seed(seed % 2**63 + epoch % 2**20)
         order = torch.randperm(len(nodes), generator=generator, device="cpu")
         for number, part in enumerate(nodes[order].split(batch_size)):
             if left == 0:
                 return
             left -= 1
-            yield plan.sample(part, batch_key(loader.seed, epoch, number)).n_id
+            yield plan.sample(part, batch_key(seed, epoch, number)).n_id
             bar.update(1)

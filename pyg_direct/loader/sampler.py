@@ -30,7 +30,7 @@ from pyg_direct.ops.upload import upload_parts
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.general import GeneralPlan
-from pyg_direct.sampling.key import resolve_seed
+from pyg_direct.sampling.key import check_seed
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.options import GeneralRecipe
 from pyg_direct.sampling.sample import Recipe, check_hops
@@ -43,8 +43,8 @@ class NeighborSampler(LinkedSampler):
     """Samples around nodes and links, after PyG's class of that name; results are on `device`.
 
     All its arguments but `data` and those of placement are attributes that can be set, with effect on the next call.
-    Copies share topology and plans. The n-th call under one seed gives equal results on every device; in a worker of a
-    loader of PyG's it also depends on the seed that torch gives the worker, so that workers and epochs differ.
+    Copies share topology and plans. The n-th call under one `seed` gives equal results on every device; in a worker of
+    a loader of PyG's it also depends on the seed that torch gives the worker, so that workers and epochs differ.
 
     Args:
         data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`).
@@ -61,7 +61,7 @@ class NeighborSampler(LinkedSampler):
         sample_direction: `forward` follows edges back to their sources; `backward` to their targets.
         device: Where to sample; None is the current GPU if there is one, else the CPU.
         placement, topology_cache: Where the topology lives; see `NeighborLoader`.
-        seed: Seed of all draws; None draws one from torch's generator.
+        seed: Seed of all draws; with None each call draws one number from torch's generator, and follows from it.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
         strict_negatives: Negative links are never edges; after 32 tries one is kept, with a warning.
@@ -97,7 +97,7 @@ class NeighborSampler(LinkedSampler):
         if topology_cache not in (None, "auto"):
             parse_size(topology_cache, 0, "topology_cache")
         self.placement, self.topology_cache = placement, topology_cache
-        self.seed, self._num_calls = resolve_seed(seed), 0
+        self.seed, self._num_calls = check_seed(seed), 0
         self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, check_flag("is_sorted", is_sorted)
         self.sample_direction = sample_direction
         self._opened = Opened(read_parts(data, time_attr, weight_attr))

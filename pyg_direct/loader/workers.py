@@ -11,20 +11,20 @@ from torch.utils.data import Dataset
 
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.batches import Seeds
-from pyg_direct.sampling.key import batch_key
+from pyg_direct.sampling.key import EpochKey
 from pyg_direct.sampling.open import Plan, open_plan
 from pyg_direct.sampling.sample import Recipe, Sample
 
 
 class WorkItem(list[int]):
-    """Positions of a batch, with what its key is made of; a list, as DataLoader wants it."""
+    """Positions of a batch, with its number; a list, as DataLoader wants it."""
 
-    def __init__(self, positions: Tensor, epoch: int, number: int) -> None:
+    def __init__(self, positions: Tensor, number: int) -> None:
         super().__init__(positions.tolist())
-        self.epoch, self.number = epoch, number
+        self.number = number
 
     def __reduce__(self) -> Any:
-        return WorkItem, (torch.tensor(list(self), dtype=torch.int64, device="cpu"), self.epoch, self.number)
+        return WorkItem, (torch.tensor(list(self), dtype=torch.int64, device="cpu"), self.number)
 
 
 class Positions(Dataset[Any]):
@@ -47,8 +47,8 @@ class Positions(Dataset[Any]):
 class WorkerSampler:
     """`collate_fn` of worker processes: samples on the CPU the batch that any device would sample."""
 
-    def __init__(self, csr_topo: CSRTopo, recipe: Recipe, seed: int, input_nodes: Tensor) -> None:
-        self.csr_topo, self.recipe, self.seed, self.input_nodes = csr_topo, recipe, seed, input_nodes
+    def __init__(self, csr_topo: CSRTopo, recipe: Recipe, key: EpochKey, input_nodes: Tensor) -> None:
+        self.csr_topo, self.recipe, self.key, self.input_nodes = csr_topo, recipe, key, input_nodes
         self._plan: Plan | None = None
 
     def __call__(self, item: Any) -> tuple[WorkItem, Sample]:
@@ -56,13 +56,13 @@ class WorkerSampler:
         if self._plan is None:
             self._plan = open_plan(self.csr_topo.place("cpu", "cpu"), self.recipe)
         seeds = self.input_nodes[torch.tensor(list(item), dtype=torch.int64, device="cpu")]
-        return item, self._plan.sample(seeds, batch_key(self.seed, item.epoch, item.number))  # type: ignore[return-value]
+        return item, self._plan.sample(seeds, self.key.of_batch(item.number))  # type: ignore[return-value]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}
 
 
-def number_items(batches: Iterator[tuple[int, Seeds]], epoch: int) -> Iterator[WorkItem]:
+def number_items(batches: Iterator[tuple[int, Seeds]]) -> Iterator[WorkItem]:
     """Work items of an epoch."""
     for number, seeds in batches:
-        yield WorkItem(seeds.positions, epoch, number)
+        yield WorkItem(seeds.positions, number)

@@ -17,7 +17,7 @@ from pyg_direct.noedit.standin import StandIn, give_back, replace
 from pyg_direct.noedit.table import LEFT, REPLACEMENTS
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.size import parse_size
-from pyg_direct.sampling.key import resolve_seed
+from pyg_direct.sampling.key import check_seed
 from pyg_direct.typing import Device
 
 # What was bound anew: (object, name of its attribute, what it was bound to before).
@@ -51,8 +51,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     if placement not in PLACEMENTS:
         raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
     parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
-    if seed is not None:
-        resolve_seed(seed)
+    check_seed(seed)
     if device is not None and device != "data":
         place = resolve_device(device)
         # Without a number it is the current GPU when a loader is made, in each process another one.

@@ -16,7 +16,7 @@ from pyg_direct.ops.keywords import checks_keywords
 from pyg_direct.ops.neighbor import sample_neighbors
 from pyg_direct.ops.relabel import relabel
 from pyg_direct.runtime.device import resolve_device
-from pyg_direct.sampling.key import call_key, resolve_seed
+from pyg_direct.sampling.key import call_key, check_seed
 from pyg_direct.sampling.open import open_plan
 from pyg_direct.sampling.sample import Recipe, check_hops
 from pyg_direct.typing import Device
@@ -56,8 +56,8 @@ class GraphSageSampler:
             CPU.
         mode: `GPU` (topology in GPU memory), `UVA` (topology in unified host memory, read by the GPU), `CPU`, or
             `auto`: GPU memory if the topology fits half of what is free, else host memory; the CPU without a GPU.
-        seed: Seed of all draws; None draws one from torch's generator. The n-th call of two samplers with one seed
-            gives equal batches on any device.
+        seed: Seed of all draws: the n-th call of two samplers with one seed gives equal batches on any device. With
+            None each call draws one number from torch's generator, and follows from it.
         topology_cache: With the topology on the host: GPU memory for the rows that save the most reads, in bytes, as
             `"2G"`, as a share of the edges such as `"20%"`, or `"auto"`.
 
@@ -93,7 +93,7 @@ class GraphSageSampler:
         self._chooses_device = device is None and mode != "CPU"
         self.mode = mode
         self.topology_cache = topology_cache
-        self.seed = resolve_seed(seed)
+        self.seed = check_seed(seed)
         self._num_calls = 0
         self._open()
 

@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.jit import set_cpu_threads
-from pyg_direct.runtime.pool import end_pool
+from pyg_direct.runtime.pool import Pool
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
-from pyg_direct.sampling.key import batch_key, resolve_seed
+from pyg_direct.sampling.key import EpochKey, check_seed, draw_seed
 from pyg_direct.typing import Device
 
 # What samples beside the cores; None for nothing.
@@ -62,7 +62,8 @@ class MixedGraphSageSampler:
     Args:
         sample_job: The seeds.
         num_workers: Cores that sample beside the GPU, at most.
-        csr_topo, sizes, seed: See `GraphSageSampler`.
+        csr_topo, sizes: See `GraphSageSampler`.
+        seed: Seed of all draws; with None each epoch draws one number from torch's generator, and follows from it.
         device: Where results are, and which GPU samples; None is the current GPU if there is one, else the CPU.
         mode: `UVA_CPU_MIXED`, `GPU_CPU_MIXED`, `UVA_ONLY`, `GPU_ONLY` or `CPU_ONLY`. On a machine without a GPU the
             mixed modes are `CPU_ONLY`.
@@ -85,7 +86,7 @@ class MixedGraphSageSampler:
             raise ArgumentError("num_workers must be at least 1 where only the CPU samples, got 0")
         self.job, self.mode = sample_job, mode
         self.num_workers = 0 if mode.endswith("ONLY") and mode != "CPU_ONLY" else num_workers
-        self.seed, self._epoch = resolve_seed(seed), 0
+        self.seed, self._epoch = check_seed(seed), 0
         beside = _MODES[mode]
         self._gpu = None if beside is None else GraphSageSampler(csr_topo, sizes, device, beside, seed=self.seed)
         self.device = torch.device("cpu") if self._gpu is None else self._gpu.device
@@ -103,9 +104,9 @@ class MixedGraphSageSampler:
         """The samples of the next epoch."""
         self.job.shuffle()
         epoch, self._epoch = self._epoch, self._epoch + 1
-        return self._iterate(epoch)
+        return self._iterate(EpochKey(draw_seed(), 0) if self.seed is None else EpochKey(self.seed, epoch))
 
-    def _iterate(self, epoch: int) -> Iterator[Result]:
+    def _iterate(self, key: EpochKey) -> Iterator[Result]:
         count, running = len(self.job), _Running(self._on_cores, self._paces)
         self.num_on_gpu = self.num_on_cores = 0
         begin = time.perf_counter()
@@ -115,7 +116,7 @@ class MixedGraphSageSampler:
                     wanted = running.choose(position, self._gpu is not None)
                     if wanted >= count:
                         break
-                    running.start(wanted, self.job, batch_key(self.seed, epoch, wanted))
+                    running.start(wanted, self.job, key.of_batch(wanted))
                 seeds, made = running.take(position)
                 if made is not None and (self._gpu is None or made.done()):
                     result = self._bring(made.result())
@@ -123,7 +124,7 @@ class MixedGraphSageSampler:
                 else:
                     assert self._gpu is not None
                     seeds = self.job[position] if made is None else seeds
-                    result = self._gpu.sample(seeds, key=batch_key(self.seed, epoch, position))
+                    result = self._gpu.sample(seeds, key=key.of_batch(position))
                     self.num_on_gpu += 1
                     made = None
                 yield result
@@ -201,7 +202,7 @@ class _Running:
 
     def __init__(self, samplers: Sequence[GraphSageSampler], paces: _Paces) -> None:
         self._idle, self._num_cores, self._paces = list(samplers), len(samplers), paces
-        self._pool = ThreadPoolExecutor(len(samplers), "pyg_direct") if samplers else None
+        self._pool = Pool(len(samplers), "pyg_direct") if samplers else None
         self._last = -1
         self._made: dict[int, tuple[Any, Future[Result]]] = {}
 
@@ -237,18 +238,19 @@ class _Running:
         return self._made.pop(index, (None, None))
 
     def _sample(self, sampler: GraphSageSampler, seeds: Any, key: int) -> Result:
+        # Numba's number of threads belongs to the thread that set it: the caller's where no other can start.
+        before = set_cpu_threads(1)
         try:
-            # Numba's number of threads belongs to the thread that set it.
-            set_cpu_threads(1)
             begin = time.perf_counter()
             result = sampler.sample(seeds, key=key)
             self._paces.note_core(time.perf_counter() - begin)
             return result
         finally:
+            set_cpu_threads(before)
             self._idle.append(sampler)
 
     def close(self) -> None:
         """Wait for the cores and forget what they made."""
         if self._pool is not None:
-            end_pool(self._pool)
+            self._pool.close()
         self._made.clear()

@@ -11,7 +11,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.pyg import EdgeList, read_edges
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.runtime.device import resolve_device
-from pyg_direct.sampling.key import call_key, resolve_seed
+from pyg_direct.sampling.key import call_key, check_seed
 from pyg_direct.sampling.negative import MAX_NODES, EdgeSet, Nodes, draw_negatives
 from pyg_direct.typing import Device
 
@@ -29,7 +29,7 @@ class RandomNegativeSampler:
         num_nodes: Number of nodes, or (of sources, of targets) where they are of two types; None for one more than the
             highest id.
         device: Where to draw; None is the current GPU if there is one, else the CPU.
-        seed: Seed of all draws; None draws one from torch's generator.
+        seed: Seed of all draws; with None each call draws one number from torch's generator, and follows from it.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
@@ -45,7 +45,7 @@ class RandomNegativeSampler:
         if mode is not None and device is None:
             device = "cpu" if mode == "CPU" else "cuda"
         self.device = resolve_device(device)
-        self.seed, self._num_calls = resolve_seed(seed), 0
+        self.seed, self._num_calls = check_seed(seed), 0
         sources, targets, known = _read_pairs(graph, edge_dir)
         if num_nodes is None:
             num_nodes = known

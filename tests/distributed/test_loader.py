@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import pickle
 import sys
 
@@ -149,6 +150,43 @@ def test_batches_of_graphs_with_types(tmp_path):
 
     for found in zip(*ranks, strict=True):
         assert_typed(data, found)
+
+
+def run_without_a_seed(rank, folder):
+    """Epochs of loaders that share the graph's memory or not, with nodes shared out or of the process's own."""
+    found = {}
+    for shared in (False, True):
+        with open_graph(folder, share_graph=shared) as graph:
+            for ranks in ("auto", "own"):
+                before = torch.get_rng_state()
+                loader = DistNeighborLoader(graph, [4, 2], torch.arange(60), batch_size=10, shuffle=True, ranks=ranks)
+                assert torch.equal(torch.get_rng_state(), before)
+                epochs = []
+                for seed in (5, 5, 6):
+                    # Only that of rank 0 counts where batches are shared out.
+                    torch.manual_seed(seed + (7 * len(epochs) + rank if rank > 0 and ranks == "auto" else 0))
+                    epochs.append([as_dict(batch) for batch in loader])
+                found[shared, ranks] = epochs
+    return found
+
+
+def test_without_a_seed_epochs_follow_the_generator_of_rank_0(tmp_path):
+    data = make_data()
+    write_data(tmp_path / "p", data, 2)
+
+    ranks = run_ranks(run_without_a_seed, 2, tmp_path / "p")
+
+    alone = NeighborLoader(data, [4, 2], torch.arange(60), batch_size=10, shuffle=True, device="cpu")
+    for place, seed in enumerate((5, 5, 6)):
+        torch.manual_seed(seed)
+        batches = list(alone)
+        for shared in (False, True):
+            assert_in_turn([found[shared, "auto"][place] for found in ranks], batches)
+    for found, shared in itertools.product(ranks, (False, True)):
+        first, again, other = [[batch["e_id"].tolist() for batch in epoch] for epoch in found[shared, "own"]]
+        assert first == again != other
+    # Of equal generators too.
+    assert str(ranks[0][False, "own"]) != str(ranks[1][False, "own"])
 
 
 def run_uneven(rank, folder):

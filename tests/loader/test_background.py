@@ -282,3 +282,53 @@ def test_iterators_are_collected_in_a_thread_that_makes_their_batches(monkeypatc
 
     assert ended
     assert troubles == []
+
+
+# What works on threads, in a thread of the program that goes on when the main one has ended, then in a handler.
+PROGRAM = """
+import atexit, sys, threading, time
+import torch
+from torch_geometric.data import Data
+from pyg_direct import (CSRTopo, Feature, LinkNeighborLoader, MixedGraphSageSampler, NeighborLoader, SampleJob,
+                        save_rows)
+
+data = Data(x=torch.randn(500, 4), edge_index=torch.randint(500, (2, 5000)))
+path = save_rows(sys.argv[1], data.x)
+options = {"batch_size": 100, "device": "cpu", "prefetch": 2}
+held = NeighborLoader(data, [5, 5], **options)
+iterator = iter(held)
+
+class Job(SampleJob):
+    def __getitem__(self, index):
+        return torch.arange(50)
+    def __len__(self):
+        return 3
+
+def train(where):
+    time.sleep(0.2)
+    from pyg_direct.features.rowfile import RowFile
+    RowFile.is_cached = lambda file, rows: False
+    rows = Feature(device="cpu").from_file(path)[torch.arange(0, 500, 3)]
+    counts = [len(list(loader)) for loader in (
+        NeighborLoader(data, [5, 5], **options),
+        LinkNeighborLoader(data, [5], edge_label_index=data.edge_index[:, :500], neg_sampling="binary", **options),
+        MixedGraphSageSampler(Job(), 2, CSRTopo(data.edge_index), [3], mode="CPU_ONLY"))]
+    next(iterator)
+    print(where, counts, torch.equal(rows, data.x[::3]), flush=True)
+
+atexit.register(train, "at exit")
+next(iterator)
+threading.Thread(target=train, args=["in a thread"]).start()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [[], ["-m", "pyg_direct", "run"]])
+def test_threads_and_handlers_work_on_when_the_main_thread_has_ended(tmp_path, command):
+    (tmp_path / "train.py").write_text(PROGRAM)
+
+    done = subprocess.run([sys.executable, *command, str(tmp_path / "train.py"), str(tmp_path / "rows.npy")],
+                          capture_output=True, text=True, timeout=300)  # fmt: skip
+
+    assert done.stdout.splitlines() == ["in a thread [5, 5, 3] True", "at exit [5, 5, 3] True"], done.stderr
+    assert done.returncode == 0

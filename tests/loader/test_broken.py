@@ -204,7 +204,7 @@ class TestReaders:
                 feature[ids]
 
         assert torch.equal(feature[ids], rows)
-        make_pool(0).shutdown()
+        make_pool(0).close()
 
     def test_memory_that_runs_out_while_rows_are_read_is_told(self, tmp_path, monkeypatch):
         rows, feature = self.make(tmp_path)

@@ -18,6 +18,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, Pyg
 from pyg_direct.loader import producers as producers_module
 from pyg_direct.loader.producers import Lane
 from pyg_direct.loader.ranks import Share
+from pyg_direct.sampling.key import EpochKey
 from tests.batches import hash_batches, make_data
 from tests.hetero_data import make_hetero
 
@@ -243,7 +244,7 @@ def test_expandable_segments_are_refused(monkeypatch):
 
 
 def test_expandable_segments_that_the_program_asked_for_are_refused(monkeypatch):
-    orders, sent = iter([(1, 0, 0, 0, Lane(0, 1))]), []
+    orders, sent = iter([(1, EpochKey(0, 0), 0, 0, Lane(0, 1), None)]), []
     channel = SimpleNamespace(put=lambda message, timeout: sent.append(pickle.loads(message)))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

@@ -1,6 +1,7 @@
 """Several processes share the batches of an epoch: the batches are those of one process, whatever their number."""
 
 import copy
+import itertools
 import os
 import signal
 import time
@@ -205,22 +206,28 @@ def test_auto_reads_what_torchrun_says(monkeypatch):
 
 
 def collect(rank):
-    # Every process has another initial seed; they agree on one.
+    # The generators of processes differ, also in how far they are: each epoch follows that of rank 0.
     torch.manual_seed(rank + 5)
-    loader = make_loader(seed=None, ranks="auto")
-    return [hashes(loader) for _ in range(2)], loader.seed
+    loader, epochs = make_loader(seed=None, ranks="auto"), []
+    for _ in range(2):
+        epochs.append(hashes(loader))
+        torch.rand(rank)
+    left = hashes(itertools.islice(loader, 1))
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    return [*epochs, left + hashes(loader)], state
 
 
 @pytest.mark.slow
 def test_two_processes_of_a_group_share_an_epoch():
     torch.manual_seed(5)
     alone = make_loader(seed=None)
-    expected = [hashes(alone) for _ in range(2)]
+    expected = [hashes(alone) for _ in range(3)]
 
-    (first, seed), (second, other_seed) = run_ranks(collect, 2)
+    (first, state), (second, other_state) = run_ranks(collect, 2)
 
-    assert seed == other_seed == alone.seed
-    for epoch in range(2):
+    assert state == other_state
+    for epoch in range(3):
         got = [first[epoch], second[epoch]]
         assert [got[number % 2][number // 2] for number in range(5)] == expected[epoch]
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.sampling.key import batch_key, call_key, resolve_seed, shuffle_key
+from pyg_direct.sampling.key import EpochKey, batch_key, call_key, check_seed, draw_seed, shuffle_key
 from tests.reference import draw as reference
 
 
@@ -31,25 +31,40 @@ def test_no_two_batches_share_a_key():
     assert len(keys) == 5 * (10 * 100 + 100 + 10)
 
 
-def test_no_seed_draws_one_from_the_generator_of_torch():
+def test_an_epoch_knows_its_keys():
+    key = EpochKey(7, 3)
+
+    assert (key.of_batch(300), key.of_order()) == (batch_key(7, 3, 300), shuffle_key(7, 3))
+
+
+@pytest.mark.parametrize("draw", [draw_seed, lambda: call_key(None, 5)])
+def test_without_a_seed_one_is_drawn_from_the_generator_of_torch(draw):
     torch.manual_seed(77)
-    seeds = [resolve_seed(None), resolve_seed(None)]
+    seeds = [draw(), draw()]
 
     torch.manual_seed(77)
-    again = [resolve_seed(None), resolve_seed(None)]
+    again = [draw(), draw()]
 
     assert seeds == again
     assert seeds[0] != seeds[1]
+
+
+def test_a_generator_is_drawn_from_as_torch_does():
+    before = torch.get_rng_state()
+    expected = torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(3))
+
+    assert draw_seed(torch.Generator().manual_seed(3)) == expected
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
     ("seed", "unsigned"), [(5, 5), (-1, 2**64 - 1), (2**64 + 3, 3), (np.int64(-1), 2**64 - 1), (np.uint32(7), 7)]
 )
 def test_any_integer_is_a_seed(seed, unsigned):
-    assert resolve_seed(seed) == unsigned
+    assert check_seed(seed) == unsigned
 
 
 @pytest.mark.parametrize("seed", [1.0, "1", True])
 def test_other_seeds_are_refused(seed):
     with pytest.raises(ArgumentTypeError, match="seed must be an integer or None, got"):
-        resolve_seed(seed)
+        check_seed(seed)
