@@ -19,6 +19,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.typed import TypedRows
 from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.graph.relation import tell_apart
 from pyg_direct.loader.copied import copy_store
 from pyg_direct.loader.graph import refuse_features
 from pyg_direct.loader.output import PackedOutput
@@ -64,11 +65,10 @@ class HeteroAttributes(PlacedRows):
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
         refuse_features(data)
         self._others: dict[tuple[Any, str], Slicer] = {}
-        # Features go by one name each: "paper.x", "author writes paper.edge_attr".
-        self._names: dict[tuple[Any, str], str] = {}
-        values: dict[str, Any] = {}
-        kinds: dict[str, str] = {}
-        rankings: dict[str, Listing | None] = {}
+        # By (type or relation, key).
+        values: dict[Any, Any] = {}
+        kinds: dict[Any, str] = {}
+        rankings: dict[Any, Listing | None] = {}
         # Those of each type or relation that are sliced, and that still are where types were read together.
         self._keys: dict[Any, list[str]] = {}
         self._keys_beside: dict[Any, list[str]] = {}
@@ -76,17 +76,19 @@ class HeteroAttributes(PlacedRows):
             for kind, store in stores:
                 ranking = TypeRanking(topology, kind) if place == "node" and topology is not None else None
                 for key in self._sort_out(data, place, kind, store):
-                    name = f"{kind if isinstance(kind, str) else ' '.join(kind)}.{key}"
-                    self._names[kind, key], values[name], kinds[name] = name, store[key], place
-                    rankings[name] = ranking
+                    values[kind, key], kinds[kind, key], rankings[kind, key] = store[key], place, ranking
         self._place_all(values, kinds, rankings)
-        of_nodes = {name: self._node[own] for name, own in self._names.items() if own in self._node}
-        self._typed = TypedRows(of_nodes, topology.node_types) if topology is not None else None  # type: ignore[arg-type]
+        self._typed = None if topology is None else TypedRows(self._node, topology.node_types)
         together = set() if self._typed is None else self._typed.names
-        for kind, key in (*self._names, *self._others):
+        for kind, key in (*values, *self._others):
             self._keys.setdefault(kind, []).append(key)
             if (kind, key) not in together:
                 self._keys_beside.setdefault(kind, []).append(key)
+
+    def _name_all(self) -> dict[Any, str]:
+        # "paper.x", "author writes paper.edge_attr".
+        return tell_apart({(kind, key): f"{kind if isinstance(kind, str) else ' '.join(kind)}.{key}"
+                           for kind, key in (*self._node, *self._edge)})  # fmt: skip
 
     def _sort_out(self, data: HeteroData, place: str, kind: Any, store: Any) -> list[str]:
         """Attributes whose rows are to be placed; how to slice the others is noted."""
@@ -186,9 +188,9 @@ class HeteroAttributes(PlacedRows):
                 # Edges that were merged have no attributes any more.
                 del mapping[key]
                 continue
-            name = self._names.get((kind, key))
-            if name is None:
-                value = self._others[kind, key](mapping[key], ids)
+            name = kind, key
+            if name in self._others:
+                value = self._others[name](mapping[key], ids)
             else:
                 feature = self._node[name] if name in self._node else self._edge[name]
                 value = feature.read(ids) if checked else feature[ids]
