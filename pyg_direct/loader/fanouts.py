@@ -8,7 +8,7 @@ from typing import Any
 from torch_geometric.sampler import NumNeighbors
 from torch_geometric.typing import EdgeTypeStr
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.check import check_fanouts
 
@@ -80,8 +80,8 @@ def read_fanouts(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType] | N
     if missing and default is None:
         raise ArgumentError("num_neighbors must have fanouts for every relation of the graph, got none for "
                             f"{_list(missing)}; [0] for each hop takes no neighbors")  # fmt: skip
-    fanouts = {edge_type: check_fanouts(f"num_neighbors[{edge_type}]", named.get(edge_type, default))
-               for edge_type in edge_types}  # fmt: skip
+    given: dict[EdgeType, Any] = {**dict.fromkeys(edge_types, default), **named}
+    fanouts = {edge_type: check_fanouts(f"num_neighbors[{edge_type}]", own) for edge_type, own in given.items()}
     hops = {edge_type: len(own) for edge_type, own in fanouts.items()}
     if len(set(hops.values())) > 1:
         told = ", ".join(f"{count} for {edge_type}" for edge_type, count in hops.items())

@@ -384,5 +384,5 @@ def test_fanouts_of_relations_that_are_equal_once_joined_stay_their_own(real_dev
     (batch,) = NeighborLoader(data, {first: [0], second: [1]}, "c", batch_size=6, device=real_device)
 
     assert (batch[first].num_edges, batch[second].num_edges) == (0, 6)
-    with pytest.raises(ArgumentError, match="num_neighbors must have fanouts for every relation .* none for .'a__b'"):
+    with pytest.raises(ArgumentError, match=r"num_neighbors must have fanouts for every relation .* none for .'a__b'"):
         NeighborLoader(data, {first: [0]}, "c", device=real_device)

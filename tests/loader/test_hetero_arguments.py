@@ -36,7 +36,7 @@ def test_workers_are_absorbed_with_one_word():
         ({"num_neighbors": {("paper", "cites", "paper"): [1]}}, ArgumentError, "got none for .'author'"),
         ({"num_neighbors": {("paper", "eats", "paper"): [1]}}, ArgumentError, "got .*'eats', 'paper'.: it has .'"),
         ({"num_neighbors": NumNeighbors({("paper", "cites", "paper"): [1]}, [1, 2])}, ArgumentError,
-         "num_neighbors: the number of hops must be the same across all relations, got .*1 for .'paper', 'cites', 'paper'."),
+         "num_neighbors: the number of hops must be the same across all .*1 for .'paper', 'cites', 'paper'."),
         ({"num_neighbors": [1.5]}, ArgumentTypeError, "num_neighbors must hold integers"),
         ({"time_attr": "when"}, ArgumentError, "time_attr must name an attribute of nodes or edges, got 'when'"),
         ({"weight_attr": "w"}, ArgumentError, "weight_attr must name an attribute of edges, got 'w'"),
