@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+from torch_geometric.sampler import HeteroSamplerOutput, HGTSampler, NeighborSampler, SamplerOutput
 
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.batches import Seeds
@@ -47,14 +47,15 @@ class GeneralLoader(EpochLoader):
         if ours:
             self._sampler.refresh()
         topology = self._sampler._open_topology() if ours else None
+        by_adjacency = ours or isinstance(self._sampler, (NeighborSampler, HGTSampler))
         options = self.device, self.placement, self.feature_cache, self.store_dtype, self.sharing
         if isinstance(self.data, HeteroData):
             ranking = topology if isinstance(topology, HeteroTopo) else None
-            self._general = HeteroAttributes(self.data, ranking, *options)
+            self._general = HeteroAttributes(self.data, ranking, *options, by_adjacency=by_adjacency)
         elif isinstance(self.data, Data):
             if isinstance(topology, HeteroTopo):
                 topology = TypeRanking(topology, topology.node_types[0])
-            self._general = Attributes(self.data, topology, *options)
+            self._general = Attributes(self.data, topology, *options, by_adjacency=by_adjacency)
         else:
             features, graph = self.data
             self._general = StoreAttributes(features, graph, self.device, self.custom_cls)

@@ -56,7 +56,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     Args:
         data: A `Data` or `HeteroData` with `edge_index` or `adj_t`, or (`FeatureStore`, `GraphStore`). Edits before
-            an epoch take effect in it. Attributes of edges in a store go by edge id.
+            an epoch take effect in it. Attributes of edges in a store go by edge id. Where there are both, `adj_t` is
+            sampled and edge ids are places in it, as in PyG; attributes of edges go by `edge_index`, whose edges may
+            stand in another order.
         num_neighbors: Fanout of each hop, -1 for all neighbors; or these for each relation (dict, `NumNeighbors`).
         input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes; with types, a type or
             (type, seeds).

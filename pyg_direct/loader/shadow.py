@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class ShaDowKHopSampler(NodeLoader):
     sorted by graph, source and target.
 
     Args:
-        data: A `Data` with `edge_index` or `adj_t`.
+        data: A `Data` with `edge_index` or `adj_t`; where it has both, its `edge_index` is sampled.
         depth: Hops.
         num_neighbors: Neighbors of a node a hop, -1 for all.
         node_idx: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes.
@@ -50,6 +51,10 @@ class ShaDowKHopSampler(NodeLoader):
             raise ArgumentTypeError(f"data must be a Data, got {type(data).__name__}")
         if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= MAX_HOPS:
             raise ArgumentError(f"depth must be an integer in [0, {MAX_HOPS}], got {depth!r}")
+        if data.edge_index is not None and "adj_t" in data:
+            # Other than its other loaders, PyG's samples from `edge_index` then, and batches have no `adj_t`.
+            data = copy.copy(data)
+            del data.adj_t
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
         self.depth, self.num_neighbors, self.replace = depth, num_neighbors, check_flag("replace", replace)
         sampler = NeighborSampler(data, [num_neighbors] * depth, "induced", self.replace, disjoint=True,
