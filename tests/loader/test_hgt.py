@@ -5,6 +5,7 @@ from torch_geometric.loader import HGTLoader as PygHGTLoader
 
 from pyg_direct import HGTLoader
 from pyg_direct.errors import ArgumentError
+from pyg_direct.sampler import HGTSampler
 from tests.hetero_data import check_rows, make_hetero
 
 NUM_SAMPLES = {"paper": [4, 3], "author": [3, 5], "venue": [1, 1]}
@@ -51,3 +52,21 @@ def test_refuses_what_pyg_refuses():
         HGTLoader(Data(edge_index=torch.empty(2, 0).long(), num_nodes=3), [1], "paper", device="cpu")
     with pytest.raises(ArgumentError, match="num_samples"):
         HGTLoader(make_hetero(), {"nope": [1]}, "paper", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "message"),
+    [
+        ({"paper": [4], "author": [4]}, "for every node type, got none for 'venue': 0 for each layer samples none"),
+        ({}, "for every node type, got none for"),
+        ({**NUM_SAMPLES, "venues": [1, 1]}, "num_samples must name known node types, got .'venues'. of"),
+        ({**NUM_SAMPLES, "venue": [1]}, "number of layers must be the same across all node types, got .*1 for 'venue'"),
+        ([-1], "num_samples must hold numbers of at least 0"),
+    ],
+)
+@pytest.mark.parametrize("make", [HGTLoader, HGTSampler])
+def test_a_type_that_no_number_is_given_for_is_named(make, num_samples, message):
+    options = {"input_nodes": "paper"} if make is HGTLoader else {}
+
+    with pytest.raises(ArgumentError, match=message):
+        make(make_hetero(), num_samples, device="cpu", **options)
