@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.typing import SparseTensor
 
@@ -200,7 +201,11 @@ def check_graph(data: Any, is_sampled: bool = True) -> None:
             found += f", whose first is a {names[0]} and no FeatureStore"
         elif len(data) == 2:
             found += f", whose second is a {names[1]} and no GraphStore, as Data(edge_index=..., num_nodes=...) is one"
-    raise ArgumentTypeError(f"data must be a Data, a HeteroData or a tuple of FeatureStore and GraphStore, got {found}")
+    is_several = isinstance(data, Dataset) or (isinstance(data, (tuple, list)) and all(
+        isinstance(part, (Data, HeteroData)) for part in data[:2]))  # fmt: skip
+    hint = ": give one of its graphs, such as data[0]" if is_several and len(data) else ""
+    raise ArgumentTypeError("data must be a Data, a HeteroData or a tuple of FeatureStore and GraphStore, got "
+                            f"{found}{hint}")  # fmt: skip
 
 
 def refuse_features(data: Any) -> None:

@@ -18,7 +18,7 @@ from pyg_direct.loader.options import settle_workers
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.record import EpochRecord
 from pyg_direct.loader.superbatch import SharedRows
-from pyg_direct.ops.check import check_callables, check_fanouts, check_flag, check_ids
+from pyg_direct.ops.check import as_ids, check_callables, check_fanouts, check_flag, check_ids
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
 from pyg_direct.sampling.key import batch_key, call_key
 from pyg_direct.typing import Device
@@ -135,7 +135,7 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
             IdError: a node lies outside the graph.
         """
         self._num_calls += 1
-        nodes = batch.long() if isinstance(batch, Tensor) else torch.tensor(batch, dtype=torch.int64, device="cpu")
+        nodes = check_ids("batch", as_ids("batch", batch)).long()
         return self._draw(nodes, call_key(self.seed, self._num_calls - 1))
 
     def _draw(self, nodes: Tensor, key: int) -> Any:

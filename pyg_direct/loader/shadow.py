@@ -15,7 +15,7 @@ from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.drawn import Output
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.sampler import NeighborSampler
-from pyg_direct.ops.check import check_flag
+from pyg_direct.ops.check import as_ids, check_flag, check_ids
 from pyg_direct.typing import Device
 
 
@@ -70,7 +70,7 @@ class ShaDowKHopSampler(NodeLoader):
         Args:
             index: Positions among the seeds, int64 `[B]` or a list.
         """
-        out = self._ask(torch.as_tensor(index, device="cpu"), None)
+        out = self._ask(check_ids("index", as_ids("index", index)).long(), None)
         return self.filter_fn(out) if self.filter_per_worker else out
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
