@@ -361,8 +361,8 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
     if several is not None:
         raise ArgumentTypeError(several)
     if len(edge_label_index) != 2 and not bare:
-        raise ArgumentError("edge_label_index must be a relation or (relation, links), got "
-                            f"{in_short(edge_label_index)}")  # fmt: skip
+        raise ArgumentError("edge_label_index must be a relation or (relation, links), got a tuple of "
+                            f"{len(edge_label_index)}: {in_short(edge_label_index)}")  # fmt: skip
     edge_type, links = (edge_label_index, None) if bare else edge_label_index
     is_named = _is_relation(edge_type)
     # As in PyG, a graph without types in stores is that of the relation None.

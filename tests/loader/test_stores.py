@@ -210,7 +210,7 @@ class TestFeatureStore:
     def test_what_is_no_index_is_named_and_so_are_tables_that_are_not_there(self, store, index, message):
         with pytest.raises(ArgumentTypeError, match=f"^index {message}"):
             store.get_tensor(None, "x", index)
-        with pytest.raises(KeyError, match="attr_name must be of a table in the store, got .None, 'z'. of"):
+        with pytest.raises(KeyError, match=r"attr_name must be of a table in the store, got .None, 'z'. of"):
             store.get_tensor(None, "z", None)
 
     @pytest.mark.parametrize("index", [70, -71, torch.ones(69, dtype=torch.bool), True])
