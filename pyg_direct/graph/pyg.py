@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.check import check_edge_list
@@ -112,7 +111,7 @@ def find_edges(store: Any) -> Any:
     """
     adj_t = store.adj_t if "adj_t" in store else None
     if adj_t is None:
-        return store.edge_index if isinstance(store, Data) or "edge_index" in store else None
+        return getattr(store, "edge_index", None)
     return adj_t if "edge_index" not in store or store["edge_index"] is None else as_rows(adj_t)
 
 

@@ -139,6 +139,9 @@ class GeneralLoader(EpochLoader):
 
         Args:
             index: Positions among the seeds, int64 `[B]` or a list.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
         """
         # PyG would make positions on torch's default device; seeds lie on the CPU.
         index = index if isinstance(index, Tensor) else check_ids("index", as_ids("index", index)).long()

@@ -121,7 +121,7 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
             batch: Nodes, int64 `[B]` or a list.
 
         Raises:
-            IdError: a node lies outside the graph.
+            ArgumentError, ArgumentTypeError, IdError: `batch`, rule and value.
         """
         return self.sample(batch)
 
@@ -132,7 +132,7 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
             batch: Nodes, int64 `[B]` or a list.
 
         Raises:
-            IdError: a node lies outside the graph.
+            ArgumentError, ArgumentTypeError, IdError: `batch`, rule and value.
         """
         self._num_calls += 1
         nodes = check_ids("batch", as_ids("batch", batch)).long()

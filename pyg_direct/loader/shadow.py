@@ -69,6 +69,9 @@ class ShaDowKHopSampler(NodeLoader):
 
         Args:
             index: Positions among the seeds, int64 `[B]` or a list.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
         """
         out = self._ask(check_ids("index", as_ids("index", index)).long(), None)
         return self.filter_fn(out) if self.filter_per_worker else out
