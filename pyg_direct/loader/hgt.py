@@ -40,6 +40,8 @@ class HGTSampler(OwnSampler):
         NotImplementedError: a `Data` or a pair of stores, as in PyG.
     """
 
+    _same: list[int] | None = None
+
     def __init__(self, data: HeteroData, num_samples: Samples, is_sorted: bool = False, share_memory: bool = False, *,
                  device: Device = None, placement: str = "auto", seed: int | None = None,
                  most_neighbors: int = MOST_NEIGHBORS) -> None:  # fmt: skip
@@ -53,6 +55,8 @@ class HGTSampler(OwnSampler):
         self._chooses_device = device is None
         self.seed, self._num_calls = resolve_seed(seed), 0
         self.num_samples = _read_samples(num_samples, data)
+        # What types get that an edit adds.
+        self._same = None if isinstance(num_samples, Mapping) else check_fanouts("num_samples", num_samples)
         self.most_neighbors = most_neighbors
         self.num_hops = max((len(own) for own in self.num_samples.values()), default=0)
         self._topology: HeteroTopo | None = None
@@ -68,10 +72,12 @@ class HGTSampler(OwnSampler):
         """Read the graph anew, so that edits take effect.
 
         Raises:
-            ArgumentError, ArgumentTypeError, IdError: edges of the graph are none.
+            ArgumentError, ArgumentTypeError, IdError: edges of the graph are none, or of types without a number.
         """
         topology = read_parts(self.data).open("in", False)
         if topology is not self._topology:
+            own = {} if self._same is None else dict.fromkeys(self.data.node_types, self._same)
+            self.num_samples = _read_samples({**own, **self.num_samples}, self.data)
             self._topology = topology
             self._plan = HgtPlan(topology.place(self.placement, self.device), self.num_samples, self.most_neighbors)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch_geometric.data import Data
 from torch_geometric.typing import SparseTensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
@@ -94,8 +95,9 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
             topology = CSRTopo(edge_index)
         else:
             if not isinstance(edge_index, Tensor):
+                hint = ": give its edge_index" if isinstance(edge_index, Data) else ""
                 raise ArgumentTypeError(
-                    f"edge_index must be a tensor or a SparseTensor, got {type(edge_index).__name__}"
+                    f"edge_index must be a tensor or a SparseTensor, got {type(edge_index).__name__}{hint}"
                 )
             topology = CSRTopo(edge_index, num_nodes=_count_nodes(edge_index, node_idx, num_nodes))
         if node_idx is None:

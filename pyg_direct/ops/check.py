@@ -115,7 +115,10 @@ def check_fanouts(name: str, fanouts: Sequence[int]) -> list[int]:
     if isinstance(fanouts, np.ndarray) and fanouts.ndim == 1:
         fanouts = fanouts.tolist()
     if isinstance(fanouts, (str, bytes)) or not isinstance(fanouts, Sequence):
-        raise ArgumentTypeError(f"{name} must be a list of integers, got {fanouts!r}")
+        is_number = isinstance(fanouts, (int, np.integer)) and not isinstance(fanouts, bool)
+        hint = f": give one for each hop, such as [{fanouts!r}]" if is_number else ""
+        hint = ": give its .tolist()" if isinstance(fanouts, Tensor) else hint
+        raise ArgumentTypeError(f"{name} must be a list of integers, got {in_short(fanouts)}{hint}")
     checked = []
     for fanout in fanouts:
         if isinstance(fanout, bool) or not isinstance(fanout, (int, np.integer)):

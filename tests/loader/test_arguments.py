@@ -152,6 +152,7 @@ def test_transforms_are_functions(make, value):
     (make_shadow, {"node_idx": torch.tensor([4])}, ArgumentError, r"node_idx must lie in \[0, 4\), got 4"),
     (make_shadow, {"node_idx": torch.ones(3, dtype=torch.bool)}, ArgumentError, r"node_idx must have shape \[4\]"),
     (make_layers, {"node_idx": "all"}, ArgumentTypeError, "node_idx must be ids or a mask, got 'all'"),
+    (make_neighbor, {"num_neighbors": 2}, ArgumentTypeError, "list of integers, got 2: give one for each hop, such as"),
     (make_layers, {"node_idx": True}, ArgumentError, "node_idx must have one dimension"),
     (make_layers, {"placement": ["cpu"]}, ArgumentError, r"placement must be one of .*, got \['cpu'\]"),
 ])  # fmt: skip

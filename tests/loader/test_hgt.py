@@ -70,3 +70,18 @@ def test_a_type_that_no_number_is_given_for_is_named(make, num_samples, message)
 
     with pytest.raises(ArgumentError, match=message):
         make(make_hetero(), num_samples, device="cpu", **options)
+
+
+def test_a_type_that_an_edit_adds_is_sampled_as_the_others_or_named(device):
+    data, twin = make_hetero(), make_hetero()
+    loader = HGTLoader(data, [50], "paper", batch_size=40, device=device)
+    named = HGTLoader(twin, dict.fromkeys(twin.node_types, (50,)), "paper", batch_size=40, device=device)
+    for graph in (data, twin):
+        graph["tag"].x = torch.randn(3, 2)
+        graph["tag", "on", "paper"].edge_index = torch.tensor([[0, 1, 2], [4, 5, 6]])
+
+    (batch,) = loader
+
+    assert sorted(batch["tag"].n_id.tolist()) == [0, 1, 2]
+    with pytest.raises(ArgumentError, match="got none for 'tag'"):
+        next(iter(named))
