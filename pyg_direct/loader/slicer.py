@@ -112,7 +112,10 @@ def slice_adjacency(adj_t: Any, source: Tensor, target: Tensor, ids: Tensor | No
     device = source.device
     if isinstance(adj_t, Tensor):
         values = torch.ones(source.numel(), device=device) if ids is None else as_rows(adj_t).values().to(device)[ids]
-        return torch.sparse_coo_tensor(torch.stack([target, source]), values, sizes, device=device).to_sparse_csr()
+        # Not by way of coordinates, which would add up the values of edges that were drawn twice.
+        order = (target * sizes[1] + source).sort(stable=True).indices
+        begins = torch.searchsorted(target[order], torch.arange(sizes[0] + 1, device=device))
+        return torch.sparse_csr_tensor(begins, source[order], values[order], sizes, check_invariants=False)
     value = adj_t.storage.value()
     value = None if value is None or ids is None else value.to(device)[ids]
     return type(adj_t)(row=target, col=source, value=value, sparse_sizes=sizes, is_sorted=False, trust_data=True)

@@ -107,6 +107,7 @@ def list_edges(adj_t):
 LOADERS = {
     "plain": lambda data, **options: NeighborLoader(data, [3, 3], **options),
     "disjoint": lambda data, **options: NeighborLoader(data, [3, 3], disjoint=True, **options),
+    "replace": lambda data, **options: NeighborLoader(data, [9, 9], replace=True, **options),
     "induced": lambda data, **options: NeighborLoader(data, [3, 3], subgraph_type="induced", **options),
     "weights": lambda data, **options: NeighborLoader(data, [3, 3], weight_attr="weight", **options),
     "links": lambda data, **options: LinkNeighborLoader(data, [3, 3], options.pop("input_nodes") and ("v", "to", "v"),
@@ -137,6 +138,7 @@ def test_beside_edges_the_adjacency_is_sampled_and_all_values_are_those_of_the_e
     assert torch.equal(part.edge_attr.cpu(), ends)
     assert part.ends == ends.tolist()
     source, target, value = list_edges(part.adj_t)
+    assert value.numel() == part.e_id.numel()
     assert torch.equal(value, (n_id[source] * 100 + n_id[target]).float())
     if name == "weights":
         # One of weight 0 is taken where less than three others lead to its target alone.
