@@ -13,11 +13,11 @@ from pyg_direct.distributed.alike import check_alike
 from pyg_direct.distributed.attributes import DistAttributes
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.sampler import DistNeighborSampler
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.loader.batches import Seeds, can_share
 from pyg_direct.loader.epochs import ALONE, make_batch
 from pyg_direct.loader.general import GeneralLoader
-from pyg_direct.loader.link import LinkLoader
+from pyg_direct.loader.link import LinkLoader, tell_several
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.order import note_hops
 from pyg_direct.loader.pipeline import hold_for, note_memory
@@ -261,6 +261,9 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         has_links = isinstance(edge_label_index, Tensor) or (
             isinstance(edge_label_index, (tuple, list)) and len(edge_label_index) == 2
             and isinstance(edge_label_index[1], Tensor))  # fmt: skip
+        several = None if graph.is_homogeneous or has_links else tell_several(edge_label_index)
+        if several is not None:
+            raise ArgumentTypeError(several)
         if not has_links:
             raise ArgumentError("edge_label_index must hold links, as no process has all edges of the graph")
         sampler = DistNeighborSampler(

@@ -14,14 +14,15 @@ from pyg_direct.distributed.part import GraphPart, Table
 from pyg_direct.distributed.peers import PeerRows
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
+from pyg_direct.graph.relation import tell_apart
 from pyg_direct.ops.gather import gather_rows
 from pyg_direct.ops.owner import group_keys, make_keys
 from pyg_direct.ops.scatter import scatter_rows
 from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.raw import as_bytes
 
-# Times of nodes, which are fetched by this name, but are no attribute of batches.
-TIME = ":time"
+# Times of nodes, which are fetched by this name, which no attribute of batches has.
+TIME = ""
 
 
 class Wanted(NamedTuple):
@@ -103,9 +104,7 @@ class RowExchange:
 
     def describe(self) -> dict[str, Feature]:
         """Where the part's own rows lie, by kind and attribute."""
-        return {name if self._part.manifest.is_homogeneous else f"{kind}.{name}": feature
-                for kind, features in self.features.items() for name, feature in features.items()
-                if name != TIME}  # fmt: skip
+        return name_features(self.features, self._part.manifest.is_homogeneous)
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[dict[str, Tensor]]:
         """The rows by attribute, in the order of the ids; one exchange for all that is wanted.
@@ -278,6 +277,13 @@ class RowExchange:
     def kept_bytes(self) -> int:
         """Bytes of the copies that are kept."""
         return sum(t.numel() * t.element_size() for table in self._kept.values() for t in table.rows.values())
+
+
+def name_features(features: Mapping[Any, Mapping[str, Feature]], is_homogeneous: bool) -> dict[str, Feature]:
+    """Features by the name that reports show, of those by kind and attribute."""
+    own = {(kind, name): feature for kind, rows in features.items() for name, feature in rows.items() if name != TIME}
+    names = tell_apart({(kind, name): name if is_homogeneous else f"{kind}.{name}" for kind, name in own})
+    return {names[key]: feature for key, feature in own.items()}
 
 
 def _join(pieces: Sequence[Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_direct.distributed.clique import make_feature, move_arrays, place_on_gpus
 from pyg_direct.distributed.part import GraphPart, PartTopo, PlacedPart
-from pyg_direct.distributed.rows import TIME, Wanted
+from pyg_direct.distributed.rows import TIME, Wanted, name_features
 from pyg_direct.distributed.together import Shape, share_arrays
 from pyg_direct.errors import PartitionError
 from pyg_direct.features.feature import Feature
@@ -200,9 +200,7 @@ class WholeRows:
 
     def describe(self) -> dict[str, Feature]:
         """Where rows lie, by kind and attribute."""
-        return {name if self._is_homogeneous else f"{kind}.{name}": feature
-                for kind, features in self.features.items() for name, feature in features.items()
-                if name != TIME}  # fmt: skip
+        return name_features(self.features, self._is_homogeneous)
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[dict[str, Tensor]]:
         """The rows by attribute, in the order of the ids."""

@@ -130,7 +130,8 @@ def draw_shares(axes: Axes, bars: Mapping[str, Sequence[tuple[str, int]]]) -> No
                 axes.annotate(f"{count / total:.0%}", (left + count / total / 2, place), ha="center", va="center")
             left += count / total
         axes.annotate(f" {sum(count for _, count in parts):,}", (1, place), va="center", fontsize=8)
-    axes.set_yticks(range(len(bars)), list(bars))
+    # Between two of them would be a formula.
+    axes.set_yticks(range(len(bars)), [name.replace("$", r"\$") for name in bars])
     axes.set_xlim(0, 1.18)
     axes.set_xticks([])
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=4)

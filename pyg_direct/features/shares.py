@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +18,12 @@ class Demand(NamedTuple):
     row_bytes: int
 
 
-def share_budget(demands: Mapping[str, Demand], budget: int | str) -> dict[str, int]:
+def share_budget(demands: Mapping[Any, Demand], budget: int | str) -> dict[Any, int]:
     """Bytes for hot rows of each table: those with the most expected reads a byte of all tables, until the first that
     does not fit; of equals, those of earlier tables first. It takes about 40 bytes a row, on the device of the scores.
 
     Args:
-        demands: By name, on one device; `reads` in one unit.
+        demands: By key, on one device; `reads` in one unit.
         budget: For all of them together: bytes, `"2G"`, or a share of their bytes such as `"20%"`.
 
     Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +12,10 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.check import check_edge_list
+from pyg_direct.runtime.mode import ordinary_tensors, version_of
+
+# What was made of tensors, by name and ids of these; it goes when one of them does.
+_DERIVED: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], list[int], Any]] = {}
 
 
 class EdgeList(NamedTuple):
@@ -76,12 +82,43 @@ def _read_data(data: Any) -> EdgeList | Rows:
     if len(getattr(data, "node_types", ())) > 0:
         raise NotImplementedError("data must have one node type and one relation; loaders take a HeteroData")
     if getattr(data, "adj_t", None) is not None:
-        check_adjacency(data.adj_t)
-        return read_edges(data.adj_t)
+        adj_t = data.adj_t if getattr(data, "edge_index", None) is None else as_rows(data.adj_t)
+        check_adjacency(adj_t)
+        return read_edges(adj_t)
     if getattr(data, "edge_index", None) is None:
         raise ArgumentError("data must hold edge_index or adj_t, got neither")
     edges = read_edges(data.edge_index)
     return EdgeList(edges.edge_index, int(data.num_nodes)) if isinstance(edges, EdgeList) else edges
+
+
+def derive(name: str, make: Callable[..., Any], *sources: Any) -> Any:
+    """What a function of this name makes of tensors, kept until one of them is gone; made anew after a write to one."""
+    key = name, *map(id, sources)
+    versions = [version_of(source) for source in sources]
+    refs, known, made = _DERIVED.get(key, ([], [], None))
+    if known == versions and all(ref() is source for ref, source in zip(refs, sources, strict=True)):
+        return made
+    with ordinary_tensors():
+        made = make(*sources)
+    refs = [weakref.ref(source, lambda _: _DERIVED.pop(key, None)) for source in sources]
+    _DERIVED[key] = refs, versions, made
+    return made
+
+
+def find_edges(store: Any) -> Any:
+    """The edges of a `Data` or of a relation that are sampled: `adj_t` where there is one, as in PyG, else
+    `edge_index`; None without.
+    """
+    adj_t = store.adj_t if "adj_t" in store else None
+    if adj_t is None:
+        return getattr(store, "edge_index", None)
+    return adj_t if "edge_index" not in store or store["edge_index"] is None else as_rows(adj_t)
+
+
+def as_rows(adj_t: Any) -> Any:
+    """An adjacency compressed by row, of a sparse tensor of torch of any layout."""
+    is_other = isinstance(adj_t, Tensor) and adj_t.layout in (torch.sparse_coo, torch.sparse_csc)
+    return derive("rows", Tensor.to_sparse_csr, adj_t) if is_other else adj_t
 
 
 def check_adjacency(adj_t: Any, name: str = "data.adj_t") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,11 @@ EdgeType = tuple[str, str, str]
 # Names of the one node type and the one relation of a graph that has no names.
 NODES = "nodes"
 LINKS = (NODES, "to", NODES)
+
+
+def tell_apart(names: Mapping[Any, str]) -> dict[Any, str]:
+    """Names of attributes by (kind, key), as reports show them; where two would be equal, the keys themselves."""
+    return dict(names) if len(set(names.values())) == len(names) else {key: repr(key) for key in names}
 
 
 def name_part(part: str, kind: str | EdgeType) -> str:

@@ -6,26 +6,55 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_geometric.sampler import NumNeighbors
+from torch_geometric.typing import EdgeTypeStr
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.check import check_fanouts
 
 
-def keep_fanouts(num_neighbors: Any) -> NumNeighbors:
+class Fanouts(NumNeighbors):  # type: ignore[misc]
+    """Fanouts as PyG keeps them, whose keys are names of relations in one string, and by relation: the strings of two
+    relations may be equal.
+
+    Args:
+        values: A list, or one for each relation.
+        default: For relations that are not named.
+
+    Raises:
+        ValueError: PyG refuses them, for the reason given.
+    """
+
+    def __init__(self, values: Any, default: Any = None) -> None:
+        super().__init__(values, default)
+        named = values if isinstance(values, dict) else {}
+        # As PyG keeps its own: the class is frozen.
+        self.__dict__["by_relation"] = {EdgeTypeStr(key).to_tuple(): own for key, own in named.items()}
+
+    @property
+    def relations(self) -> dict[EdgeType, Any]:
+        """Fanouts of the relations that are named."""
+        return self.__dict__["by_relation"]  # type: ignore[no-any-return]
+
+
+def keep_fanouts(num_neighbors: Any) -> Fanouts:
     """A list of fanouts, or one for each relation, in an object of PyG's class that nothing was asked of yet.
 
     Raises:
         ArgumentError, ArgumentTypeError: `num_neighbors`, rule and value.
     """
+    if isinstance(num_neighbors, Fanouts):
+        kept = Fanouts(num_neighbors.values, num_neighbors.default)
+        kept.__dict__["by_relation"] = dict(num_neighbors.relations)
+        return kept
     if isinstance(num_neighbors, NumNeighbors):
         # PyG's class remembers what it answered for the first graph.
-        return NumNeighbors(num_neighbors.values, num_neighbors.default)
+        return Fanouts(num_neighbors.values, num_neighbors.default)
     if not isinstance(num_neighbors, Mapping):
-        return NumNeighbors(check_fanouts("num_neighbors", num_neighbors))
+        return Fanouts(check_fanouts("num_neighbors", num_neighbors))
     try:
-        return NumNeighbors(dict(num_neighbors))
-    except ValueError as error:
+        return Fanouts(dict(num_neighbors))
+    except (ValueError, TypeError) as error:
         raise ArgumentError(f"num_neighbors must be by relation: {error}, got {num_neighbors}: name each as (source "
                             "type, name, target type)") from error  # fmt: skip
 
@@ -40,30 +69,25 @@ def read_fanouts(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType] | N
         return check_fanouts("num_neighbors", num_neighbors.values)
     if edge_types is None:
         raise ArgumentError("num_neighbors must be a list for a graph without types, got one for each relation")
-    try:
-        by_relation = keep_fanouts(num_neighbors).get_values(list(edge_types))
-    except (ArgumentError, ArgumentTypeError):
-        raise
-    except (ValueError, TypeError) as error:
-        raise ArgumentError(_name_fault(num_neighbors, edge_types) or f"num_neighbors: {error}") from error
-    return {edge_type: check_fanouts(f"num_neighbors[{edge_type}]", own) for edge_type, own in by_relation.items()}
-
-
-def _name_fault(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType]) -> str | None:
-    """What is wrong with fanouts by relation, and where; None where it is something else."""
-    given = {key.to_tuple(): own for key, own in num_neighbors.values.items()}
-    unknown = [edge_type for edge_type in given if edge_type not in edge_types]
+    # A sampler that was saved by an older version holds one of PyG's.
+    kept = num_neighbors if isinstance(num_neighbors, Fanouts) else keep_fanouts(num_neighbors)
+    named, default = kept.relations, kept.default
+    unknown = [edge_type for edge_type in named if edge_type not in edge_types]
     if unknown:
-        return f"num_neighbors must name relations of the graph, got {_list(unknown)}: it has {_list(edge_types)}"
-    missing = [edge_type for edge_type in edge_types if edge_type not in given]
-    if missing and num_neighbors.default is None:
-        return (f"num_neighbors must have fanouts for every relation of the graph, got none for {_list(missing)}; [0] "
-                "for each hop takes no neighbors")  # fmt: skip
-    hops = {edge_type: len(given.get(edge_type, num_neighbors.default)) for edge_type in edge_types}
+        raise ArgumentError("num_neighbors must name relations of the graph, got "
+                            f"{_list(unknown)}: it has {_list(edge_types)}")  # fmt: skip
+    missing = [edge_type for edge_type in edge_types if edge_type not in named]
+    if missing and default is None:
+        raise ArgumentError("num_neighbors must have fanouts for every relation of the graph, got none for "
+                            f"{_list(missing)}; [0] for each hop takes no neighbors")  # fmt: skip
+    given: dict[EdgeType, Any] = {**dict.fromkeys(edge_types, default), **named}
+    fanouts = {edge_type: check_fanouts(f"num_neighbors[{edge_type}]", own) for edge_type, own in given.items()}
+    hops = {edge_type: len(own) for edge_type, own in fanouts.items()}
     if len(set(hops.values())) > 1:
         told = ", ".join(f"{count} for {edge_type}" for edge_type, count in hops.items())
-        return f"num_neighbors must have as many hops for every relation, got {told}"
-    return None
+        # In the words that programs may look for in PyG's message.
+        raise ArgumentError(f"num_neighbors: the number of hops must be the same across all relations, got {told}")
+    return fanouts
 
 
 def _list(edge_types: Sequence[EdgeType]) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+from torch_geometric.sampler import HeteroSamplerOutput, HGTSampler, NeighborSampler, SamplerOutput
 
+from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.copied import without_edge_attributes
@@ -24,7 +25,7 @@ from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.stores import StoreAttributes
 from pyg_direct.loader.superbatch import SharedRows, Work
 from pyg_direct.loader.together import GPU_ROOM, HOST_ROOM, GrowingTogether, Together
-from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.check import as_ids, check_ids
 from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.host import available_bytes
 from pyg_direct.runtime.threads import one_thread
@@ -47,14 +48,15 @@ class GeneralLoader(EpochLoader):
         if ours:
             self._sampler.refresh()
         topology = self._sampler._open_topology() if ours else None
+        by_adjacency = ours or isinstance(self._sampler, (NeighborSampler, HGTSampler))
         options = self.device, self.placement, self.feature_cache, self.store_dtype, self.sharing
         if isinstance(self.data, HeteroData):
             ranking = topology if isinstance(topology, HeteroTopo) else None
-            self._general = HeteroAttributes(self.data, ranking, *options)
+            self._general = HeteroAttributes(self.data, ranking, *options, by_adjacency=by_adjacency)
         elif isinstance(self.data, Data):
             if isinstance(topology, HeteroTopo):
                 topology = TypeRanking(topology, topology.node_types[0])
-            self._general = Attributes(self.data, topology, *options)
+            self._general = Attributes(self.data, topology, *options, by_adjacency=by_adjacency)
         else:
             features, graph = self.data
             self._general = StoreAttributes(features, graph, self.device, self.custom_cls)
@@ -129,11 +131,7 @@ class GeneralLoader(EpochLoader):
     def __call__(self, index: Any) -> Any:
         """The batch around the seeds at these positions; each call draws anew."""
         self._prepare()
-        positions = torch.as_tensor(index, device="cpu").reshape(-1)
-        if positions.dtype == torch.bool or positions.numel() == 0:
-            positions = positions.nonzero().view(-1)
-        positions = check_ids("index", positions, len(self.dataset)).long()  # type: ignore[attr-defined]
-        out = self._ask(positions, None)
+        out = self._ask(read_positions(index, len(self.dataset)), None)  # type: ignore[attr-defined]
         return self.filter_fn(out) if self._is_filtered else self._finish_batch(self._build(out))
 
     def collate_fn(self, index: Any) -> Any:
@@ -141,9 +139,12 @@ class GeneralLoader(EpochLoader):
 
         Args:
             index: Positions among the seeds, int64 `[B]` or a list.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
         """
         # PyG would make positions on torch's default device; seeds lie on the CPU.
-        index = index if isinstance(index, Tensor) else torch.tensor(index, dtype=torch.int64, device="cpu")
+        index = index if isinstance(index, Tensor) else check_ids("index", as_ids("index", index)).long()
         return super().collate_fn(index)  # type: ignore[misc]
 
     def filter_fn(self, out: Output) -> Any:
@@ -227,6 +228,20 @@ class GeneralLoader(EpochLoader):
         attributes = self._prepare() if self._general is None else self._general
         lines = [self._sampler.summarise()] if isinstance(self._sampler, OwnSampler) else []
         return lines, attributes.describe()
+
+
+def read_positions(index: Any, count: int) -> Tensor:
+    """Positions among so many seeds, int64 `[B]`, of a number, a list or a mask.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
+    """
+    positions = as_ids("index", index).cpu().reshape(-1)
+    if positions.dtype == torch.bool:
+        if positions.numel() != count:
+            raise ArgumentError(f"index must have shape [{count}] as a mask of the seeds, got [{positions.numel()}]")
+        positions = positions.nonzero().view(-1)
+    return check_ids("index", positions, count).long()
 
 
 def _permute(edge: Tensor | None, perm: Tensor | None, device: torch.device) -> Tensor | None:

@@ -6,17 +6,19 @@ import re
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.typing import SparseTensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.hetero import HeteroTopo
-from pyg_direct.graph.pyg import check_adjacency
+from pyg_direct.graph.pyg import as_rows, check_adjacency, derive, find_edges
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.counted import tell_count
 from pyg_direct.loader.stores import read_stores
@@ -110,6 +112,71 @@ def _note(part: Any, sources: list[Any]) -> Any:
     return id(part), version_of(part)
 
 
+def find_places(store: Any, name: str) -> Tensor | None:
+    """Where the edges of `adj_t`, whose order ids of edges are, stand among those of `edge_index`, whose order
+    attributes have: int64 `[E]`; None where both are the same, or there is one alone.
+
+    Args:
+        store: The store of a graph or relation.
+        name: What it is called in messages.
+
+    Raises:
+        ArgumentError: an edge of `adj_t` is none of `edge_index`.
+    """
+    adj_t, edge_index = store.get("adj_t"), store.get("edge_index")
+    if adj_t is None or edge_index is None:
+        return None
+    places: Tensor | None = derive("places", _match_edges, as_rows(adj_t), edge_index)
+    if places is not None and bool((places < 0).any()):
+        source, target = _read_edges(as_rows(adj_t), "coo")[:, int((places < 0).nonzero()[0])].tolist()
+        raise ArgumentError(
+            f"{name}.edge_index must hold every edge of {name}.adj_t, which is sampled, as attributes "
+            f"of edges go by edge_index, got none from {source} to {target}: delete one of both"
+        )
+    return places
+
+
+def _match_edges(adj_t: Any, edge_index: Tensor) -> Tensor | None:
+    """As `find_places`; -1 for an edge that is not there. Of parallel edges the first stands for the first."""
+    own, given = _read_edges(adj_t, "coo").long(), _read_edges(edge_index, "coo").long()
+    own = own.to(given.device)
+    if own.shape == given.shape and torch.equal(own, given):
+        return None
+    size = int(torch.cat([own[1], given[1]]).max()) + 1 if own.numel() + given.numel() else 1
+    wanted, order = (own[0] * size + own[1]).sort(stable=True)
+    known, places = (given[0] * size + given[1]).sort(stable=True)
+    # Where an edge's parallel ones begin, and which of them it is.
+    turns = torch.arange(len(wanted), device=wanted.device) - torch.searchsorted(wanted, wanted)
+    at = torch.searchsorted(known, wanted) + turns
+    found = torch.full_like(order, -1)
+    is_there = at < len(known)
+    is_there[is_there.clone()] = known[at[is_there]] == wanted[is_there]
+    found[order[is_there]] = places[at[is_there]]
+    return found
+
+
+def place_rows(store: Any, name: str, device: torch.device) -> Tensor | None:
+    """As `find_places`, on a device, for the attributes of edges; None where there are none.
+
+    Raises:
+        ArgumentError: an edge of `adj_t` is none of `edge_index`.
+    """
+    if "adj_t" not in store or not any(store.is_edge_attr(key) for key in store if key not in ("edge_index", "adj_t")):
+        return None
+    places = find_places(store, name)
+    return None if places is None else derive(f"places on {device}", partial(Tensor.to, device=device), places)
+
+
+def place_values(store: Any, name: str, values: Tensor) -> Tensor:
+    """Values of edges, which go by `edge_index`, in the order of ids of edges; as they are where that is the same."""
+    places = find_places(store, name) if isinstance(values, Tensor) else None
+    return values if places is None else derive("values", _take, values, places)
+
+
+def _take(values: Tensor, places: Tensor) -> Tensor:
+    return values.index_select(0, places.to(values.device))
+
+
 def check_graph(data: Any, is_sampled: bool = True) -> None:
     """Refuse what loaders do not know.
 
@@ -134,7 +201,11 @@ def check_graph(data: Any, is_sampled: bool = True) -> None:
             found += f", whose first is a {names[0]} and no FeatureStore"
         elif len(data) == 2:
             found += f", whose second is a {names[1]} and no GraphStore, as Data(edge_index=..., num_nodes=...) is one"
-    raise ArgumentTypeError(f"data must be a Data, a HeteroData or a tuple of FeatureStore and GraphStore, got {found}")
+    is_several = isinstance(data, Dataset) or (isinstance(data, (tuple, list)) and all(
+        isinstance(part, (Data, HeteroData)) for part in data[:2]))  # fmt: skip
+    hint = ": give one of its graphs, such as data[0]" if is_several and len(data) else ""
+    raise ArgumentTypeError("data must be a Data, a HeteroData or a tuple of FeatureStore and GraphStore, got "
+                            f"{found}{hint}")  # fmt: skip
 
 
 def refuse_features(data: Any) -> None:
@@ -196,7 +267,7 @@ def count_nodes(data: Data) -> int:
 
 
 def _read_data(data: Data, time_attr: str | None, weight_attr: str | None) -> Parts:
-    edges = data.adj_t if "edge_index" not in data and "adj_t" in data else data.edge_index
+    edges = find_edges(data)
     parts = Parts(count_nodes(data), torch.empty(2, 0, dtype=torch.int64, device="cpu") if edges is None else edges)
     for name, attr in (("time_attr", time_attr), ("weight_attr", weight_attr)):
         if attr is not None and attr not in data:
@@ -205,11 +276,11 @@ def _read_data(data: Data, time_attr: str | None, weight_attr: str | None) -> Pa
         if data.is_node_attr(time_attr):
             parts.node_time = data[time_attr]
         elif data.is_edge_attr(time_attr):
-            parts.edge_time = data[time_attr]
+            parts.edge_time = place_values(data._store, "data", data[time_attr])
         else:
             raise ArgumentError(f"time_attr must name times of nodes or edges, {time_attr!r} is neither")
     if weight_attr is not None:
-        parts.edge_weight = data[weight_attr]
+        parts.edge_weight = place_values(data._store, "data", data[weight_attr])
     return parts
 
 
@@ -217,20 +288,22 @@ def _read_hetero(data: HeteroData, time_attr: str | None, weight_attr: str | Non
     edges = {}
     for edge_type, store in data.edge_items():
         if "edge_index" in store or "adj_t" in store:
-            edges[edge_type] = store["edge_index"] if "edge_index" in store else store["adj_t"]
+            edges[edge_type] = find_edges(store)
     num_nodes = {kind: int(_count_met(kind, edges) if store.num_nodes is None else store.num_nodes)
                  for kind, store in data.node_items()}  # fmt: skip
     parts = Parts(num_nodes, edges)
     if time_attr is not None:
         node_time = {kind: store[time_attr] for kind, store in data.node_items() if time_attr in store}
-        edge_time = {kind: data[kind][time_attr] for kind in edges if time_attr in data[kind]}
+        edge_time = {kind: place_values(data[kind], f"data[{kind}]", data[kind][time_attr])
+                     for kind in edges if time_attr in data[kind]}  # fmt: skip
         if node_time and edge_time:
             raise ArgumentError(f"time_attr must name times of nodes or of edges, {time_attr!r} names both")
         if not node_time and not edge_time:
             raise ArgumentError(f"time_attr must name an attribute of nodes or edges, got {time_attr!r}")
         parts.node_time, parts.edge_time = node_time or None, edge_time or None
     if weight_attr is not None:
-        parts.edge_weight = {kind: data[kind][weight_attr] for kind in edges if weight_attr in data[kind]}
+        parts.edge_weight = {kind: place_values(data[kind], f"data[{kind}]", data[kind][weight_attr])
+                             for kind in edges if weight_attr in data[kind]}  # fmt: skip
         if not parts.edge_weight:
             raise ArgumentError(f"weight_attr must name an attribute of edges, got {weight_attr!r}")
     return parts

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput
-from torch_geometric.typing import SparseTensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.typed import TypedRows
 from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.graph.relation import tell_apart
 from pyg_direct.loader.copied import copy_store
-from pyg_direct.loader.graph import refuse_features
+from pyg_direct.loader.graph import place_rows, refuse_features
 from pyg_direct.loader.output import PackedOutput
 from pyg_direct.loader.placed import PlacedRows
-from pyg_direct.loader.slicer import Slicer, choose_slicer
+from pyg_direct.loader.slicer import Slicer, choose_slicer, slice_adjacency
 
 # Rows by (type, key), and the tensors whose memory they share.
 Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
@@ -56,19 +56,23 @@ class HeteroAttributes(PlacedRows):
         data: The graph; read anew for every epoch, so that edits take effect.
         topology: What ranks rows; None takes the first ones for hot.
         device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
+        by_adjacency: See `Attributes`.
     """
 
     def __init__(self, data: HeteroData, topology: HeteroTopo | None, device: torch.device, placement: str,
                  feature_cache: int | str | None, store_dtype: torch.dtype | None = None,
-                 sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
+                 sharing: Mapping[str, str] = MappingProxyType({}), by_adjacency: bool = True) -> None:  # fmt: skip
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
         refuse_features(data)
         self._others: dict[tuple[Any, str], Slicer] = {}
-        # Features go by one name each: "paper.x", "author writes paper.edge_attr".
-        self._names: dict[tuple[Any, str], str] = {}
-        values: dict[str, Any] = {}
-        kinds: dict[str, str] = {}
-        rankings: dict[str, Listing | None] = {}
+        # Where the rows of the edges of a relation are, if not at their ids.
+        places = {kind: place_rows(store, f"data[{kind}]", device) for kind, store in data.edge_items()
+                  if by_adjacency and "adj_t" in store}  # fmt: skip
+        self._places = {kind: own for kind, own in places.items() if own is not None}
+        # By (type or relation, key).
+        values: dict[Any, Any] = {}
+        kinds: dict[Any, str] = {}
+        rankings: dict[Any, Listing | None] = {}
         # Those of each type or relation that are sliced, and that still are where types were read together.
         self._keys: dict[Any, list[str]] = {}
         self._keys_beside: dict[Any, list[str]] = {}
@@ -76,17 +80,19 @@ class HeteroAttributes(PlacedRows):
             for kind, store in stores:
                 ranking = TypeRanking(topology, kind) if place == "node" and topology is not None else None
                 for key in self._sort_out(data, place, kind, store):
-                    name = f"{kind if isinstance(kind, str) else ' '.join(kind)}.{key}"
-                    self._names[kind, key], values[name], kinds[name] = name, store[key], place
-                    rankings[name] = ranking
+                    values[kind, key], kinds[kind, key], rankings[kind, key] = store[key], place, ranking
         self._place_all(values, kinds, rankings)
-        of_nodes = {name: self._node[own] for name, own in self._names.items() if own in self._node}
-        self._typed = TypedRows(of_nodes, topology.node_types) if topology is not None else None  # type: ignore[arg-type]
+        self._typed = None if topology is None else TypedRows(self._node, topology.node_types)
         together = set() if self._typed is None else self._typed.names
-        for kind, key in (*self._names, *self._others):
+        for kind, key in (*values, *self._others):
             self._keys.setdefault(kind, []).append(key)
             if (kind, key) not in together:
                 self._keys_beside.setdefault(kind, []).append(key)
+
+    def _name_all(self) -> dict[Any, str]:
+        # "paper.x", "author writes paper.edge_attr".
+        return tell_apart({(kind, key): f"{kind if isinstance(kind, str) else ' '.join(kind)}.{key}"
+                           for kind, key in (*self._node, *self._edge)})  # fmt: skip
 
     def _sort_out(self, data: HeteroData, place: str, kind: Any, store: Any) -> list[str]:
         """Attributes whose rows are to be placed; how to slice the others is noted."""
@@ -167,11 +173,13 @@ class HeteroAttributes(PlacedRows):
             if "edge_index" in mapping:
                 mapping["edge_index"] = pair
             if "adj_t" in mapping:
-                sizes = [out.node.get(kind[end], none).numel() for end in (2, 0)]
-                store.adj_t = _slice_adjacency(store.adj_t, pair[0], pair[1], ids, sizes)
+                sizes = out.node.get(kind[2], none).numel(), out.node.get(kind[0], none).numel()
+                store.adj_t = slice_adjacency(store.adj_t, pair[0], pair[1], ids, sizes)
                 made.append(store.adj_t)
             if kind in keys:
-                self._slice(kind, keys[kind], mapping, ids, checked, made)
+                places = self._places.get(kind)
+                own = ids if ids is None or places is None else places[ids]
+                self._slice(kind, keys[kind], mapping, own, checked, made)
         if packed is not None and memory is not None:
             memory += made
         return batch
@@ -186,9 +194,9 @@ class HeteroAttributes(PlacedRows):
                 # Edges that were merged have no attributes any more.
                 del mapping[key]
                 continue
-            name = self._names.get((kind, key))
-            if name is None:
-                value = self._others[kind, key](mapping[key], ids)
+            name = kind, key
+            if name in self._others:
+                value = self._others[name](mapping[key], ids)
             else:
                 feature = self._node[name] if name in self._node else self._edge[name]
                 value = feature.read(ids) if checked else feature[ids]
@@ -212,12 +220,3 @@ def _copy_stores(data: HeteroData) -> HeteroData:
 def _copy_all(stores: Mapping[Any, Any], parent: weakref.ref[Any]) -> dict[Any, Any]:
     """Copies of the stores of a graph, for another."""
     return {kind: copy_store(store, parent) for kind, store in stores.items()}
-
-
-def _slice_adjacency(adj_t: Any, row: Tensor, col: Tensor, ids: Tensor | None, sizes: list[int]) -> Any:
-    if isinstance(adj_t, Tensor):
-        values = torch.ones(row.numel(), device=row.device) if ids is None else adj_t.values().to(row.device)[ids]
-        return torch.sparse_coo_tensor(torch.stack([col, row]), values, tuple(sizes), device=row.device).to_sparse_csr()
-    value = adj_t.storage.value()
-    value = None if value is None or ids is None else value.to(row.device)[ids]
-    return SparseTensor(row=col, col=row, value=value, sparse_sizes=tuple(sizes), is_sorted=False, trust_data=True)

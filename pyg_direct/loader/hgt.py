@@ -10,6 +10,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import HGTLoader as PygHGTLoader
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput
 
+from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.graph import read_parts, settle_filter
 from pyg_direct.loader.node import NodeLoader
@@ -29,7 +30,7 @@ class HGTSampler(OwnSampler):
 
     Args:
         data: A `HeteroData`.
-        num_samples: Nodes of each type in each layer, or these for each type.
+        num_samples: Nodes of each type in each layer, or these for every type that edges join.
         is_sorted: Accepted; rows are made once, whatever the order of edges.
         share_memory: Accepted; there are no worker processes to share with.
         device, placement, seed: See `NeighborLoader`.
@@ -39,6 +40,8 @@ class HGTSampler(OwnSampler):
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
         NotImplementedError: a `Data` or a pair of stores, as in PyG.
     """
+
+    _same: list[int] | None = None
 
     def __init__(self, data: HeteroData, num_samples: Samples, is_sorted: bool = False, share_memory: bool = False, *,
                  device: Device = None, placement: str = "auto", seed: int | None = None,
@@ -52,8 +55,9 @@ class HGTSampler(OwnSampler):
         self.data, self.device, self.placement = data, resolve_device(device), placement
         self._chooses_device = device is None
         self.seed, self._num_calls = check_seed(seed), 0
-        by_type = num_samples if isinstance(num_samples, Mapping) else dict.fromkeys(data.node_types, num_samples)
-        self.num_samples = {kind: check_fanouts(f"num_samples[{kind!r}]", own) for kind, own in by_type.items()}
+        self.num_samples = _read_samples(num_samples, data)
+        # What types get that an edit adds.
+        self._same = None if isinstance(num_samples, Mapping) else check_fanouts("num_samples", num_samples)
         self.most_neighbors = most_neighbors
         self.num_hops = max((len(own) for own in self.num_samples.values()), default=0)
         self._topology: HeteroTopo | None = None
@@ -69,10 +73,12 @@ class HGTSampler(OwnSampler):
         """Read the graph anew, so that edits take effect.
 
         Raises:
-            ArgumentError, ArgumentTypeError, IdError: edges of the graph are none.
+            ArgumentError, ArgumentTypeError, IdError: edges of the graph are none, or of types without a number.
         """
         topology = read_parts(self.data).open("in", False)
         if topology is not self._topology:
+            own = {} if self._same is None else dict.fromkeys(self.data.node_types, self._same)
+            self.num_samples = _read_samples({**own, **self.num_samples}, self.data)
             self._topology = topology
             self._plan = HgtPlan(topology.place(self.placement, self.device), self.num_samples, self.most_neighbors)
 
@@ -127,6 +133,32 @@ class HGTSampler(OwnSampler):
         return other
 
 
+def _read_samples(num_samples: Any, data: HeteroData) -> dict[str, list[int]]:
+    """Nodes to sample of each type in each layer, of every type that edges join, in equally many layers.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: `num_samples`, rule and value.
+    """
+    node_types = data.node_types
+    if not isinstance(num_samples, Mapping):
+        return dict.fromkeys(node_types, check_fanouts("num_samples", num_samples))
+    made = {kind: check_fanouts(f"num_samples[{kind!r}]", own) for kind, own in num_samples.items()}
+    unknown = [kind for kind in made if kind not in node_types]
+    if unknown:
+        raise ArgumentError(f"num_samples must name known node types, got {unknown} of {list(node_types)}")
+    joined = {edge_type[end] for edge_type in data.edge_types for end in (0, -1)}
+    missing = [kind for kind in node_types if kind not in made and (kind in joined or not made)]
+    if missing:
+        # PyG's ends with the message of a table of C++.
+        raise ArgumentError("num_samples must have a number of nodes a layer for every node type, got none for "
+                            f"{', '.join(map(repr, missing))}: 0 for each layer samples none")  # fmt: skip
+    layers = {kind: len(own) for kind, own in made.items()}
+    if len(set(layers.values())) > 1:
+        told = ", ".join(f"{count} for {kind!r}" for kind, count in layers.items())
+        raise ArgumentError(f"num_samples: the number of layers must be the same across all node types, got {told}")
+    return made
+
+
 class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
     """Batches of HGT's layer-wise sampling (Hu et al., WWW 2020, algorithm 2), after PyG's class, on `device`.
 
@@ -137,7 +169,7 @@ class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
 
     Args:
         data: A `HeteroData`.
-        num_samples: Nodes of each type in each layer, or these for each type.
+        num_samples: Nodes of each type in each layer, or these for every type that edges join.
         input_nodes: Seeds: a node type, or (type, ids or mask).
         is_sorted: Accepted; rows are made once, whatever the order of edges.
         transform, transform_sampler_output, filter_per_worker: See `NeighborLoader`.

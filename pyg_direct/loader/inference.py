@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.link import blocks_for_rows, find_link_blocks
 from pyg_direct.graph.placed import place_array
+from pyg_direct.graph.pyg import find_edges
 from pyg_direct.loader.neighbor import NeighborLoader
 from pyg_direct.ops.gather import gather_rows
 from pyg_direct.progress import Bar, show_wait
@@ -58,8 +59,7 @@ def inference_loader(data: Data, batch_size: int | None = None, **options: Any) 
             raise ArgumentError(f"{name} is settled by layer-wise inference, got {options[name]!r}")
     bare = _Bare(num_nodes=data.num_nodes)
     bare.__dict__["_rows"] = data.x
-    key = "edge_index" if "edge_index" in data else "adj_t"
-    bare[key] = data[key]
+    bare["edge_index" if data.get("adj_t") is None else "adj_t"] = find_edges(data)
     loader = NeighborLoader(bare, [-1], batch_size=1 if batch_size is None else batch_size, **options)
     if batch_size is None:
         mean = max(1.0, data.num_edges / max(1, int(data.num_nodes)))

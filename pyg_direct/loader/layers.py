@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch_geometric.data import Data
 from torch_geometric.loader.neighbor_sampler import Adj as SparseLayer, EdgeIndex, NeighborSampler as PygNeighborSampler
 from torch_geometric.typing import SparseTensor
 
@@ -19,7 +20,7 @@ from pyg_direct.loader.options import settle_workers
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.record import EpochRecord
 from pyg_direct.loader.superbatch import SharedRows
-from pyg_direct.ops.check import check_callables, check_fanouts, check_flag, check_ids
+from pyg_direct.ops.check import as_ids, check_callables, check_fanouts, check_flag, check_ids
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
 from pyg_direct.sampling.key import EpochKey, call_key
 from pyg_direct.typing import Device
@@ -77,8 +78,9 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
             topology = CSRTopo(edge_index)
         else:
             if not isinstance(edge_index, Tensor):
+                hint = ": give its edge_index" if isinstance(edge_index, Data) else ""
                 raise ArgumentTypeError(
-                    f"edge_index must be a tensor or a SparseTensor, got {type(edge_index).__name__}"
+                    f"edge_index must be a tensor or a SparseTensor, got {type(edge_index).__name__}{hint}"
                 )
             topology = CSRTopo(edge_index, num_nodes=_count_nodes(edge_index, node_idx, num_nodes))
         if node_idx is None:
@@ -104,7 +106,7 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
             batch: Nodes, int64 `[B]` or a list.
 
         Raises:
-            IdError: a node lies outside the graph.
+            ArgumentError, ArgumentTypeError, IdError: `batch`, rule and value.
         """
         return self.sample(batch)
 
@@ -115,10 +117,10 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
             batch: Nodes, int64 `[B]` or a list.
 
         Raises:
-            IdError: a node lies outside the graph.
+            ArgumentError, ArgumentTypeError, IdError: `batch`, rule and value.
         """
         self._num_calls += 1
-        nodes = batch.long() if isinstance(batch, Tensor) else torch.tensor(batch, dtype=torch.int64, device="cpu")
+        nodes = check_ids("batch", as_ids("batch", batch)).long()
         return self._draw(nodes, call_key(self.seed, self._num_calls - 1))
 
     def _draw(self, nodes: Tensor, key: int) -> Any:

@@ -31,7 +31,7 @@ from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.stores import list_links, list_relations
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.loader.together import Together
-from pyg_direct.ops.check import check_callables, check_ids
+from pyg_direct.ops.check import check_callables, check_ids, in_short, tell_kind
 from pyg_direct.sampling.key import EpochKey
 from pyg_direct.sampling.negative import check_weight
 from pyg_direct.sampling.plan import GpuPlan
@@ -351,22 +351,26 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
     """Links as PyG's loader takes them, checked: a tensor, or (relation, tensor)."""
     if isinstance(data, Data):
         return _list_links("data", data) if edge_label_index is None else _check_links_shape(edge_label_index)
-    is_relation = isinstance(edge_label_index, (tuple, list)) and len(edge_label_index) > 0
-    if not is_relation:
-        raise ArgumentTypeError(
+    is_pair = isinstance(edge_label_index, (tuple, list)) and len(edge_label_index) > 0
+    if not is_pair:
+        raise ArgumentTypeError(tell_several(edge_label_index) or (
             "edge_label_index must be a relation or (relation, links) for a graph with types, got "
-            f"{'None' if edge_label_index is None else type(edge_label_index).__name__}"
-        )
-    bare = isinstance(edge_label_index[0], str)
+            f"{tell_kind(edge_label_index)}: name the relation as (source type, name, target type)"))  # fmt: skip
+    bare = isinstance(edge_label_index[0], str) and all(isinstance(part, str) for part in edge_label_index)
+    several = None if bare else tell_several(edge_label_index)
+    if several is not None:
+        raise ArgumentTypeError(several)
     if len(edge_label_index) != 2 and not bare:
-        raise ArgumentError(
-            f"edge_label_index must be a relation or (relation, links), got a tuple of {len(edge_label_index)}"
-        )
+        raise ArgumentError("edge_label_index must be a relation or (relation, links), got a tuple of "
+                            f"{len(edge_label_index)}: {in_short(edge_label_index)}")  # fmt: skip
     edge_type, links = (edge_label_index, None) if bare else edge_label_index
-    is_named = isinstance(edge_type, (str, tuple, list))
+    is_named = _is_relation(edge_type)
     # As in PyG, a graph without types in stores is that of the relation None.
     if not is_named and (edge_type is not None or isinstance(data, HeteroData) or list_relations(data[1]) != [None]):
-        raise ArgumentTypeError(f"edge_label_index must name a relation, got {edge_type!r}")
+        raise ArgumentTypeError(
+            f"edge_label_index must name a relation, got {in_short(edge_type)}: give "
+            "((source type, name, target type), links)"
+        )
     if isinstance(data, HeteroData):
         edge_type = data._to_canonical(*edge_type)
         for end in (edge_type[0], edge_type[-1]):
@@ -383,13 +387,54 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
     return edge_type, _check_links_shape(links)
 
 
+def _is_relation(value: Any, least: int = 1) -> bool:
+    """Whether this names a relation, in full or in PyG's short forms of at least so many words."""
+    return isinstance(value, (tuple, list)) and least <= len(value) <= 3 and all(isinstance(w, str) for w in value)
+
+
+def tell_several(given: Any) -> str | None:
+    """What is said of several relations, with or without links, or of one in a list; None of anything else."""
+    items = list(given.items()) if isinstance(given, Mapping) else given
+    if isinstance(items, (set, frozenset)):
+        items = list(items)
+    if not isinstance(items, (list, tuple)) or not items:
+        return None
+    named = [
+        item[0] if isinstance(item, (list, tuple)) and item and _is_relation(item[0], 2) else item for item in items
+    ]
+    # (relation, links) is one.
+    if not all(_is_relation(name, 2) for name in named):
+        return None
+    way = f"give {named[0]} or ({named[0]}, links)" if len(named) == 1 else (
+        "make a loader for each, and go over several together with zip(first, second)")  # fmt: skip
+    return f"edge_label_index must be one relation or one (relation, links), got {in_short(named)}: {way}"
+
+
 def _check_links_shape(links: Any) -> Tensor:
+    is_list = isinstance(links, (list, tuple))
+    if is_list and len(links) == 2 and all(isinstance(end, Tensor) and end.dim() == 1 for end in links):
+        # PyG's takes both ends apart too.
+        if links[0].shape != links[1].shape:
+            sizes = " and ".join(str(end.numel()) for end in links)
+            raise ArgumentError(f"edge_label_index must have as many sources as targets, got {sizes}")
+        links = torch.stack(list(links))
     if not isinstance(links, Tensor):
         try:
             links = torch.as_tensor(links, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ArgumentTypeError(f"edge_label_index must be links [2, L] or None, got {links!r}") from error
+            first = links[0] if is_list and links else links
+            is_named = tell_several([first]) is not None or isinstance(first, str)
+            hint = ": relations are those of a HeteroData" if is_named else ""
+            raise ArgumentTypeError(
+                f"edge_label_index must be links [2, L] or None, got {in_short(links)}{hint}"
+            ) from error
+    if is_list and links.dim() == 1 and not links.numel():
+        # No links.
+        links = links.view(2, 0)
     if links.dim() != 2 or links.shape[0] != 2:
-        raise ArgumentError(f"edge_label_index must have shape [2, L], got {list(links.shape)}")
+        hint = ": give its .t()" if links.dim() == 2 and links.shape[1] == 2 else ""
+        if links.dtype == torch.bool and links.dim() == 1:
+            hint = ": of a mask, give edge_index[:, mask]"
+        raise ArgumentError(f"edge_label_index must have shape [2, L], got {list(links.shape)}{hint}")
     # Of no links the type tells nothing: an empty list makes floats.
     return links if links.numel() > 0 else links.long()  # type: ignore[no-any-return]

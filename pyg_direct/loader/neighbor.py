@@ -19,7 +19,7 @@ from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, EpochLoader
-from pyg_direct.loader.general import note_sample
+from pyg_direct.loader.general import note_sample, read_positions
 from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.hosts import keep_once
 from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds, open_loader
@@ -57,7 +57,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     Args:
         data: A `Data` or `HeteroData` with `edge_index` or `adj_t`, or (`FeatureStore`, `GraphStore`). Edits before
-            an epoch take effect in it. Attributes of edges in a store go by edge id.
+            an epoch take effect in it. Attributes of edges in a store go by edge id. Where there are both, `adj_t` is
+            sampled and edge ids are places in it, as in PyG; attributes of edges go by `edge_index`, whose edges may
+            stand in another order.
         num_neighbors: Fanout of each hop, -1 for all neighbors; or these for each relation (dict, `NumNeighbors`).
         input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes; with types, a type or
             (type, seeds).
@@ -311,10 +313,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if self._recipe is None:
             return super().__call__(index)
         self._prepare()
-        positions = torch.as_tensor(index, device="cpu").reshape(-1)
-        if positions.dtype == torch.bool or positions.numel() == 0:
-            positions = positions.nonzero().view(-1)
-        positions = check_ids("index", positions, len(self.dataset)).long()
+        positions = read_positions(index, len(self.dataset))
         return self._finish_batch(self._build_plain(self._sample_now(self.input_data.node[positions]), positions))
 
     def filter_fn(self, out: Any) -> Any:

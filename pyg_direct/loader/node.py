@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.stores import list_relations
-from pyg_direct.ops.check import check_callables, check_ids
+from pyg_direct.ops.check import check_callables, check_ids, in_short, tell_kind
 from pyg_direct.typing import Device
 
 
@@ -165,25 +165,49 @@ def _read_seeds(data: Any, input_nodes: Any, name: str) -> tuple[Any, int | None
     has_type = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)
     kind = input_nodes[0] if has_type else input_nodes
     is_typed = isinstance(data, HeteroData)
-    if input_nodes is None and not is_typed and list_relations(data[1]) == [None]:
+    has_types = is_typed or list_relations(data[1]) != [None]
+    if input_nodes is None and not has_types:
         raise ArgumentTypeError("input_nodes must be ids or a mask for a graph without types in stores, got None")
-    if not isinstance(kind, str) and (is_typed or input_nodes is None):
-        raise ArgumentTypeError(
-            "input_nodes must be a node type or (node type, nodes) for a graph with types, got "
-            f"{'None' if input_nodes is None else type(input_nodes).__name__}"
-        )
+    if has_types and (not isinstance(kind, str) or (has_type and isinstance(input_nodes[1], str))):
+        if is_typed and isinstance(kind, tuple) and kind in data.edge_types:
+            raise ArgumentTypeError(f"input_nodes must be a node type or (node type, nodes), got the relation {kind}: "
+                                    "LinkNeighborLoader samples around links")  # fmt: skip
+        raise ArgumentTypeError(_tell_several(input_nodes) or _tell_untyped("input_nodes", input_nodes))
     if is_typed and kind not in data.node_types:
         raise ArgumentError(f"input_nodes must name a known node type, got {kind!r} of {data.node_types}")
-    nodes = read_input_nodes(input_nodes[1]) if has_type else None if isinstance(kind, str) else read_input_nodes(kind)
+    if has_type:
+        nodes = read_input_nodes(input_nodes[1], f"input_nodes of {kind!r}", kind)
+    else:
+        nodes = None if isinstance(kind, str) else read_input_nodes(kind)
     if nodes is None and not is_typed and data[1] is None:
         raise ArgumentError(f"input_nodes must have ids where data has no GraphStore to count nodes, got {input_nodes}")
     num_nodes = data[kind].num_nodes if is_typed else None
     if is_typed and nodes is None and num_nodes is None:
         raise ArgumentError(f"data must know the number of {kind!r} nodes to take all as seeds; set "
                             f"data[{kind!r}].num_nodes")  # fmt: skip
-    count = count_seeds(nodes, num_nodes)
+    count = count_seeds(nodes, num_nodes, f"input_nodes of {kind!r}" if has_type else "input_nodes")
     # PyG's loader does not find the size of a type in stores for (type, None).
     return nodes if not isinstance(kind, str) else kind if nodes is None else (kind, nodes), count
+
+
+def _tell_untyped(name: str, seeds: Any) -> str:
+    """What is said of seeds that name no node type."""
+    hint = "" if seeds is None else ": name the type that they are of"
+    return f"{name} must be a node type or (node type, nodes) for a graph with types, got {tell_kind(seeds)}{hint}"
+
+
+def _tell_several(seeds: Any) -> str | None:
+    """What is said of several node types, with or without nodes, or of one in a list; None of anything else."""
+    if isinstance(seeds, (set, frozenset, Mapping)):
+        seeds = list(seeds)
+    if not isinstance(seeds, (list, tuple)) or not seeds:
+        return None
+    kinds = [item[0] if isinstance(item, (list, tuple)) and item else item for item in seeds]
+    if not all(isinstance(kind, str) for kind in kinds):
+        return None
+    way = f"give {kinds[0]!r} or ({kinds[0]!r}, nodes)" if len(kinds) == 1 else (
+        "make a loader for each, and go over several together with zip(first, second)")  # fmt: skip
+    return f"input_nodes must be one node type or one (node type, nodes), got {in_short(kinds)}: {way}"
 
 
 def _count_known(sampler: Any, seeds: Any, name: str) -> int | None:
@@ -197,9 +221,7 @@ def _count_known(sampler: Any, seeds: Any, name: str) -> int | None:
     kind, nodes = (seeds, None) if isinstance(seeds, str) else seeds if isinstance(seeds, tuple) else (None, seeds)
     sizes = sampler.num_nodes
     if isinstance(sizes, dict) and kind is None:
-        raise ArgumentTypeError(
-            f"{name} must be a node type or (node type, nodes) for a graph with types, got {type(seeds).__name__}"
-        )
+        raise ArgumentTypeError(_tell_untyped(name, seeds))
     if isinstance(sizes, dict) and kind not in sizes:
         raise ArgumentError(f"{name} must name a known node type, got {kind!r} of {list(sizes)}")
     size = sizes[kind] if isinstance(sizes, dict) else sizes

@@ -47,21 +47,22 @@ class PlacedRows:
                  sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
         self._device, self._placement, self._cache, self._store_dtype = device, placement, feature_cache, store_dtype
         self._sharing = dict(sharing)
-        self._node: dict[str, Feature] = {}
-        self._edge: dict[str, Feature] = {}
+        # By key; with types, by (type or relation, key).
+        self._node: dict[Any, Feature] = {}
+        self._edge: dict[Any, Feature] = {}
 
     def _is_shared(self, value: Any, kind: str) -> bool:
         """Whether all processes keep the rows together; the same in each of them, whatever memory it has free."""
         return bool(self._sharing) and kind == "node" and not Rows("", _count_bytes(value), len(value), True).is_narrow
 
-    def _choose_shared(self, values: dict[str, Any]) -> dict[str, Choice]:
+    def _choose_shared(self, values: dict[Any, Any]) -> dict[Any, Choice]:
         """What GPU memory goes to the hot rows of attributes that processes share."""
         total = sum(map(_count_bytes, values.values()))
         fills = self._device.type == "cuda" and self._placement == "auto" and self._cache is None
         budget = budget_of(free_bytes(self._device.index)) if fills else 0
         return {key: Choice("host", budget * _count_bytes(value) // total) for key, value in values.items()}
 
-    def _choose(self, values: dict[str, Any], kinds: dict[str, str], ranked_edges: bool = False) -> dict[str, Choice]:
+    def _choose(self, values: dict[Any, Any], kinds: dict[Any, str], ranked_edges: bool = False) -> dict[Any, Choice]:
         """Where each attribute goes; what an earlier epoch put on the GPU is no longer free there, and stays."""
         shared = {key: value for key, value in values.items() if self._is_shared(value, kinds[key])}
         if shared:
@@ -75,21 +76,21 @@ class PlacedRows:
         is_auto = self._placement == "auto"
         rows = [Rows(key, _count_bytes(value), len(value), ranked_edges or kinds[key] == "node")
                 for key, value in values.items()]  # fmt: skip
-        there = [row.name for row in rows if as_tensor(values[row.name]).is_cuda
-                 or ((is_auto or row.is_narrow) and self._find(values[row.name], "cuda") is not None)]  # fmt: skip
-        rows = [row for row in rows if row.name not in there]
-        kept = [row for row in rows if self._find(values[row.name], self._placement) is not None]
+        there = [row.key for row in rows if as_tensor(values[row.key]).is_cuda
+                 or ((is_auto or row.is_narrow) and self._find(values[row.key], "cuda") is not None)]  # fmt: skip
+        rows = [row for row in rows if row.key not in there]
+        kept = [row for row in rows if self._find(values[row.key], self._placement) is not None]
         places = choose_places([row for row in rows if row not in kept], budget_of(free_bytes(self._device.index)),
                                is_auto=is_auto, fill_cache=is_auto and self._cache is None)  # fmt: skip
-        places |= dict.fromkeys((row.name for row in kept), Choice("host")) | dict.fromkeys(there, Choice("cuda"))
+        places |= dict.fromkeys((row.key for row in kept), Choice("host")) | dict.fromkeys(there, Choice("cuda"))
         return {key: places[key] for key in values}
 
-    def _place_all(self, values: dict[str, Any], kinds: dict[str, str], rankings: Mapping[str, Listing | None]) -> None:
+    def _place_all(self, values: dict[Any, Any], kinds: dict[Any, str], rankings: Mapping[Any, Listing | None]) -> None:
         """Place attributes; `kinds` says `node` or `edge` for each, `rankings` what ranks the rows of some."""
         is_one = not self._sharing and any(kinds[key] == "edge" and isinstance(ranking, Ranked)
                                            for key, ranking in rankings.items())  # fmt: skip
         choices = self._choose(values, kinds, is_one)
-        caches: dict[str, int | str] = {
+        caches: dict[Any, int | str] = {
             key: choice.hot_bytes if self._cache is None or kinds[key] == "edge" else self._cache
             for key, choice in choices.items()}  # fmt: skip
         if is_one:
@@ -98,8 +99,8 @@ class PlacedRows:
             places = self._node if kinds[key] == "node" else self._edge
             places[key] = self._place(values[key], kinds[key], choice, caches[key], rankings.get(key))
 
-    def _share_cache(self, values: dict[str, Any], choices: Mapping[str, Choice],
-                     rankings: Mapping[str, Listing | None]) -> dict[str, int]:  # fmt: skip
+    def _share_cache(self, values: dict[Any, Any], choices: Mapping[Any, Choice],
+                     rankings: Mapping[Any, Listing | None]) -> dict[Any, int]:  # fmt: skip
         """Bytes for hot rows of attributes of nodes and edges whose chances are known, from one budget."""
         demands = {}
         for key, choice in choices.items():
@@ -158,13 +159,18 @@ class PlacedRows:
         source, feature = _FEATURES.get(self._key(value, placement), (None, None))
         return feature() if source is not None and feature is not None and source() is value else None
 
+    def _name_all(self) -> dict[Any, str]:
+        """Names of the placed attributes in messages and reports, each different, by key."""
+        return {key: str(key) for key in (*self._node, *self._edge)}
+
     def describe(self) -> dict[str, Feature]:
         """The placed attributes by name."""
-        return {**self._node, **self._edge}
+        return {name: self._node[key] if key in self._node else self._edge[key]
+                for key, name in self._name_all().items()}  # fmt: skip
 
-    def on_host(self) -> dict[str, Feature]:
-        """The node attributes that the GPU reads over the link, by name."""
-        return {name: feature for name, feature in self._node.items() if feature.placement in ("unified", "pinned")}
+    def on_host(self) -> dict[Any, Feature]:
+        """The node attributes that the GPU reads over the link, by key."""
+        return {key: feature for key, feature in self._node.items() if feature.placement in ("unified", "pinned")}
 
     def summarise(self) -> list[Placed]:
         """The attributes in the line about placement: wide ones one by one, labels and masks together."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,9 +34,9 @@ def check_place(name: str, place: str, device: torch.device, known: Sequence[str
 
 
 class Rows(NamedTuple):
-    """One attribute that is to be placed: its name, size, length and whether its hot rows may be copied to the GPU."""
+    """One attribute that is to be placed: its key, size, length and whether its hot rows may be copied to the GPU."""
 
-    name: str
+    key: Any
     num_bytes: int
     num_rows: int
     may_be_cached: bool
@@ -54,7 +54,7 @@ class Choice(NamedTuple):
     hot_bytes: int = 0
 
 
-def choose_places(attributes: Sequence[Rows], budget: int, *, is_auto: bool, fill_cache: bool) -> dict[str, Choice]:
+def choose_places(attributes: Sequence[Rows], budget: int, *, is_auto: bool, fill_cache: bool) -> dict[Any, Choice]:
     """Places of attributes in the order in which GPU memory does most good: short rows, then small tables whole, then
     the hot rows of the others, each in proportion to its size.
 
@@ -68,13 +68,13 @@ def choose_places(attributes: Sequence[Rows], budget: int, *, is_auto: bool, fil
     places = {}
     for rows in sorted(attributes, key=lambda rows: rows.num_bytes):
         fits = rows.num_bytes <= budget if is_auto else rows.is_narrow and 4 * rows.num_bytes <= budget
-        places[rows.name] = Choice("cuda" if fits else "host")
+        places[rows.key] = Choice("cuda" if fits else "host")
         budget -= rows.num_bytes if fits else 0
-    cached = [rows for rows in attributes if rows.may_be_cached and places[rows.name].place == "host"]
+    cached = [rows for rows in attributes if rows.may_be_cached and places[rows.key].place == "host"]
     total = sum(rows.num_bytes for rows in cached)
     if fill_cache and budget > 0:
         for rows in cached:
-            places[rows.name] = Choice("host", budget * rows.num_bytes // total)
+            places[rows.key] = Choice("host", budget * rows.num_bytes // total)
     return places
 
 

@@ -11,6 +11,7 @@ from torch_geometric.sampler import NodeSamplerInput, NumNeighbors, SamplerOutpu
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.loader.output import to_output
+from pyg_direct.ops.check import in_short
 from pyg_direct.sampling.options import GeneralRecipe
 
 
@@ -60,14 +61,22 @@ class NodeSampler:
         return to_output(sample, input_id)
 
 
-def read_input_nodes(input_nodes: Any, name: str = "input_nodes") -> Tensor | None:
-    """Ids or a mask as a tensor; PyG would read a mask in NumPy or a list, or ids that are not whole, as ids."""
+def read_input_nodes(input_nodes: Any, name: str = "input_nodes", kind: str | None = None) -> Tensor | None:
+    """Ids or a mask as a tensor; PyG would read a mask in NumPy or a list, or ids that are not whole, as ids.
+
+    Args:
+        input_nodes: Them.
+        name: Of the argument that they are.
+        kind: Their node type; None without types.
+    """
     if input_nodes is None:
         return None
     try:
         nodes = input_nodes if isinstance(input_nodes, Tensor) else torch.tensor(input_nodes, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentTypeError(f"{name} must be ids or a mask, got {input_nodes!r}") from error
+        first = input_nodes[0] if isinstance(input_nodes, (list, tuple)) and len(input_nodes) else input_nodes
+        hint = ": node types are those of a HeteroData" if kind is None and isinstance(first, str) else ""
+        raise ArgumentTypeError(f"{name} must be ids or a mask, got {in_short(input_nodes)}{hint}") from error
     if nodes.dim() != 1:
         raise ArgumentError(f"{name} must have one dimension, got shape {tuple(nodes.shape)}")
     # Of no ids the type tells nothing: an empty list makes floats. A mask has the length of the graph even so.

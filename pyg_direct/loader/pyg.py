@@ -17,14 +17,14 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.together import group_narrow
 from pyg_direct.graph.placed import PlacedTopology
-from pyg_direct.graph.pyg import check_adjacency
+from pyg_direct.graph.pyg import check_adjacency, find_edges
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.copied import copy_data
 from pyg_direct.loader.counted import tell_count
-from pyg_direct.loader.graph import refuse_features
+from pyg_direct.loader.graph import place_rows, refuse_features
 from pyg_direct.loader.placed import PlacedRows, remember
 from pyg_direct.loader.placement import Placed
-from pyg_direct.loader.slicer import Slicer, choose_slicer
+from pyg_direct.loader.slicer import Slicer, choose_slicer, slice_adjacency
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.mode import version_of
@@ -38,7 +38,7 @@ _COMPRESS_BYTES = 64
 
 def read_topology(data: Data, device: torch.device) -> CSRTopo:
     """The topology of a graph; loaders over the same edges share one."""
-    edges = data.adj_t if "edge_index" not in data and "adj_t" in data else data.edge_index
+    edges = find_edges(data)
     if edges is None:
         return CSRTopo(torch.empty(2, 0, dtype=torch.int64, device="cpu"), num_nodes=int(data.num_nodes))
     if isinstance(edges, np.ndarray):
@@ -53,7 +53,7 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
         except IdError as error:
             raise IdError(tell_count(str(error), data)) from error
     else:
-        check_adjacency(edges, "data.edge_index" if "edge_index" in data else "data.adj_t")
+        check_adjacency(edges, "data.edge_index" if "adj_t" not in data else "data.adj_t")
         topology = CSRTopo(edges)
         if topology.node_count != data.num_nodes:
             raise ArgumentError(
@@ -102,15 +102,21 @@ class Attributes(PlacedRows):
         topology: What ranks rows; None takes the first ones for hot.
         device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
         edges: What ranks rows of edges; None leaves them without hot ones.
+        by_adjacency: Whether ids of edges are those of `adj_t`, where there is one, as our samplers and PyG's have
+            them; else rows of edges go by ids as they are.
     """
 
     def __init__(self, data: Data, topology: Listing | None, device: torch.device, placement: str,
                  feature_cache: int | str | None, store_dtype: torch.dtype | None = None,
-                 sharing: Mapping[str, str] = MappingProxyType({}), edges: Listing | None = None) -> None:  # fmt: skip
+                 sharing: Mapping[str, str] = MappingProxyType({}), edges: Listing | None = None,
+                 by_adjacency: bool = True) -> None:  # fmt: skip
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
         refuse_features(data)
         self._others: dict[str, Callable[[Any, Sample], Any]] = {}
+        # Where the row of each edge is, if not at its id.
+        self._places = place_rows(data._store, "data", device) if by_adjacency else None
         kinds = self._sort_out(data)
+        edges = edges if self._places is None else None
         rankings = {key: topology if kind == "node" else edges for key, kind in kinds.items()}
         self._place_all({key: data[key] for key in kinds}, kinds, rankings)
         self._groups = group_narrow(self._node)
@@ -143,7 +149,7 @@ class Attributes(PlacedRows):
             if slicer is None:
                 kinds[key] = kind
             else:
-                self._others[key] = partial(_slice_sampled, kind, slicer)
+                self._others[key] = partial(_slice_sampled, kind, slicer, self._places)
         return kinds
 
     def build(self, data: Data, sample: Sample, input_id: Tensor, *, checked: bool = True,
@@ -176,9 +182,10 @@ class Attributes(PlacedRows):
             elif key in store:
                 store[key] = feature.read(sample.n_id) if checked else feature[sample.n_id]
                 held.append(store[key])
+        edges = sample.e_id if self._places is None else self._places[sample.e_id]
         for key, feature in self._edge.items():
             if key in store:
-                store[key] = feature.read(sample.e_id) if checked else feature[sample.e_id]
+                store[key] = feature.read(edges) if checked else feature[edges]
                 held.append(store[key])
         for key, slicer in self._others.items():
             if key in store:
@@ -196,20 +203,15 @@ class Attributes(PlacedRows):
         return out
 
 
-def _slice_sampled(kind: str, slicer: Slicer, value: Any, sample: Sample) -> Any:
-    return slicer(value, sample.n_id if kind == "node" else sample.e_id)
+def _slice_sampled(kind: str, slicer: Slicer, places: Tensor | None, value: Any, sample: Sample) -> Any:
+    if kind == "node":
+        return slicer(value, sample.n_id)
+    return slicer(value, sample.e_id if places is None else places[sample.e_id])
 
 
 def _slice_adjacency(adj_t: Any, sample: Sample) -> Any:
-    source, target = sample.edge_index
-    size = sample.n_id.numel()
     # Edges without ids, which a user's transform left, have no values.
-    has_ids = sample.e_id.numel() == source.numel()
-    if isinstance(adj_t, Tensor):
-        device = source.device
-        values = adj_t.values().to(device)[sample.e_id] if has_ids else torch.ones(source.numel(), device=device)
-        ends = torch.stack([target, source])
-        return torch.sparse_coo_tensor(ends, values, (size, size), device=device).to_sparse_csr()
-    value = adj_t.storage.value()
-    value = None if value is None or not has_ids else value.to(source.device)[sample.e_id]
-    return type(adj_t)(row=target, col=source, value=value, sparse_sizes=(size, size), is_sorted=False, trust_data=True)
+    source, target = sample.edge_index
+    ids = sample.e_id if sample.e_id.numel() == source.numel() else None
+    size = sample.n_id.numel()
+    return slice_adjacency(adj_t, source, target, ids, (size, size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import Listing
 from pyg_direct.features.rowfile import as_tensor
 from pyg_direct.loader.slicer import slice_along
+from pyg_direct.ops.check import as_ids, check_ids
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.typing import Device
 
@@ -60,8 +62,32 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         Raises:
             KeyError: there is none.
         """
-        table: Feature | Tensor = self._features[self._key(attr)]
+        key = self._key(attr)
+        if key not in self._features:
+            raise KeyError(f"group_name and attr_name must be of a table in the store, got {key} of "
+                           f"{list(self._features)}")  # fmt: skip
+        table: Feature | Tensor = self._features[key]
         return table
+
+    def get_tensor(self, *args: Any, convert_type: bool = False, **kwargs: Any) -> Any:
+        """Rows of a table.
+
+        Args:
+            *args, **kwargs: Its group, name and index, as PyG has them; the index may be a list or an array.
+            convert_type: Rows by an array are an array too.
+
+        Raises:
+            KeyError: there is no such table.
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        attr = self._tensor_attr_cls.cast(*args, **kwargs)
+        is_array = isinstance(attr.index, np.ndarray)
+        if is_array:
+            # PyG compares it, as a whole, with a word.
+            attr = copy.copy(attr)
+            attr.index = as_ids("index", attr.index)
+        rows = super().get_tensor(attr)
+        return rows.detach().cpu().numpy() if convert_type and is_array else rows
 
     def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
         """Put another table in the place of one; where it is refused, the one that is there stays.
@@ -104,8 +130,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
             # One that ends before it begins has no rows, which `arange` refuses.
             stop = max(start, stop) if step > 0 else min(start, stop)
             index = torch.arange(start, stop, step, device="cpu")
-        given = index if isinstance(index, Tensor) else torch.as_tensor(index, device="cpu")
-        ids = _as_list(given, table.shape[0])
+        ids = _as_list(as_ids("index", index), table.shape[0])
         if isinstance(table, Tensor):
             rows = slice_along(0, resolve_device(self._options["device"]), table, ids)
         else:
@@ -131,7 +156,8 @@ def _as_list(ids: Tensor, count: int) -> Tensor:
             raise ArgumentError(f"index must be a mask of {count} rows, got shape {tuple(ids.shape)}")
         return ids.nonzero().view(-1)
     if ids.dim() > 0:
-        return ids
+        return check_ids("index", ids, count)
+    check_ids("index", ids.view(1))
     if not -count <= int(ids) < count:
         raise IdError(f"index must lie in [{-count}, {count}), got {int(ids)}")
     return ids.view(1) % count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.drawn import Output
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.sampler import NeighborSampler
-from pyg_direct.ops.check import check_flag
+from pyg_direct.ops.check import as_ids, check_flag, check_ids
 from pyg_direct.typing import Device
 
 
@@ -29,7 +30,7 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
     sorted by graph, source and target.
 
     Args:
-        data: A `Data` with `edge_index` or `adj_t`.
+        data: A `Data` with `edge_index` or `adj_t`; where it has both, its `edge_index` is sampled.
         depth: Hops.
         num_neighbors: Neighbors of a node a hop, -1 for all.
         node_idx: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes.
@@ -52,6 +53,10 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
             raise ArgumentTypeError(f"data must be a Data, got {type(data).__name__}")
         if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= MAX_HOPS:
             raise ArgumentError(f"depth must be an integer in [0, {MAX_HOPS}], got {depth!r}")
+        if data.edge_index is not None and "adj_t" in data:
+            # Other than its other loaders, PyG's samples from `edge_index` then, and batches have no `adj_t`.
+            data = copy.copy(data)
+            del data.adj_t
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
         self.depth, self.num_neighbors, self.replace = depth, num_neighbors, check_flag("replace", replace)
         sampler = NeighborSampler(data, [num_neighbors] * depth, "induced", self.replace, disjoint=True,
@@ -66,8 +71,11 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
 
         Args:
             index: Positions among the seeds, int64 `[B]` or a list.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
         """
-        out = self._ask(torch.as_tensor(index, device="cpu"), None)
+        out = self._ask(check_ids("index", as_ids("index", index)).long(), None)
         return self.filter_fn(out) if self.filter_per_worker else out
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:

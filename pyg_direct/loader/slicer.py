@@ -14,6 +14,7 @@ from torch_geometric.typing import SparseTensor, TensorFrame
 
 from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.features.rowfile import as_tensor
+from pyg_direct.graph.pyg import as_rows
 from pyg_direct.loader.pipeline import parts_of_frame
 
 # Takes the part of an attribute that belongs to nodes or edges of these ids.
@@ -97,3 +98,24 @@ def slice_along(dim: int, device: torch.device, value: Any, ids: Tensor) -> Tens
         # The GPU reads its rows, with or without a gradient.
         return tensor[ids].to(device)
     return tensor.index_select(dim, ids.to(tensor.device)).to(device)
+
+
+def slice_adjacency(adj_t: Any, source: Tensor, target: Tensor, ids: Tensor | None, sizes: tuple[int, int]) -> Any:
+    """The adjacency of the edges of a batch, of the kind that the graph has, compressed by row.
+
+    Args:
+        adj_t: That of the graph.
+        source, target: Ends, int64 `[E']`, on the device of batches.
+        ids: Which edges of the graph they are, whose values they have; None for none.
+        sizes: (number of targets, number of sources).
+    """
+    device = source.device
+    if isinstance(adj_t, Tensor):
+        values = torch.ones(source.numel(), device=device) if ids is None else as_rows(adj_t).values().to(device)[ids]
+        # Not by way of coordinates, which would add up the values of edges that were drawn twice.
+        order = (target * sizes[1] + source).sort(stable=True).indices
+        begins = torch.searchsorted(target[order], torch.arange(sizes[0] + 1, device=device))
+        return torch.sparse_csr_tensor(begins, source[order], values[order], sizes, check_invariants=False)
+    value = adj_t.storage.value()
+    value = None if value is None or ids is None else value.to(device)[ids]
+    return type(adj_t)(row=target, col=source, value=value, sparse_sizes=sizes, is_sorted=False, trust_data=True)

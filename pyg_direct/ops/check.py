@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from pyg_direct.runtime.threads import one_thread
 INDEX_DTYPES = (torch.int32, torch.int64)
 MAX_KEY = 2**64 - 1
 _MAX_FANOUT = 2**62
+# Letters of a value that a message shows.
+_SHORT = 80
 # So few ids one thread looks through in a fraction of a millisecond.
 _FEW = 2**20
 
@@ -26,6 +28,26 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)) and not (isinstance(value, (int, np.integer)) and value in (0, 1)):
         raise ArgumentTypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
+
+
+def in_short(value: Any) -> str:
+    """A value as messages show it: tensors and arrays by shape, long ones by their beginning."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        kind = "a tensor" if isinstance(value, Tensor) else "an array"
+        return f"{kind} of shape {tuple(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        shown = [*map(in_short, value[:4]), *(["..."] if len(value) > 4 else [])]
+        ends = "[]" if isinstance(value, list) else "()"
+        return ends[0] + ", ".join(shown) + ("," if len(value) == 1 and ends == "()" else "") + ends[1]
+    if isinstance(value, Mapping):
+        return f"a dict of {in_short(list(value))}"
+    text = repr(value)
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
+
+
+def tell_kind(value: Any) -> str:
+    """A value that is of no use as messages show it: words as they are, else what it is."""
+    return in_short(value) if value is None or isinstance(value, (str, bytes)) else type(value).__name__
 
 
 def check_callables(**functions: Any) -> None:
@@ -42,8 +64,13 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
     """
     if not isinstance(ids, Tensor):
         raise ArgumentTypeError(f"{name} must be a tensor, got {type(ids).__name__}")
+    if ids.dtype.is_floating_point and ids.shape == (0,):
+        # An empty list makes a tensor of floats.
+        ids = ids.long()
     if ids.dtype not in INDEX_DTYPES:
-        raise ArgumentTypeError(f"{name} must have dtype int64 or int32, got {ids.dtype}")
+        hint = ": give its .nonzero().view(-1)" if ids.dtype == torch.bool else ": give its .long()"
+        raise ArgumentTypeError(f"{name} must have dtype int64 or int32, got {ids.dtype}"
+                                f"{'' if ids.is_complex() else hint}")  # fmt: skip
     if ids.dim() != 1:
         raise ArgumentError(f"{name} must have one dimension, got shape {tuple(ids.shape)}")
     if upper is not None and not ids.is_cuda and ids.numel() > 0:
@@ -79,8 +106,7 @@ def as_ids(name: str, ids: Any) -> Tensor:
     try:
         made = torch.as_tensor(ids, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentTypeError(f"{name} must be ids, got {ids!r}") from error
-    # An empty list makes a tensor of floats.
+        raise ArgumentTypeError(f"{name} must be ids, got {in_short(ids)}") from error
     return made if made.numel() else made.long()
 
 
@@ -89,7 +115,10 @@ def check_fanouts(name: str, fanouts: Sequence[int]) -> list[int]:
     if isinstance(fanouts, np.ndarray) and fanouts.ndim == 1:
         fanouts = fanouts.tolist()
     if isinstance(fanouts, (str, bytes)) or not isinstance(fanouts, Sequence):
-        raise ArgumentTypeError(f"{name} must be a list of integers, got {fanouts!r}")
+        is_number = isinstance(fanouts, (int, np.integer)) and not isinstance(fanouts, bool)
+        hint = f": give one for each hop, such as [{fanouts!r}]" if is_number else ""
+        hint = ": give its .tolist()" if isinstance(fanouts, Tensor) else hint
+        raise ArgumentTypeError(f"{name} must be a list of integers, got {in_short(fanouts)}{hint}")
     checked = []
     for fanout in fanouts:
         if isinstance(fanout, bool) or not isinstance(fanout, (int, np.integer)):

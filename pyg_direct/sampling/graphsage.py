@@ -11,7 +11,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
-from pyg_direct.ops.check import check_fanouts, check_ids, check_key
+from pyg_direct.ops.check import as_ids, check_fanouts, check_ids, check_key
 from pyg_direct.ops.keywords import checks_keywords
 from pyg_direct.ops.neighbor import sample_neighbors
 from pyg_direct.ops.relabel import relabel
@@ -236,11 +236,7 @@ class GraphSageSampler:
         return cls(csr_topo, sizes, mode=mode)
 
     def _read_seeds(self, name: str, nodes: Tensor | Sequence[int]) -> Tensor:
-        if not isinstance(nodes, Tensor):
-            nodes = torch.as_tensor(nodes, device="cpu")
-            # An empty list makes a tensor of floats.
-            nodes = nodes.long() if nodes.numel() == 0 else nodes
-        nodes = check_ids(name, nodes, self.csr_topo.node_count).long()
+        nodes = check_ids(name, as_ids(name, nodes), self.csr_topo.node_count).long()
         return nodes.cpu() if self.device.type == "cpu" else nodes
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pyg_direct import LinkNeighborLoader, NeighborLoader, Producers
 from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.distributed.rows import RowExchange
 from pyg_direct.distributed.sampler import DistNeighborSampler
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, make_data, open_graph, write_data
@@ -415,3 +416,22 @@ def test_errors_name_the_argument(tmp_path):
     assert len(found) == len(words)
     for text, word in zip(found, words, strict=True):
         assert word in text
+
+
+def test_types_that_are_equal_once_joined_have_rows_of_their_own(tmp_path):
+    """Also times, whose name inside is none that an attribute has."""
+    pair = torch.arange(6).repeat(2, 1)
+    first, second = ("a", "b to", "c"), ("a b", "to", "c")
+    values = {kind: torch.full((6,), number) for number, kind in enumerate((first, second, "a", "a.b"))}
+    partition_graph(tmp_path / "p", {first: pair, second: pair, ("a.b", "in", "c"): pair}, 2, progress=False,
+                    edge_rows={first: {"edge_attr": values[first]}, second: {"edge_attr": values[second]}},
+                    node_rows={"a": dict.fromkeys(("b.x", "../x", ":time"), values["a"]), "a.b": {"x": values["a.b"]}},
+                    node_time={"a": torch.arange(6)})  # fmt: skip
+
+    part = GraphPart(tmp_path / "p", 1, device=torch.device("cpu"))
+    rows = RowExchange(part, None)
+
+    for kind, key in ((first, "edge_attr"), (second, "edge_attr"), ("a", "b.x"), ("a.b", "x"), ("a", ":time")):
+        assert (part.tables[kind].rows[key] == values[kind][0]).all()
+        assert torch.equal(rows.features[kind][key][torch.arange(1)].cpu(), values[kind][:1])
+    assert len(rows.describe()) == 6

@@ -1,13 +1,15 @@
 """A loader that is called gives the batch around positions, masks and lists of them; PyG's hooks build batches too."""
 
 import logging
+from functools import partial
 
 import pytest
 import torch
 from torch_geometric.sampler import HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from pyg_direct import HGTLoader, LinkNeighborLoader, NeighborLoader, NodeLoader, ShaDowKHopSampler
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.loader import NeighborSampler as LayerSampler
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data
 from tests.hetero_data import check_rows, make_hetero
@@ -173,3 +175,14 @@ class Marks:
     def __call__(self, batch):
         self.seen.append(batch)
         return batch
+
+
+@pytest.mark.parametrize("name", ["plan", "types", "graphs of seeds", "layers"])
+def test_positions_that_are_none_are_named_by_hand_too(name):
+    layers = partial(LayerSampler, make_data().edge_index, [2])
+    loader = BY_HAND.get(name, layers)(device="cpu")
+
+    for index, words in (([0.5], "must have dtype int64 or int32"), ("all", "must be ids, got 'all'")):
+        with pytest.raises(ArgumentTypeError, match=words):
+            loader.collate_fn(index)
+    assert loader.collate_fn([]) is not None

@@ -5,11 +5,13 @@ import copy
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import HeteroData
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.nn import SAGEConv, to_hetero
 from torch_geometric.sampler import NumNeighbors
 
-from pyg_direct import LinkNeighborLoader, NeighborLoader
+from pyg_direct import HGTLoader, LinkNeighborLoader, NeighborLoader
+from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.drawn import Drawn
 from tests.hetero_data import check_rows, make_hetero, name_edges
 from tests.hetero_graphs import make_parts
@@ -329,3 +331,58 @@ def test_the_memory_of_a_batch_is_listed_with_that_of_its_seeds(mode, monkeypatc
     made = [value for store in batch.stores for value in store.values() if isinstance(value, torch.Tensor)]
     assert any(value.is_meta for value in made)
     assert all(value.untyped_storage()._cdata in known for value in made if value.numel() > 0)
+
+
+def pair_names(first, second):
+    """A graph with a type `c`, and two parts whose rows have equal names once joined: of zeros and of ones."""
+    data, pair = HeteroData(), torch.arange(6).repeat(2, 1)
+    data["c"].x = torch.randn(6, 2)
+    for kind, _ in (first, second):
+        for end in [kind] if isinstance(kind, str) else [kind[0], kind[-1]]:
+            data[end].num_nodes = 6
+    for kind, _ in (first, second):
+        data[(kind, "to", "c") if isinstance(kind, str) else kind].edge_index = pair
+    for value, (kind, key) in enumerate((first, second)):
+        data[kind][key] = torch.full((6,), value)
+    return data
+
+
+ODD_NAMES = {
+    "spaces": ((("a", "b to", "c"), "edge_attr"), (("a b", "to", "c"), "edge_attr")),
+    "a type and a relation": (("a to c", "when"), (("a", "to", "c"), "when")),
+    "dots": (("a", "b.x"), ("a.b", "x")),
+}
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("make", ["node", "hgt", "link"])
+def test_names_that_are_equal_once_joined_have_rows_of_their_own(real_device, name, make):
+    first, second = ODD_NAMES[name]
+    data = pair_names(first, second)
+    options = {"batch_size": 3, "device": real_device, "seed": 1}
+    loader = {
+        "node": lambda: NeighborLoader(data, [2], "c", super_batch=2, **options),
+        "hgt": lambda: HGTLoader(data, [9], "c", **options),
+        "link": lambda: LinkNeighborLoader(data, [2], data.edge_types[0], **options),
+    }[make]()
+    loader.record()
+
+    batches = list(loader)
+
+    assert len(batches) == 2
+    for batch in batches:
+        for value, (kind, key) in enumerate((first, second)):
+            assert (batch[kind][key] == value).all(), (kind, key)
+    assert len(loader.report().features) == 3
+
+
+@pytest.mark.filterwarnings("ignore:There exist type names")
+def test_fanouts_of_relations_that_are_equal_once_joined_stay_their_own(real_device):
+    first, second = ("a", "b__to", "c"), ("a__b", "to", "c")
+    data = pair_names((first, "weight"), (second, "weight"))
+
+    (batch,) = NeighborLoader(data, {first: [0], second: [1]}, "c", batch_size=6, device=real_device)
+
+    assert (batch[first].num_edges, batch[second].num_edges) == (0, 6)
+    with pytest.raises(ArgumentError, match=r"num_neighbors must have fanouts for every relation .* none for .'a__b'"):
+        NeighborLoader(data, {first: [0]}, "c", device=real_device)

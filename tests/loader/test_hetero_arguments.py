@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
-from pyg_direct import NeighborLoader
+from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
 from tests.hetero_data import make_hetero
 
@@ -36,7 +36,7 @@ def test_workers_are_absorbed_with_one_word():
         ({"num_neighbors": {("paper", "cites", "paper"): [1]}}, ArgumentError, "got none for .'author'"),
         ({"num_neighbors": {("paper", "eats", "paper"): [1]}}, ArgumentError, "got .*'eats', 'paper'.: it has .'"),
         ({"num_neighbors": NumNeighbors({("paper", "cites", "paper"): [1]}, [1, 2])}, ArgumentError,
-         "num_neighbors must have as many hops for every relation, got .*1 for .'paper', 'cites', 'paper'."),
+         "num_neighbors: the number of hops must be the same across all .*1 for .'paper', 'cites', 'paper'."),
         ({"num_neighbors": [1.5]}, ArgumentTypeError, "num_neighbors must hold integers"),
         ({"time_attr": "when"}, ArgumentError, "time_attr must name an attribute of nodes or edges, got 'when'"),
         ({"weight_attr": "w"}, ArgumentError, "weight_attr must name an attribute of edges, got 'w'"),
@@ -108,3 +108,68 @@ def test_times_of_a_graph_without_types_are_called_so_too():
 
     with pytest.raises(ArgumentTypeError, match=r"^time_attr='mine' must hold integers"):
         next(iter(NeighborLoader(data, [2], input_time=torch.arange(3), time_attr="mine", device="cpu")))
+
+
+SEVERAL = r"input_nodes must be one node type or one \(node type, nodes\), got \['paper', 'author'\]: make .*zip"
+CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
+RELATIONS = (
+    r"edge_label_index must be one relation or one \(relation, links\), got \[\('paper', .* 'paper'\)\]: make .*zip"
+)
+LINKS = torch.tensor([[0, 1], [1, 2]])
+
+
+@pytest.mark.parametrize("in_stores", [False, True])
+@pytest.mark.parametrize(
+    ("input_nodes", "words"),
+    [
+        (["paper", "author"], SEVERAL),
+        (("paper", "author"), SEVERAL),
+        ([("paper", [1]), ("author", [1])], SEVERAL),
+        ({"paper": [1], "author": None}, SEVERAL),
+        (["paper"], r"got \['paper'\]: give 'paper' or \('paper', nodes\)"),
+        (torch.arange(3), r"input_nodes must be a node type or .* got Tensor: name the type that they are of"),
+        (("paper", ["a"]), r"input_nodes of 'paper' must be ids or a mask, got \['a'\]"),
+        (("paper", torch.zeros(2)), r"input_nodes must have dtype int64 or int32, got torch.float32: give its .long"),
+    ],
+)
+def test_seeds_of_several_types_or_of_none_are_named(in_stores, input_nodes, words):
+    data = make_hetero()
+    graph = (data, data) if in_stores else data
+
+    with pytest.raises(ArgumentTypeError, match=words):
+        NeighborLoader(graph, [2], input_nodes, device="cpu")
+
+
+@pytest.mark.parametrize("in_stores", [False, True])
+@pytest.mark.parametrize(
+    ("links", "words"),
+    [
+        ([CITES, WRITES], RELATIONS),
+        ((CITES, WRITES), RELATIONS),
+        ([(CITES, LINKS), (WRITES, LINKS)], RELATIONS),
+        ({CITES: LINKS, WRITES: None}, RELATIONS),
+        ([(CITES, LINKS)], r"got \[\('paper', 'cites', 'paper'\)\]: give \('paper', 'cites', 'paper'\) or"),
+        (LINKS.tolist(), r"edge_label_index must name a relation, got \[0, 1\]: give \(\(source type, name"),
+        (("paper", LINKS), "edge_label_index must name a relation, got 'paper': give"),
+        ("cites", r"must be a relation or \(relation, links\) .* got 'cites': name the relation as"),
+        ((CITES, "all"), r"edge_label_index must be links \[2, L\] or None, got 'all'"),
+    ],
+)
+def test_links_of_several_relations_or_of_none_are_named(in_stores, links, words):
+    data = make_hetero()
+    graph = (data, data) if in_stores else data
+
+    with pytest.raises(ArgumentTypeError, match=words):
+        LinkNeighborLoader(graph, [2], links, device="cpu")
+
+
+def test_a_relation_as_seeds_and_a_mask_of_another_type_are_named():
+    with pytest.raises(ArgumentTypeError, match=r"got the relation \('paper', .*: LinkNeighborLoader samples around"):
+        NeighborLoader(make_hetero(), [2], CITES, device="cpu")
+    with pytest.raises(ArgumentError, match=r"input_nodes of 'author' must have shape \[\d+\] as a mask, got \[40\]"):
+        NeighborLoader(make_hetero(), [2], ("author", torch.ones(40, dtype=torch.bool)), device="cpu")
+
+
+@pytest.mark.parametrize("links", [[], [[], []], torch.empty(2, 0)])
+def test_no_links_are_an_empty_epoch(links):
+    assert list(LinkNeighborLoader(make_hetero(), [2], (CITES, links), device="cpu")) == []

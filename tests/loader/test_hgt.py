@@ -5,6 +5,7 @@ from torch_geometric.loader import HGTLoader as PygHGTLoader
 
 from pyg_direct import HGTLoader
 from pyg_direct.errors import ArgumentError
+from pyg_direct.sampler import HGTSampler
 from tests.hetero_data import check_rows, make_hetero
 
 NUM_SAMPLES = {"paper": [4, 3], "author": [3, 5], "venue": [1, 1]}
@@ -51,3 +52,36 @@ def test_refuses_what_pyg_refuses():
         HGTLoader(Data(edge_index=torch.empty(2, 0).long(), num_nodes=3), [1], "paper", device="cpu")
     with pytest.raises(ArgumentError, match="num_samples"):
         HGTLoader(make_hetero(), {"nope": [1]}, "paper", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "message"),
+    [
+        ({"paper": [4], "author": [4]}, "for every node type, got none for 'venue': 0 for each layer samples none"),
+        ({}, "for every node type, got none for"),
+        ({**NUM_SAMPLES, "venues": [1, 1]}, "num_samples must name known node types, got .'venues'. of"),
+        ({**NUM_SAMPLES, "venue": [1]}, "number of layers must be the same across all node types, got .*1 for 'venue'"),
+        ([-1], "num_samples must hold numbers of at least 0"),
+    ],
+)
+@pytest.mark.parametrize("make", [HGTLoader, HGTSampler])
+def test_a_type_that_no_number_is_given_for_is_named(make, num_samples, message):
+    options = {"input_nodes": "paper"} if make is HGTLoader else {}
+
+    with pytest.raises(ArgumentError, match=message):
+        make(make_hetero(), num_samples, device="cpu", **options)
+
+
+def test_a_type_that_an_edit_adds_is_sampled_as_the_others_or_named(device):
+    data, twin = make_hetero(), make_hetero()
+    loader = HGTLoader(data, [50], "paper", batch_size=40, device=device)
+    named = HGTLoader(twin, dict.fromkeys(twin.node_types, (50,)), "paper", batch_size=40, device=device)
+    for graph in (data, twin):
+        graph["tag"].x = torch.randn(3, 2)
+        graph["tag", "on", "paper"].edge_index = torch.tensor([[0, 1, 2], [4, 5, 6]])
+
+    (batch,) = loader
+
+    assert sorted(batch["tag"].n_id.tolist()) == [0, 1, 2]
+    with pytest.raises(ArgumentError, match="got none for 'tag'"):
+        next(iter(named))

@@ -181,7 +181,9 @@ def test_bad_arguments_are_named(options, error, words):
 @pytest.mark.parametrize(
     ("index", "error", "words"),
     [([70], ArgumentError, r"index must lie in \[0, 70\), got 70"), ([-1], ArgumentError, "index must lie in"),
-     ([0.5], ArgumentTypeError, "index must have dtype int64 or int32")],
+     ([0.5], ArgumentTypeError, "index must have dtype int64 or int32"),
+     ([True], ArgumentError, r"index must have shape \[70\] as a mask of the seeds, got \[1\]"),
+     ("all", ArgumentTypeError, "index must be ids, got 'all'"), (None, ArgumentTypeError, "index must be ids, got")],
 )  # fmt: skip
 def test_bad_positions_are_named_and_the_loader_stays_usable(real_device, index, error, words):
     loader = NeighborLoader(make_data(), [2], device=real_device)

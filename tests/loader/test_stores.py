@@ -189,6 +189,30 @@ class TestFeatureStore:
 
         assert torch.equal(got.cpu(), x[index])
 
+    @pytest.mark.parametrize(
+        "index", [[], (), np.array([]), torch.tensor([]), [True] * 70, np.arange(70) < 3, range(2)]
+    )
+    def test_lists_and_arrays_are_indices_and_no_ids_give_no_rows(self, store, index):
+        expected = make_data().x[torch.as_tensor(index).to(torch.bool if len(index) == 70 else torch.int64)]
+
+        for got in (store.get_tensor(None, "x", index), store.get_tensor(group_name=None, attr_name="x", index=index)):
+            assert torch.equal(got.cpu(), expected)
+
+    def test_rows_by_an_array_are_an_array_where_that_is_asked_for(self, store):
+        got = store.get_tensor(None, "x", np.array([3]), convert_type=True)
+
+        assert isinstance(got, np.ndarray)
+        assert torch.equal(torch.from_numpy(got), make_data().x[3:4])
+
+    @pytest.mark.parametrize(
+        ("index", "message"), [("a", "must be ids, got 'a'"), ([0.5], "must have dtype int64 or int32, got .*long")]
+    )
+    def test_what_is_no_index_is_named_and_so_are_tables_that_are_not_there(self, store, index, message):
+        with pytest.raises(ArgumentTypeError, match=f"^index {message}"):
+            store.get_tensor(None, "x", index)
+        with pytest.raises(KeyError, match=r"attr_name must be of a table in the store, got .None, 'z'. of"):
+            store.get_tensor(None, "z", None)
+
     @pytest.mark.parametrize("index", [70, -71, torch.ones(69, dtype=torch.bool), True])
     def test_numbers_and_masks_of_other_tables_are_refused(self, store, index):
         with pytest.raises(

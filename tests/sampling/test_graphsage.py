@@ -273,6 +273,8 @@ def test_large_graph_is_sampled_by_sorting():
     (torch.tensor([True]), ArgumentTypeError, "input_nodes must have dtype int64 or int32, got torch.bool"),
     (torch.tensor(3), ArgumentError, r"input_nodes must have one dimension, got shape \(\)"),
     (3, ArgumentError, r"input_nodes must have one dimension, got shape \(\)"),
+    ("all", ArgumentTypeError, "input_nodes must be ids, got 'all'"),
+    (None, ArgumentTypeError, "input_nodes must be ids, got None"),
 ])  # fmt: skip
 def test_bad_seeds_are_refused_and_the_sampler_stays_usable(device, seeds, error, words):
     sampler = make_sampler(device)
