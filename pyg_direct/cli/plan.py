@@ -62,7 +62,7 @@ def plan_placement(graph: Graph, free_on_gpu: int | None, host: str = "unified")
         host: The kind of host memory that the GPU reads faster.
     """
     if free_on_gpu is None:
-        sizes = {"topology": graph.topology_bytes} | {rows.name: rows.num_bytes for rows in graph.attributes}
+        sizes = {"topology": graph.topology_bytes} | {rows.key: rows.num_bytes for rows in graph.attributes}
         return Plan([Placed(name, size, "cpu") for name, size in sizes.items()], 0, sum(sizes.values()))
     parts, on_gpu = [Placed("topology", graph.topology_bytes, "cuda")], graph.topology_bytes
     if graph.topology_bytes > budget_of(free_on_gpu):
@@ -73,12 +73,12 @@ def plan_placement(graph: Graph, free_on_gpu: int | None, host: str = "unified")
     on_host = graph.topology_bytes - on_gpu
     places = choose_places(graph.attributes, budget_of(free_on_gpu - on_gpu), is_auto=True, fill_cache=True)
     for rows in graph.attributes:
-        place, hot_bytes = places[rows.name]
+        place, hot_bytes = places[rows.key]
         if place == "cuda":
-            parts.append(Placed(rows.name, rows.num_bytes, "cuda"))
+            parts.append(Placed(rows.key, rows.num_bytes, "cuda"))
             on_gpu += rows.num_bytes
         else:
-            parts.append(Placed(rows.name, rows.num_bytes, host, min(1.0, hot_bytes / max(1, rows.num_bytes))))
+            parts.append(Placed(rows.key, rows.num_bytes, host, min(1.0, hot_bytes / max(1, rows.num_bytes))))
             on_gpu += hot_bytes
             on_host += rows.num_bytes
     return Plan(parts, on_gpu, on_host)
