@@ -75,8 +75,8 @@ class HeteroTopo:
             allowed. A tensor for a graph of one type.
         edge_time: Times of the edges of each relation by edge id, integers `[E]`; relations may be missing. Not
             together with `node_time`.
-        edge_weight: Weights of the edges of each relation by edge id, `[E]`, finite and not negative; relations may
-            be missing: their edges are equally likely.
+        edge_weight: Weights of the edges of each relation by edge id, `[E]`, finite and not negative, of any dtype of
+            real numbers; relations may be missing: their edges are equally likely.
         direction: Whether nodes are expanded to their in-neighbors (`in`) or out-neighbors (`out`).
         is_sorted: Rows are sorted by time already, which is checked.
 
@@ -177,6 +177,7 @@ class HeteroTopo:
                 relation.time = self.node_time.to(relation.indices.device)[relation.indices.long() + start]
             has_edge_time = True
         self.edge_time = _concatenate([r.list_times() for r in relations] if has_edge_time else [], torch.int64)
+        # torch.cat makes all float64 where some are.
         self.edge_weight = _concatenate([r.list_weights() for r in relations] if self.weighted.any() else [],
                                         torch.float32)  # fmt: skip
 

@@ -17,6 +17,9 @@ EdgeType = tuple[str, str, str]
 # Names of the one node type and the one relation of a graph that has no names.
 NODES = "nodes"
 LINKS = (NODES, "to", NODES)
+# Dtypes of which float32 holds every number.
+_WITHIN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16,
+                   torch.uint16)  # fmt: skip
 
 
 def name_part(part: str, kind: str | EdgeType) -> str:
@@ -32,7 +35,7 @@ class Relation:
         edge_type: Its name.
         indptr, indices: int64 `[rows + 1]`, int32 or int64 `[E]`.
         edge_ids: `[E]`, or None where the position of an edge is its id.
-        weight, time: By position, float32 and int64 `[E]`, or None.
+        weight, time: By position, float32 or float64, and int64 `[E]`; or None.
         is_timed: Whether its rows are sorted by time: that of the edges, or of the neighbors.
     """
 
@@ -78,7 +81,7 @@ class Relation:
     def _check_weight(self, weight: Tensor) -> Tensor:
         if weight.is_complex():
             raise ArgumentTypeError(f"{self._name('edge_weight')} must hold real numbers, got {weight.dtype}")
-        weight = weight.to(torch.float32)
+        weight = as_weights(weight)
         wrong = ~((weight >= 0) & (weight < float("inf")))
         if bool(wrong.any()):
             value = float(weight[wrong][0])
@@ -114,6 +117,16 @@ class Relation:
     def list_weights(self) -> Tensor:
         """Weights by position; ones where the relation has none."""
         return self.indices.new_ones(self.indices.numel(), dtype=torch.float32) if self.weight is None else self.weight
+
+
+def as_weights(weight: Tensor) -> Tensor:
+    """Weights of edges, real numbers `[E]`, as float32 where that holds each exactly; else as float64."""
+    narrow = weight.to(torch.float32)
+    if weight.dtype in _WITHIN_FLOAT32:
+        return narrow
+    wide = weight.to(torch.float64)
+    # NaN, which is refused, equals nothing.
+    return narrow if bool((narrow.double() == wide).all()) else wide
 
 
 def read_relation(edge_type: EdgeType, edges: Any, num_rows: int, num_columns: int, direction: str) -> Relation:
