@@ -21,6 +21,7 @@ from pyg_direct.graph.placed import (
     sendable_state,
 )
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType, Relation, name_part, read_relation
+from pyg_direct.ops.check import check_integers
 from pyg_direct.ops.general import Rows, sum_weights
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.memory import Block
@@ -153,7 +154,7 @@ class HeteroTopo:
         self.row_starts = np.concatenate([[0], np.cumsum(row_counts)]).astype(np.int64)
         num_ids = int(self.type_starts[-1])
         id_dtype = torch.int32 if num_ids < 2**31 else torch.int64
-        edge_dtype = torch.int32 if max(edge_counts, default=0) < 2**31 else torch.int64
+        edge_dtype = _choose_dtype(relations)
         firsts = self.type_starts[self.reached].tolist()
         self.indptr = _concatenate([r.indptr[:-1] + int(s) for r, s in zip(relations, self.edge_starts, strict=False)]
                                    + [torch.tensor([self.edge_starts[-1]], device="cpu")], torch.int64)  # fmt: skip
@@ -256,10 +257,18 @@ def _check_size(kind: str, size: Any) -> int:
 
 
 def _check_time(name: str, time: Tensor, size: int) -> None:
-    if time.is_floating_point() or time.is_complex() or time.dtype == torch.bool:
-        raise ArgumentTypeError(f"{name} must hold integers, got {time.dtype}")
+    check_integers(name, time)
     if time.shape != (size,):
         raise ArgumentError(f"{name} must have shape ({size},), got {tuple(time.shape)}")
+
+
+def _choose_dtype(relations: list[Relation]) -> torch.dtype:
+    """Of edge ids, which may be others than positions."""
+    given = [r.edge_ids for r in relations if r.edge_ids is not None and r.edge_ids.numel()]
+    # Those of the smaller dtype need no look.
+    most = [int(ids.max()) for ids in given if ids.dtype == torch.int64]
+    most += [relation.indices.numel() for relation in relations]
+    return torch.int32 if max(most, default=0) < 2**31 else torch.int64
 
 
 def _move(indices: Tensor, first: int, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.ops.check import check_edge_list, check_ids
+from pyg_direct.ops.check import check_edge_list, check_ids, check_integers
 from pyg_direct.ops.compress import compress
 
 EdgeType = tuple[str, str, str]
@@ -52,8 +52,7 @@ class Relation:
         """Take over times and weights, which come by edge id or by neighbor, and sort rows by time."""
         if edge_time is not None:
             time = self._by_position("edge_time", edge_time)
-            if time.is_floating_point() or time.is_complex() or time.dtype == torch.bool:
-                raise ArgumentTypeError(f"{self._name('edge_time')} must hold integers, got {time.dtype}")
+            check_integers(self._name("edge_time"), time)
             self.time = time.long()
         times = self.time
         if times is None and source_time is not None:

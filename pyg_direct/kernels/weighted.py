@@ -98,10 +98,8 @@ def score_beyond(unit, weight):
     """What stands for -log(uniform) / weight outside of [_LEAST, _MOST], in the same order."""
     logarithm = math.log(-math.log(unit)) - math.log(np.float64(weight))
     if logarithm > 0:
-        score = _MOST * (1.0 + (logarithm - _LOG_MOST))
-    else:
-        score = _LEAST / (1.0 - (logarithm + _LOG_MOST))
-    return score
+        return _MOST * (1.0 + (logarithm - _LOG_MOST))
+    return _LEAST / (1.0 - (logarithm + _LOG_MOST))
 
 
 @body
