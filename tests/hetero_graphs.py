@@ -29,8 +29,9 @@ def make_topo(graph: Parts, is_sorted: bool = False) -> HeteroTopo:
                       is_sorted=is_sorted)  # fmt: skip
 
 
-def make_parts(seed: int = 0, times: str = "", weighted: bool = False, direction: str = "in",
-               weights: Sequence[float] = WEIGHTS) -> Parts:
+def make_parts(
+    seed: int = 0, times: str = "", weighted: bool = False, direction: str = "in", weights: Sequence[float] = WEIGHTS
+) -> Parts:
     """Three types, one of them of a single node and one isolated; five relations, one of them without edges."""
     rng = random.Random(seed)
     num_nodes = {"paper": 40, "author": 25, "venue": 1, "nobody": 3}

@@ -220,11 +220,11 @@ def _rows_by_kind(name: str, parts: Any, known: list[Any]) -> list[tuple[Any, Ma
     return list(found.items())
 
 
-def _weights(name: str, value: Any, count: int) -> tuple[np.ndarray, Any]:
+def _weights(name: str, value: Any, count: int) -> tuple[np.ndarray, np.dtype[Any]]:
     """(weights, the dtype that they are kept in)."""
     if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
         value = value.float()
-    array, dtype = _rows(name, value, count), np.float32
+    array, dtype = _rows(name, value, count), np.dtype(np.float32)
     if array.ndim != 1:
         raise ArgumentError(f"{name} must have shape ({count},), got {array.shape}")
     for begin in range(0, count, _SIZE):

@@ -28,6 +28,10 @@ _MARGIN = 1.0 - 2.0**-40
 # Scores outside grow by their logarithm, as -log(u) / weight has more powers of two than float64.
 _LEAST, _MOST = 2.0**-400, 2.0**400
 _LOG_MOST = 400 * math.log(2)
+# Weights that give none outside, whatever is drawn.
+_LIGHT, _HEAVY = 2.0**-340, 2.0**340
+# Sums of two stay finite.
+_LARGE = 2.0**1000
 # Of a row's running sum: less has lost bits that tell its edges apart.
 _TRUSTED = 2.0**-24
 
@@ -94,21 +98,23 @@ def sort_heap(scores, picks, at, count):
 
 
 @body
-def score_beyond(unit, weight):
-    """What stands for -log(uniform) / weight outside of [_LEAST, _MOST], in the same order."""
-    logarithm = math.log(-math.log(unit)) - math.log(np.float64(weight))
-    if logarithm > 0:
+def score_of_extreme(unit, weight):
+    """As `score_of_unit`, of any float64 weight: scores outside of [_LEAST, _MOST] have places there, in order."""
+    logarithm = math.log(-math.log(unit)) - math.log(weight)
+    if logarithm > _LOG_MOST:
         return _MOST * (1.0 + (logarithm - _LOG_MOST))
-    return _LEAST / (1.0 - (logarithm + _LOG_MOST))
+    if logarithm < -_LOG_MOST:
+        return _LEAST / (1.0 - (logarithm + _LOG_MOST))
+    return -math.log(unit) / weight
 
 
 @body
 def score_of_unit(unit, weight):
     """-log(uniform) / weight, in its order; the edges with the smallest are picked."""
-    score = -math.log(unit) / np.float64(weight)
-    if score < _LEAST or score > _MOST:
-        score = score_beyond(unit, weight)
-    return score
+    wide = np.float64(weight)
+    if wide < _LIGHT or wide > _HEAVY:
+        return score_of_extreme(unit, wide)
+    return -math.log(unit) / wide
 
 
 @body
@@ -176,7 +182,7 @@ def pick_by_scan(key, row, start, size, slot, edge_weight):
     largest = np.float64(0.0)
     for place in range(size):
         largest = max(largest, np.float64(edge_weight[start + place]))
-    exponent = np.int32(math.frexp(largest)[1])
+    exponent = math.frexp(largest)[1]
     total = np.float64(0.0)
     for place in range(size):
         total += math.ldexp(np.float64(edge_weight[start + place]), -exponent)
@@ -195,10 +201,13 @@ def pick_by_scan(key, row, start, size, slot, edge_weight):
 def pick_by_sum(key, row, start, size, slot, edge_weight, weight_before):
     """Place of the edge that slot `slot` draws with replacement; `weight_before` sums its row up to each edge."""
     first, final = weight_before[start], start + size - 1
-    before_end = weight_before[final] + np.float64(edge_weight[final])
-    reach = before_end - first
-    # Not where sums overflow, are too small for fractions, or those before the part are too large for its own.
-    if not (before_end < np.inf and reach > _LEAST and reach > before_end * _TRUSTED):
+    before_final, weight = weight_before[final], np.float64(edge_weight[final])
+    # Where sums may overflow.
+    if not (before_final < _LARGE and weight < _LARGE):
+        return pick_by_scan(key, row, start, size, slot, edge_weight)
+    reach = before_final + weight - first
+    # Where they are too small for fractions, or those before the part are too large for its own.
+    if reach < _LEAST or reach < (before_final + weight) * _TRUSTED:
         return pick_by_scan(key, row, start, size, slot, edge_weight)
     wanted = first + draw_unit(key, row, slot) * reach
     low, high = start, start + size

@@ -15,7 +15,8 @@ WEIGHT = [0.0, 2.5, 0.0, 0.5, 1.0, 0.0, 4.0, 0.25]
 
 def draw(device, count, *, time=(None, None), weight=(None, None), until=None, edges=None, sources=None):
     """Pairs, and what was said of them."""
-    ends = [Nodes(size, None if w is None else torch.tensor(w, dtype=torch.float64), None if t is None else torch.tensor(t), device)
+    weight = [None if w is None else torch.tensor(w, dtype=torch.float64) for w in weight]
+    ends = [Nodes(size, w, None if t is None else torch.tensor(t), device)
             for size, t, w in zip((6, 8), time, weight, strict=True)]  # fmt: skip
     until = None if until is None else torch.tensor(until, device=device)
     if sources is not None:

@@ -187,7 +187,8 @@ def test_a_long_row_picks_as_the_reference(device, fanout, wide):
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(1e-20, 2e-20), (0.49, 0.51), (1.0, 1.0 + 2**-52), (36.0, 1e46), (1e-55, 1e-54), (2**-410, 2**410)]
+    ("low", "high"),
+    [(1e-20, 2e-20), (0.49, 0.51), (1.0, 1.0 + 2**-52), (36.0, 1e46), (1e-55, 1e-54), (2**-410, 2**410)],
 )
 def test_order_of_scores_is_kept(low, high):
     assert 0 < order_of(low) < order_of(high) < 2**62
