@@ -85,7 +85,7 @@ def test_weights_are_chances(device):
     assert shares[[0, 2, 5]].tolist() == [0.0] * 3
 
 
-@pytest.mark.parametrize("factor", [2.0**-1060, 2.0**1021])
+@pytest.mark.parametrize("factor", [2.0**-1072, 2.0**1021])
 @pytest.mark.parametrize("time", [None, (SOURCE_TIME, TARGET_TIME)])
 def test_weights_as_small_and_as_large_as_any_are_chances_too(device, factor, time):
     options = {"time": time or (None, None), "until": None if time is None else UNTIL}
