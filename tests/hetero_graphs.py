@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from pyg_direct.graph.hetero import HeteroTopo
 from tests.reference.general import Parts
 
 WEIGHTS = [0.0, 0.0, 0.25, 1.0, 3.5, 100.0]
+# Of which float32 holds none, and float64 no product.
+WIDE_WEIGHTS = [0.0, 5e-324, 3e-300, 1e-50, 0.1, 1e300, 1.7e308]
 
 
 def make_topo(graph: Parts, is_sorted: bool = False) -> HeteroTopo:
@@ -22,11 +25,13 @@ def make_topo(graph: Parts, is_sorted: bool = False) -> HeteroTopo:
     edges = {t: torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t() for t, pairs in graph.edges.items()}
     return HeteroTopo(graph.num_nodes, edges, node_time=tensors(graph.node_time, torch.int64),
                       edge_time=tensors(graph.edge_time, torch.int64),
-                      edge_weight=tensors(graph.edge_weight, torch.float32), direction=graph.direction,
+                      edge_weight=tensors(graph.edge_weight, torch.float64), direction=graph.direction,
                       is_sorted=is_sorted)  # fmt: skip
 
 
-def make_parts(seed: int = 0, times: str = "", weighted: bool = False, direction: str = "in") -> Parts:
+def make_parts(
+    seed: int = 0, times: str = "", weighted: bool = False, direction: str = "in", weights: Sequence[float] = WEIGHTS
+) -> Parts:
     """Three types, one of them of a single node and one isolated; five relations, one of them without edges."""
     rng = random.Random(seed)
     num_nodes = {"paper": 40, "author": 25, "venue": 1, "nobody": 3}
@@ -41,7 +46,7 @@ def make_parts(seed: int = 0, times: str = "", weighted: bool = False, direction
     if times == "edge":
         graph.edge_time = {t: [rng.randrange(-5, 12) for _ in pairs] for t, pairs in list(edges.items())[:3]}
     if weighted:
-        graph.edge_weight = {t: [rng.choice(WEIGHTS) for _ in pairs] for t, pairs in list(edges.items())[:3]}
+        graph.edge_weight = {t: [rng.choice(weights) for _ in pairs] for t, pairs in list(edges.items())[:3]}
     return graph
 
 
@@ -67,7 +72,8 @@ def odd_parts(draw: st.DrawFn, weighted: bool = False) -> Parts:
         graph.edge_time = {t: draw(st.lists(time, min_size=len(e), max_size=len(e)))
                            for t, e in edges.items() if draw(st.booleans())}  # fmt: skip
     if weighted:
-        graph.edge_weight = {t: draw(st.lists(st.sampled_from(WEIGHTS), min_size=len(e), max_size=len(e)))
+        weights = draw(st.sampled_from([WEIGHTS, WIDE_WEIGHTS]))
+        graph.edge_weight = {t: draw(st.lists(st.sampled_from(weights), min_size=len(e), max_size=len(e)))
                              for t, e in edges.items() if draw(st.booleans())}  # fmt: skip
     return graph
 

@@ -49,7 +49,7 @@ class EdgeBuckets:
         if max(inputs.num_nodes.values()) < 2**31:
             self._columns["row"] = np.int32
         if self._weight is not None:
-            self._columns["weight"] = np.float32
+            self._columns["weight"] = inputs.weight_dtypes[edge_type]
         if self._time is not None or self._node_time is not None:
             self._columns["time"] = np.int64
         self._files: dict[str, list[ArrayFile]] = {}
@@ -71,7 +71,7 @@ class EdgeBuckets:
         order, ends = group(owners, self._num_parts)
         values = {"row": rows, "indices": columns}
         if self._weight is not None:
-            values["weight"] = np.asarray(self._weight[begin:end], np.float32)
+            values["weight"] = np.asarray(self._weight[begin:end], self._columns["weight"])
         if self._time is not None:
             values["time"] = np.asarray(self._time[begin:end], np.int64)
         elif self._node_time is not None:

@@ -14,7 +14,7 @@ import torch
 
 from pyg_direct.distributed.source import EdgeSource, NamedSource, load_array
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.graph.relation import LINKS, NODES, EdgeType
+from pyg_direct.graph.relation import LINKS, NODES, EdgeType, as_weights
 
 _SIZE = 1 << 20
 # What batches have of their own, beside the rows.
@@ -29,6 +29,7 @@ class Inputs:
     Attributes:
         method: A name, or the part of each node by type.
         names: Numbers of names by type, where edges have names.
+        weight_dtypes: float32, or float64 where that does not hold every weight of a relation exactly.
     """
 
     is_homogeneous: bool
@@ -41,6 +42,7 @@ class Inputs:
     edge_weight: dict[EdgeType, np.ndarray]
     method: str | dict[str, np.ndarray]
     names: dict[str, dict[str, int]]
+    weight_dtypes: dict[EdgeType, Any]
 
     def identify(self) -> dict[str, Any]:
         """What tells these inputs from others, as far as that is cheap: sizes, and files with their times."""
@@ -108,6 +110,8 @@ def read_inputs(edges: Any, num_nodes: Any, node_rows: Any, edge_rows: Any, node
     _find_sizes(num_nodes, read)
     types, relations = list(num_nodes), list(read)
     counts = {kind: source.num_edges for kind, source in read.items()}
+    weights = {kind: _weights(f"edge_weight[{kind}]", value, counts[kind])
+               for kind, value in _by_kind("edge_weight", edge_weight, relations).items()}  # fmt: skip
     return Inputs(
         is_homogeneous, num_nodes, read,
         {kind: {name: _rows(f"node_rows[{kind!r}][{name!r}]", rows, num_nodes[kind]) for name, rows in part.items()}
@@ -118,10 +122,10 @@ def read_inputs(edges: Any, num_nodes: Any, node_rows: Any, edge_rows: Any, node
          for kind, value in _by_kind("node_time", node_time, types).items()},
         {kind: _times(f"edge_time[{kind}]", value, counts[kind])
          for kind, value in _by_kind("edge_time", edge_time, relations).items()},
-        {kind: _weights(f"edge_weight[{kind}]", value, counts[kind])
-         for kind, value in _by_kind("edge_weight", edge_weight, relations).items()},
+        {kind: array for kind, (array, _) in weights.items()},
         method if isinstance(method, str) else _parts(method, num_nodes),
         names,
+        {kind: dtype for kind, (_, dtype) in weights.items()},
     )  # fmt: skip
 
 
@@ -216,13 +220,17 @@ def _rows_by_kind(name: str, parts: Any, known: list[Any]) -> list[tuple[Any, Ma
     return list(found.items())
 
 
-def _weights(name: str, value: Any, count: int) -> np.ndarray:
-    array = _rows(name, value, count)
+def _weights(name: str, value: Any, count: int) -> tuple[np.ndarray, np.dtype[Any]]:
+    """(weights, the dtype that they are kept in)."""
+    if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+        value = value.float()
+    array, dtype = _rows(name, value, count), np.dtype(np.float32)
     if array.ndim != 1:
         raise ArgumentError(f"{name} must have shape ({count},), got {array.shape}")
     for begin in range(0, count, _SIZE):
-        part = array[begin : begin + _SIZE].astype(np.float32)
+        part = as_weights(torch.from_numpy(array[begin : begin + _SIZE].astype(np.float64))).numpy()
         wrong = ~((part >= 0) & (part < np.inf))
         if wrong.any():
             raise ArgumentError(f"{name} must be finite and not negative, got {float(part[wrong][0])}")
-    return array
+        dtype = np.promote_types(dtype, part.dtype)
+    return array, dtype

@@ -293,8 +293,9 @@ class GraphPart:
         topo.row_starts, topo.edge_starts = np.array(starts, np.int64), np.array(edge_starts, np.int64)
         parts["indptr"].append(torch.tensor([edge_starts[-1]], device=self.device))
         edge_dtype = torch.int64 if any(t.dtype == torch.int64 for t in parts["ids"]) else torch.int32
+        is_wide = any(t.dtype == torch.float64 for t in parts["weight"])
         dtypes = {"indptr": torch.int64, "indices": id_dtype, "ids": edge_dtype, "time": torch.int64,
-                  "weight": torch.float32}  # fmt: skip
+                  "weight": torch.float64 if is_wide else torch.float32}  # fmt: skip
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         joined = {name: torch.cat([t.to(dtypes[name]) for t in given] or [none.cpu().to(dtypes[name])])
                   for name, given in parts.items()}  # fmt: skip

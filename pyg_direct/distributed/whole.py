@@ -121,7 +121,7 @@ class WholeGraph:
         topo.row_starts = _list_starts([topo.num_nodes[kind] for kind in kinds])
         topo.edge_starts = _list_starts([entry.num_edges for entry in self._part.manifest.edges])
         num_edges = int(topo.edge_starts[-1])
-        rows = Rows(*self._share(_list_shapes(topo, num_edges, summed)))
+        rows = Rows(*self._share(_list_shapes(topo, num_edges, own.edge_weight.dtype, summed)))
         places = torch.cat([own.indptr[:0], *(self._part.tables[kind].ids + int(start) for kind, start in
                                               zip(kinds, topo.row_starts, strict=False))])  # fmt: skip
         rows.indptr[places + 1] = own.indptr.diff()
@@ -216,7 +216,7 @@ def _list_starts(sizes: Sequence[int]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _list_shapes(topo: PartTopo, num_edges: int, summed: bool) -> list[Shape]:
+def _list_shapes(topo: PartTopo, num_edges: int, weight_dtype: torch.dtype, summed: bool) -> list[Shape]:
     """Of the arrays of `Rows`."""
     most_edges = int(np.diff(topo.edge_starts).max(initial=0))
     is_weighted = bool(topo.weighted.any())
@@ -226,7 +226,7 @@ def _list_shapes(topo: PartTopo, num_edges: int, summed: bool) -> list[Shape]:
         (torch.int32 if most_edges < 2**31 else torch.int64, num_edges),
         (torch.int64, 0),
         (torch.int64, num_edges if topo.timed.any() else 0),
-        (torch.float32, num_edges if is_weighted else 0),
+        (weight_dtype, num_edges if is_weighted else 0),
         (torch.float64, num_edges if is_weighted and summed else 0),
     ]
     return [Shape(dtype, (size,)) for dtype, size in arrays]

@@ -21,6 +21,7 @@ from pyg_direct.graph.placed import (
     sendable_state,
 )
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType, Relation, name_part, read_relation
+from pyg_direct.ops.check import check_integers
 from pyg_direct.ops.general import Rows, sum_weights
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.memory import Block
@@ -75,8 +76,8 @@ class HeteroTopo:
             allowed. A tensor for a graph of one type.
         edge_time: Times of the edges of each relation by edge id, integers `[E]`; relations may be missing. Not
             together with `node_time`.
-        edge_weight: Weights of the edges of each relation by edge id, `[E]`, finite and not negative; relations may
-            be missing: their edges are equally likely.
+        edge_weight: Weights of the edges of each relation by edge id, `[E]`, finite and not negative, of any dtype of
+            real numbers; relations may be missing: their edges are equally likely.
         direction: Whether nodes are expanded to their in-neighbors (`in`) or out-neighbors (`out`).
         is_sorted: Rows are sorted by time already, which is checked.
 
@@ -153,7 +154,7 @@ class HeteroTopo:
         self.row_starts = np.concatenate([[0], np.cumsum(row_counts)]).astype(np.int64)
         num_ids = int(self.type_starts[-1])
         id_dtype = torch.int32 if num_ids < 2**31 else torch.int64
-        edge_dtype = torch.int32 if max(edge_counts, default=0) < 2**31 else torch.int64
+        edge_dtype = _choose_dtype(relations)
         firsts = self.type_starts[self.reached].tolist()
         self.indptr = _concatenate([r.indptr[:-1] + int(s) for r, s in zip(relations, self.edge_starts, strict=False)]
                                    + [torch.tensor([self.edge_starts[-1]], device="cpu")], torch.int64)  # fmt: skip
@@ -177,6 +178,7 @@ class HeteroTopo:
                 relation.time = self.node_time.to(relation.indices.device)[relation.indices.long() + start]
             has_edge_time = True
         self.edge_time = _concatenate([r.list_times() for r in relations] if has_edge_time else [], torch.int64)
+        # torch.cat makes all float64 where some are.
         self.edge_weight = _concatenate([r.list_weights() for r in relations] if self.weighted.any() else [],
                                         torch.float32)  # fmt: skip
 
@@ -255,10 +257,18 @@ def _check_size(kind: str, size: Any) -> int:
 
 
 def _check_time(name: str, time: Tensor, size: int) -> None:
-    if time.is_floating_point() or time.is_complex() or time.dtype == torch.bool:
-        raise ArgumentTypeError(f"{name} must hold integers, got {time.dtype}")
+    check_integers(name, time)
     if time.shape != (size,):
         raise ArgumentError(f"{name} must have shape ({size},), got {tuple(time.shape)}")
+
+
+def _choose_dtype(relations: list[Relation]) -> torch.dtype:
+    """Of edge ids, which may be others than positions."""
+    given = [r.edge_ids for r in relations if r.edge_ids is not None and r.edge_ids.numel()]
+    # Those of the smaller dtype need no look.
+    most = [int(ids.max()) for ids in given if ids.dtype == torch.int64]
+    most += [relation.indices.numel() for relation in relations]
+    return torch.int32 if max(most, default=0) < 2**31 else torch.int64
 
 
 def _move(indices: Tensor, first: int, dtype: torch.dtype) -> Tensor:

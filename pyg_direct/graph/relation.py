@@ -11,13 +11,16 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.ops.check import check_edge_list, check_ids
+from pyg_direct.ops.check import check_edge_list, check_ids, check_integers
 from pyg_direct.ops.compress import compress
 
 EdgeType = tuple[str, str, str]
 # Names of the one node type and the one relation of a graph that has no names.
 NODES = "nodes"
 LINKS = (NODES, "to", NODES)
+# Dtypes of which float32 holds every number.
+_WITHIN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16,
+                   torch.uint16)  # fmt: skip
 
 
 def tell_apart(names: Mapping[Any, str]) -> dict[Any, str]:
@@ -38,7 +41,7 @@ class Relation:
         edge_type: Its name.
         indptr, indices: int64 `[rows + 1]`, int32 or int64 `[E]`.
         edge_ids: `[E]`, or None where the position of an edge is its id.
-        weight, time: By position, float32 and int64 `[E]`, or None.
+        weight, time: By position, float32 or float64, and int64 `[E]`; or None.
         is_timed: Whether its rows are sorted by time: that of the edges, or of the neighbors.
     """
 
@@ -55,8 +58,7 @@ class Relation:
         """Take over times and weights, which come by edge id or by neighbor, and sort rows by time."""
         if edge_time is not None:
             time = self._by_position("edge_time", edge_time)
-            if time.is_floating_point() or time.is_complex() or time.dtype == torch.bool:
-                raise ArgumentTypeError(f"{self._name('edge_time')} must hold integers, got {time.dtype}")
+            check_integers(self._name("edge_time"), time)
             self.time = time.long()
         times = self.time
         if times is None and source_time is not None:
@@ -84,7 +86,7 @@ class Relation:
     def _check_weight(self, weight: Tensor) -> Tensor:
         if weight.is_complex():
             raise ArgumentTypeError(f"{self._name('edge_weight')} must hold real numbers, got {weight.dtype}")
-        weight = weight.to(torch.float32)
+        weight = as_weights(weight)
         wrong = ~((weight >= 0) & (weight < float("inf")))
         if bool(wrong.any()):
             value = float(weight[wrong][0])
@@ -120,6 +122,16 @@ class Relation:
     def list_weights(self) -> Tensor:
         """Weights by position; ones where the relation has none."""
         return self.indices.new_ones(self.indices.numel(), dtype=torch.float32) if self.weight is None else self.weight
+
+
+def as_weights(weight: Tensor) -> Tensor:
+    """Weights of edges, real numbers `[E]`, as float32 where that holds each exactly; else as float64."""
+    narrow = weight.to(torch.float32)
+    if weight.dtype in _WITHIN_FLOAT32:
+        return narrow
+    wide = weight.to(torch.float64)
+    # NaN, which is refused, equals nothing.
+    return narrow if bool((narrow.double() == wide).all()) else wide
 
 
 def read_relation(edge_type: EdgeType, edges: Any, num_rows: int, num_columns: int, direction: str) -> Relation:

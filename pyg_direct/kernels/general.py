@@ -149,7 +149,8 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
             entry += COLUMNS
 
 
-@gpu_kernel("i8[] i8[] I[] i8[] i8[] f4[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[]", I=("i4", "i8"))
+@gpu_kernel("i8[] i8[] I[] i8[] i8[] W[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[]", I=("i4", "i8"),
+            W=("f4", "f8"))  # fmt: skip
 def count_items_gpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, replace, last,
                     strict, window, starts, sizes, counts):  # fmt: skip
     item = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x

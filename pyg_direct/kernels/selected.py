@@ -26,7 +26,7 @@ def is_long(size, replace):
     return replace == 0 and size > LONG_ROW
 
 
-@gpu_kernel("i8 i8 i8[] f4[] f8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]")
+@gpu_kernel("i8 i8 i8[] W[] f8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]", W=("f4", "f8"))
 def pick_weighted_gpu(hop, replace, work, edge_weight, weight_before, rows, trees, starts, sizes, offsets, scores,
                       draws):  # fmt: skip
     """The places of items that choose by weight; a thread reads a row, unless that is long."""
@@ -53,7 +53,7 @@ def find_digit(counts, wanted):
     return digit, before
 
 
-@gpu_kernel("i8 i8[] f4[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]")
+@gpu_kernel("i8 i8[] W[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]", W=("f4", "f8"))
 def pick_long_rows_gpu(hop, work, edge_weight, rows, trees, starts, sizes, offsets, scores, draws):
     """The places of items without replacement whose rows are long; a block takes an item at a time."""
     counts = cuda.shared.array(_DIGITS, np.int32)

@@ -7,6 +7,8 @@ An edge of weight 0 is never chosen: without replacement a row gives fewer picks
 positive weight, and in both ways none where none has. Nothing is chosen, and weights are not looked at, where all edges
 of a row are taken: for a fanout of -1, and without replacement for one of at least the row's (allowed) edges;
 `is_weighted` of `worklist.py`.
+
+Weights are float32 or float64, from the smallest to the largest there is: a draw depends on their values alone.
 """
 
 from __future__ import annotations
@@ -23,6 +25,15 @@ _TO_UNIT = 2.0**-52
 _FRACTION = 2.0**53
 # More than what rounding takes from a score.
 _MARGIN = 1.0 - 2.0**-40
+# Scores outside grow by their logarithm, as -log(u) / weight has more powers of two than float64.
+_LEAST, _MOST = 2.0**-400, 2.0**400
+_LOG_MOST = 400 * math.log(2)
+# Weights that give none outside, whatever is drawn.
+_LIGHT, _HEAVY = 2.0**-340, 2.0**340
+# Sums of two stay finite.
+_LARGE = 2.0**1000
+# Of a row's running sum: less has lost bits that tell its edges apart.
+_TRUSTED = 2.0**-24
 
 
 @body
@@ -87,9 +98,23 @@ def sort_heap(scores, picks, at, count):
 
 
 @body
+def score_of_extreme(unit, weight):
+    """As `score_of_unit`, of any float64 weight: scores outside of [_LEAST, _MOST] have places there, in order."""
+    logarithm = math.log(-math.log(unit)) - math.log(weight)
+    if logarithm > _LOG_MOST:
+        return _MOST * (1.0 + (logarithm - _LOG_MOST))
+    if logarithm < -_LOG_MOST:
+        return _LEAST / (1.0 - (logarithm + _LOG_MOST))
+    return -math.log(unit) / weight
+
+
+@body
 def score_of_unit(unit, weight):
-    """-log(uniform) / weight; the edges with the smallest are picked."""
-    return -math.log(unit) / np.float64(weight)
+    """-log(uniform) / weight, in its order; the edges with the smallest are picked."""
+    wide = np.float64(weight)
+    if wide < _LIGHT or wide > _HEAVY:
+        return score_of_extreme(unit, wide)
+    return -math.log(unit) / wide
 
 
 @body
@@ -100,9 +125,9 @@ def score_of(key, row, place, weight):
 
 @body
 def order_of(score):
-    """A positive integer below 2**62 that orders scores of float32 weights as they are: exponent, then fraction."""
+    """A positive integer below 2**62 that orders scores as they are: exponent, then fraction."""
     fraction, exponent = math.frexp(score)
-    return ((np.int64(exponent) + 256) << np.int64(52)) + np.int64((fraction - 0.5) * _FRACTION)
+    return ((np.int64(exponent) + 512) << np.int64(52)) + np.int64((fraction - 0.5) * _FRACTION)
 
 
 @body
@@ -128,6 +153,8 @@ def pick_lightest_in_loop(key, row, start, size, count, edge_weight, base, units
     `units` has room for SHORT_ROW.
     """
     filled = 0
+    # The largest of the heap, which is not in proportion to weights beyond _MOST.
+    limit = np.inf
     for first in range(0, size, SHORT_ROW):
         num_places = min(SHORT_ROW, size - first)
         for i in range((num_places + DRAWN_TOGETHER - 1) // DRAWN_TOGETHER * DRAWN_TOGETHER):
@@ -139,19 +166,49 @@ def pick_lightest_in_loop(key, row, start, size, count, edge_weight, base, units
                 if filled < count:
                     sift_up(scores, picks, at, filled, score_of_unit(units[i], weight), base + place)
                     filled += 1
+                    limit = scores[at] if scores[at] < _MOST else np.inf
                 # -log(u) is at least 1 - u.
-                elif (1.0 - units[i]) * _MARGIN < scores[at] * weight:
+                elif (1.0 - units[i]) * _MARGIN < limit * weight:
                     score = score_of_unit(units[i], weight)
                     if score < scores[at]:
                         sift_down(scores, picks, at, count, score, base + place)
+                        limit = scores[at] if scores[at] < _MOST else np.inf
     sort_heap(scores, picks, at, count)
+
+
+@body
+def pick_by_scan(key, row, start, size, slot, edge_weight):
+    """As `pick_by_sum`, of sums that are made anew, in proportion to the largest weight."""
+    largest = np.float64(0.0)
+    for place in range(size):
+        largest = max(largest, np.float64(edge_weight[start + place]))
+    exponent = math.frexp(largest)[1]
+    total = np.float64(0.0)
+    for place in range(size):
+        total += math.ldexp(np.float64(edge_weight[start + place]), -exponent)
+    wanted = draw_unit(key, row, slot) * total
+    running = np.float64(0.0)
+    pick = np.int64(0)
+    for place in range(size):
+        weight = math.ldexp(np.float64(edge_weight[start + place]), -exponent)
+        if weight > 0 and running <= wanted:
+            pick = np.int64(place)
+        running += weight
+    return pick
 
 
 @body
 def pick_by_sum(key, row, start, size, slot, edge_weight, weight_before):
     """Place of the edge that slot `slot` draws with replacement; `weight_before` sums its row up to each edge."""
     first, final = weight_before[start], start + size - 1
-    reach = weight_before[final] + np.float64(edge_weight[final]) - first
+    before_final, weight = weight_before[final], np.float64(edge_weight[final])
+    # Where sums may overflow.
+    if not (before_final < _LARGE and weight < _LARGE):
+        return pick_by_scan(key, row, start, size, slot, edge_weight)
+    reach = before_final + weight - first
+    # Where they are too small for fractions, or those before the part are too large for its own.
+    if reach < _LEAST or reach < (before_final + weight) * _TRUSTED:
+        return pick_by_scan(key, row, start, size, slot, edge_weight)
     wanted = first + draw_unit(key, row, slot) * reach
     low, high = start, start + size
     while high - low > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,11 +10,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
 from pyg_direct.features.link import blocks_for_rows, find_link_blocks
 from pyg_direct.graph.placed import place_array
 from pyg_direct.graph.pyg import find_edges
 from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.loader.reach import Graph, Reach, edges_of, find_reach, gives_each_row
 from pyg_direct.ops.gather import gather_rows
 from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.device import budget_of, free_bytes
@@ -42,7 +44,8 @@ def inference_loader(data: Data, batch_size: int | None = None, **options: Any) 
     """Batches of all nodes in order, each with all its neighbors, without attributes: `n_id` and edges.
 
     What `infer` and PyG's `model.inference` go over for every layer. `batch.edge_index` leads to the first
-    `batch.batch_size` nodes; `x_all[batch.n_id]` are the rows that they need.
+    `batch.batch_size` nodes; `x_all[batch.n_id]` are the rows that they need. Layers must look at neighbors only: the
+    other nodes of a batch lack edges, and with them degrees, which `infer` makes up for and PyG's own does not.
 
     Args:
         data: A `Data` with `edge_index` or `adj_t`; of its attributes `loader.data` has only `x`, and batches none.
@@ -73,9 +76,14 @@ def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, b
           placement: str = "auto", progress_bar: bool = False, **options: Any) -> Tensor:  # fmt: skip
     """What a PyG model (`GraphSAGE`, `GCN`, ... with `jk=None` or `"last"`) computes for all nodes, layer by layer.
 
-    The result of PyG's `model.inference(loader)`. Rows of a layer stay in GPU memory where they fit, else in unified
-    host memory, which the GPU reads and writes in place, the rows of a batch while it computes the one before; so
-    neither they nor the graph need fit the GPU.
+    The result of `model(x, edge_index)` on the whole graph, whatever the batches. GCNConv is given degrees of the whole
+    graph, where PyG's `model.inference(loader)` counts those of a batch. A layer that looks at more than a node's
+    neighbors (several hops, other degrees, `cached=True`) is computed for all nodes at once, and so is what follows a
+    convolution where it mixes nodes, such as GraphNorm: what is not known is tried on a few nodes.
+
+    Rows of a layer stay in GPU memory where they fit, else in unified host memory, which the GPU reads and writes in
+    place, the rows of a batch while it computes the one before; so neither they nor the graph need fit the GPU, unless
+    a layer is computed for all nodes at once.
 
     Args:
         model: A model of PyG's `BasicGNN`, in evaluation mode, on the device of batches.
@@ -91,6 +99,7 @@ def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, b
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
+        MemoryLimitError: a layer that needs all nodes at once does not fit.
     """
     if not hasattr(model, "inference_per_layer"):
         raise ArgumentTypeError(f"model must be a BasicGNN of PyG, got {type(model).__name__}: for one with an "
@@ -115,8 +124,9 @@ def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, b
                             f"{type(x).__name__ if not isinstance(x, Tensor) else tuple(x.shape)}")  # fmt: skip
     rows = _Rows.of(x, placement, loader.device)
     with Bar(model.num_layers * len(loader), "inference", "batches", is_shown=progress_bar) as bar:
+        graph = Graph(loader.data, loader.device)
         for layer in range(model.num_layers):
-            rows = _run_layer(model, layer, rows, loader, placement, bar)
+            rows = _run_layer(model, layer, rows, loader, graph, placement, bar)
     return rows.as_result()
 
 
@@ -178,7 +188,7 @@ class _Rows:
         """
         if self._block is None or not self.view.is_cuda:
             for batch in batches:
-                yield batch, self._read(batch.n_id)
+                yield batch, self.read(batch.n_id)
             return
         reading = torch.cuda.Stream(self.view.device)
         most_blocks = self._count_blocks(self._block)
@@ -188,7 +198,7 @@ class _Rows:
             # Behind what is queued so far, which the batch before is not part of yet.
             reading.wait_stream(computing)
             with torch.cuda.stream(reading):
-                x = self._read(batch.n_id, most_blocks)
+                x = self.read(batch.n_id, most_blocks)
                 done = reading.record_event()
             batch.n_id.record_stream(reading)
             x.record_stream(computing)
@@ -209,7 +219,8 @@ class _Rows:
         row_bytes = self.view[0].numel() * self.view.element_size()
         return blocks_for_rows(find_link_blocks(self.view, block.placement), row_bytes, row_bytes)
 
-    def _read(self, ids: Tensor, most_blocks: int | None = None) -> Tensor:
+    def read(self, ids: Tensor, most_blocks: int | None = None) -> Tensor:
+        """Rows of these ids, where the ids are."""
         if not self.view.is_cuda:
             return self.view.index_select(0, ids.to(self.view.device)).to(ids.device)
         return gather_rows(self.view, ids, max_blocks=most_blocks)
@@ -240,19 +251,55 @@ def _choose_place(num_bytes: int, placement: str, device: torch.device) -> str:
     return "cuda" if num_bytes <= budget_of(free_bytes(device.index)) // 2 else "unified"
 
 
-def _run_layer(model: Any, layer: int, rows: _Rows, loader: NeighborLoader, placement: str, bar: Bar) -> _Rows:
-    made: _Rows | None = None
-    begin = 0
+def _run_layer(model: Any, layer: int, rows: _Rows, loader: NeighborLoader, graph: Graph, placement: str, bar: Bar
+               ) -> _Rows:  # fmt: skip
+    def run(batch: Any, x: Tensor) -> Tensor:
+        return model.inference_per_layer(layer, x, edges_of(batch), batch.batch_size)  # type: ignore[no-any-return]
+
+    # A batch of all nodes has the whole graph.
+    reach = Reach(run) if len(loader) <= 1 else find_reach(model, layer, graph, rows.read)
+    if reach.convolve is None:
+        made = _run_on_all(model, layer, rows, graph, placement)
+        bar.update(len(loader))
+        return made
+    found: _Rows | None = None
+    begin, is_by_row = 0, reach.is_by_row
     for batch, x in rows.read_all(loader):
-        edges = batch.adj_t if "adj_t" in batch else batch.edge_index
-        out = model.inference_per_layer(layer, x, edges, batch.batch_size)
-        if made is None:
+        out = reach.convolve(batch, x)
+        if reach.finish is not None:
+            is_by_row = is_by_row or (found is None and gives_each_row(reach.finish, out))
+            out = reach.finish(out) if is_by_row else out
+        if found is None:
             shape = (int(loader.data.num_nodes), *out.shape[1:])
-            made = _Rows.empty(shape, out.dtype, placement, loader.device)
-        made.write(begin, out)
+            found = _Rows.empty(shape, out.dtype, placement, loader.device)
+        found.write(begin, out)
         begin += batch.batch_size
         bar.update(1)
-    if made is None:
+    if found is None:
         width = model.out_channels if layer == model.num_layers - 1 else model.hidden_channels
-        made = _Rows.empty((0, width), rows.view.dtype, placement, loader.device)
-    return made
+        return _Rows.empty((0, width), rows.view.dtype, placement, loader.device)
+    if reach.finish is not None and not is_by_row:
+        with _at_once(model, layer, graph):
+            found = _Rows.of(reach.finish(found.view), placement, loader.device)
+    return found
+
+
+def _run_on_all(model: Any, layer: int, rows: _Rows, graph: Graph, placement: str) -> _Rows:
+    """The rows of a layer that looks at more than neighbors."""
+    with _at_once(model, layer, graph):
+        x = rows.view.to(graph.device)
+        out = model.inference_per_layer(layer, x, graph.place(), graph.num_nodes)
+        return _Rows.of(out, placement, graph.device)
+
+
+@contextlib.contextmanager
+def _at_once(model: Any, layer: int, graph: Graph) -> Iterator[None]:
+    """Tell what needs so much memory."""
+    try:
+        yield
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+        name = type(model.convs[layer]).__name__ if hasattr(model, "convs") else type(model).__name__
+        raise MemoryLimitError(
+            f"layer {layer} of the model ({name}, or the norm behind it) looks at more than neighbors, so that it is "
+            f"computed for all {graph.num_nodes} nodes at once, which does not fit; give device='cpu', or layers that "
+            "look at neighbors only, such as those of GraphSAGE, GAT, GIN or GCN") from error  # fmt: skip

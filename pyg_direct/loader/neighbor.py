@@ -70,10 +70,11 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         disjoint: Each seed gets a tree of its own, numbered by `batch`. Always so with times.
         temporal_strategy: `uniform`, or `last` for the latest neighbors.
         time_attr: Name of times of nodes or of edges, integers: only neighbors up to the time of a seed are sampled.
-        weight_attr: Name of edge weights that neighbors are drawn by (Efraimidis & Spirakis, IPL 97(5), 2006). One of
-            weight 0 is never drawn: without `replace` a node gets fewer where fewer have a positive weight, and it gets
-            none where all weights are 0. Where all neighbors are taken, for -1 and, without `replace`, a fanout that
-            covers them, those are too.
+        weight_attr: Name of edge weights that neighbors are drawn by (Efraimidis & Spirakis, IPL 97(5), 2006): real
+            numbers of any dtype, which count as they are, in 8 bytes where float32 does not hold them. One of weight 0
+            is never drawn: without `replace` a node gets fewer where fewer have a positive weight, and it gets none
+            where all weights are 0. Where all neighbors are taken, for -1 and, without `replace`, a fanout that covers
+            them, those are too.
         transform: Called with every batch.
         transform_sampler_output: Called with PyG's `SamplerOutput` of every batch before features are fetched.
         is_sorted: Neighbors are sorted by time already, which is checked.

@@ -21,7 +21,7 @@ from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.stores import list_relations
-from pyg_direct.ops.check import check_callables, check_ids, in_short, tell_kind
+from pyg_direct.ops.check import check_callables, check_ids, check_integers, in_short, tell_kind
 from pyg_direct.typing import Device
 
 
@@ -139,6 +139,7 @@ def check_times(name: str, times: Any, count: int | None) -> None:
     if not isinstance(times, Tensor) or times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
         kind = times.dtype if isinstance(times, Tensor) else type(times).__name__
         raise ArgumentTypeError(f"{name} must be a tensor of integers, got {kind}")
+    check_integers(name, times)
     if count is not None and times.shape != (count,):
         raise ArgumentError(f"{name} must have shape ({count},), one for each seed, got {tuple(times.shape)}")
 

@@ -110,6 +110,20 @@ def as_ids(name: str, ids: Any) -> Tensor:
     return made if made.numel() else made.long()
 
 
+def check_integers(name: str, values: Tensor) -> None:
+    """Integers, such as times, that int64 holds.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: `name`, rule and value.
+    """
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise ArgumentTypeError(f"{name} must hold integers, got {values.dtype}")
+    if values.dtype == torch.uint64:
+        beyond = values.view(torch.int64) < 0
+        if bool(beyond.any()):
+            raise ArgumentError(f"{name} must be below 2**63, got {values[beyond][0].item()}")
+
+
 def check_fanouts(name: str, fanouts: Sequence[int]) -> list[int]:
     """Fanouts per hop: integers of Python or NumPy, each at least -1 (which takes all neighbors)."""
     if isinstance(fanouts, np.ndarray) and fanouts.ndim == 1:

@@ -30,7 +30,7 @@ class Rows(NamedTuple):
         edge_ids: Edge ids within the relation, int32 or int64 `[E]`; empty: the position in the relation.
         node_time: int64 `[N]`, N the size of the id space.
         edge_time: int64 `[E]`. Rows of timed relations are sorted by time.
-        edge_weight: float32 `[E]`.
+        edge_weight: float32 or float64 `[E]`.
         weight_before: Sum of the weights before each edge in its row, float64 `[E]`; for draws with replacement.
     """
 

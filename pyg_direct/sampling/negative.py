@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,8 @@ TRIES = 32
 # Products of a draw's words with more nodes would not fit 63 bits.
 MAX_NODES = 2**31
 _LOW = 0xFFFFFFFF
+# Of the largest chance: so many nodes have a sum below 2**1024.
+_EXPONENT = 990
 
 
 class Drawn(NamedTuple):
@@ -209,7 +212,7 @@ def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Ten
 
 
 def check_weight(weight: Tensor, num_nodes: int) -> Tensor:
-    """Chances as float64 `[N]` on the CPU.
+    """Chances as float64 `[N]` on the CPU, in proportion to the weights.
 
     Raises:
         ArgumentError, ArgumentTypeError: no tensor, another shape, negative, not finite or all zero.
@@ -224,4 +227,8 @@ def check_weight(weight: Tensor, num_nodes: int) -> Tensor:
         raise ArgumentError(f"neg_sampling must have finite weights of at least 0, got {float(chances[wrong][0])}")
     if not bool((chances > 0).any()):
         raise ArgumentError("neg_sampling must have a weight above 0, got none")
-    return chances
+    # Sums must neither overflow nor be too small for fractions; a power of two changes no draw.
+    values = chances.numpy()
+    scaled = np.ldexp(values, _EXPONENT - int(np.frexp(values.max())[1]))
+    # A weight above 0 stays one.
+    return torch.from_numpy(np.where(values > 0, np.maximum(scaled, np.nextafter(0.0, 1.0)), 0.0))

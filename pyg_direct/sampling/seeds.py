@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.graph.hetero import HeteroTopo, PlacedHetero
-from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.check import check_ids, check_integers
 from pyg_direct.ops.upload import upload
 
 _IDENTITY_BITS = 62
@@ -198,8 +198,7 @@ def _read_times(topology: PlacedHetero, given: dict[str, Tensor],
         times = []
         for kind, ids in given.items():
             time = by_type[kind]
-            if time.is_floating_point() or time.is_complex() or time.dtype == torch.bool:
-                raise ArgumentTypeError(f"seed_time must hold integers, got {time.dtype}")
+            check_integers("seed_time", time)
             if time.shape != ids.shape:
                 raise ArgumentError(f"seed_time must have shape {tuple(ids.shape)}, got {tuple(time.shape)}")
             times.append(time)

@@ -22,7 +22,8 @@ def make_data(num_nodes=300, num_edges=3000):
     data.train_mask = torch.rand(num_nodes, generator=generator) < 0.5
     data.edge_attr = torch.rand(data.num_edges, 2, generator=generator)
     data.time = torch.randint(0, 50, (num_nodes,), generator=generator)
-    data.weight = torch.rand(data.num_edges, generator=generator)
+    # float32 has no number so small.
+    data.weight = torch.rand(data.num_edges, generator=generator, dtype=torch.float64) * 1e-60
     return data
 
 

@@ -37,7 +37,7 @@ def write(folder, graph, num_parts, method="hash"):
 
     partition_graph(folder, edges, num_parts, num_nodes=graph.num_nodes, method=method, direction=graph.direction,
                     node_time=tensors(graph.node_time), edge_time=tensors(graph.edge_time),
-                    edge_weight=tensors(graph.edge_weight, torch.float32))  # fmt: skip
+                    edge_weight=tensors(graph.edge_weight, torch.float64))  # fmt: skip
 
 
 def as_lists(sample):

@@ -73,6 +73,32 @@ def test_weights_follow_their_edges():
     assert topo.edge_weight[:4].tolist() == weight[topo.edge_ids[:4].long()].tolist()
 
 
+@pytest.mark.parametrize(("weight", "dtype"), [
+    (torch.tensor([0.5, 1e-40, 2, 3]), torch.float32),
+    (torch.tensor([0.5, 1.5, 2, 3], dtype=torch.float64), torch.float32),
+    (torch.tensor([0.5, 1e-50, 2, 3], dtype=torch.float64), torch.float64),
+    (torch.tensor([0.5, 1e300, 2, 3], dtype=torch.float64), torch.float64),
+    (torch.tensor([1, 2**24 + 1, 2, 3]), torch.float64),
+    (torch.tensor([1, 2**30, 2, 0]), torch.float32),
+    (torch.tensor([0.5, 1.5, 2, 3], dtype=torch.bfloat16), torch.float32),
+    (torch.tensor([True, False, True, True]), torch.float32),
+])  # fmt: skip
+def test_weights_keep_their_values(weight, dtype):
+    topo = HeteroTopo(NUM_NODES, EDGES, edge_weight={WRITES: weight})
+
+    assert topo.edge_weight.dtype == dtype
+    assert topo.edge_weight[:4].tolist() == weight.double()[topo.edge_ids[:4].long()].tolist()
+
+
+def test_edge_ids_beyond_the_number_of_edges_are_kept():
+    edges = {WRITES: CSRTopo(indptr=torch.tensor([0, 1, 2, 3]), indices=torch.tensor([1, 0, 0]),
+                             eid=torch.tensor([2**40 + 1, 5, 2**31]))}  # fmt: skip
+
+    topo = HeteroTopo(NUM_NODES, edges)
+
+    assert topo.edge_ids.tolist() == [2**40 + 1, 5, 2**31]
+
+
 def test_unsorted_rows_are_found_when_they_should_be_sorted():
     with pytest.raises(ArgumentError, match="is_sorted=True needs rows sorted by time, but row 2"):
         HeteroTopo(NUM_NODES, EDGES, edge_time={WRITES: torch.tensor([7, 1, 3, 3])}, is_sorted=True)
@@ -101,6 +127,7 @@ def test_sorted_rows_are_kept():
     ({"node_time": {"author": torch.zeros(2)}}, ArgumentTypeError, "must hold integers"),
     ({"node_time": {"venue": torch.zeros(2)}}, ArgumentError, "node_time must name known types"),
     ({"edge_time": {WRITES: torch.zeros(4)}}, ArgumentTypeError, "must hold integers"),
+    ({"edge_time": {WRITES: torch.tensor([0, -1, 2, 3]).view(torch.uint64)}}, ArgumentError, r"below 2\*\*63, got 184"),
     ({"edge_time": {WRITES: torch.zeros(5, dtype=torch.int64)}}, ArgumentError, "edge_time.* must have shape"),
     ({"edge_weight": {WRITES: torch.tensor([1j, 1, 1, 1])}}, ArgumentTypeError, "must hold real numbers, got torch"),
     ({"edge_weight": {WRITES: torch.tensor([1.0, -1, 1, 1])}}, ArgumentError, "not negative, got -1.0"),

@@ -3,11 +3,12 @@ import pickle
 import pytest
 import torch
 from torch_geometric.data import Data
-from torch_geometric.nn import GAT, GCN, GraphSAGE
-from torch_geometric.utils import coalesce
+from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE, MessagePassing, conv
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+from torch_geometric.utils import coalesce, degree
 
-from pyg_direct import NeighborLoader, infer, inference_loader
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct import NeighborLoader, accelerate, infer, inference_loader
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
 from pyg_direct.loader import inference
 from pyg_direct.runtime.memory import allocate
 
@@ -33,6 +34,142 @@ def test_equals_the_model_on_the_whole_graph(device, options):
     got = infer(model, data, batch_size=37, device=device)
 
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+class _ByOutDegree(MessagePassing):
+    """A convolution of a program that scales rows by how many nodes they are sent to."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="add")
+        self.lin = torch.nn.Linear(in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        scale = degree(edge_index[0], x.shape[0]).clamp(min=1).rsqrt()
+        return self.propagate(edge_index, x=self.lin(x) * scale.view(-1, 1))
+
+
+class _OfNeighbors(_ByOutDegree):
+    """One that looks at neighbors only."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+
+class _MinusMean(_ByOutDegree):
+    """One that looks at all nodes."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x - x.mean(0)))
+
+
+class _Of(BasicGNN):
+    """A model of convolutions of any kind."""
+
+    supports_edge_weight = supports_edge_attr = False
+
+    def init_conv(self, in_channels, out_channels, *, make):
+        return make(in_channels, out_channels)
+
+
+CONVOLUTIONS = {
+    "gcn": conv.GCNConv, "sg": lambda i, o: conv.SGConv(i, o, K=2), "tag": conv.TAGConv, "arma": conv.ARMAConv,
+    "cheb": lambda i, o: conv.ChebConv(i, o, K=3), "ssg": lambda i, o: conv.SSGConv(i, o, alpha=0.1, K=2),
+    "eg": lambda i, o: conv.EGConv(i, o, num_heads=1), "cluster": conv.ClusterGCNConv, "le": conv.LEConv,
+    "cached": lambda i, o: conv.GCNConv(i, o, cached=True), "out degree": _ByOutDegree, "mean": _MinusMean,
+    "neighbors": _OfNeighbors,
+}  # fmt: skip
+WHOLE = {
+    **{name: (_Of, {"make": make}) for name, make in CONVOLUTIONS.items()},
+    "gcn without loops": (GCN, {"add_self_loops": False}), "gcn improved": (GCN, {"improved": True, "bias": False}),
+    "gcn not normalized": (GCN, {"normalize": False}), "gcn other way": (GCN, {"flow": "target_to_source"}),
+    "gcn batch norm": (GCN, {"norm": "batch_norm", "jk": "last"}), "gcn graph norm": (GCN, {"norm": "graph_norm"}),
+    "sage other way": (GraphSAGE, {"flow": "target_to_source"}), "sage pair norm": (GraphSAGE, {"norm": "pair_norm"}),
+    "sage layer norm": (GraphSAGE, {"norm": "layer_norm"}), "sage softmax": (GraphSAGE, {"act": torch.nn.Softmax(0)}),
+    "sage batch norm without statistics":
+        (GraphSAGE, {"norm": "batch_norm", "norm_kwargs": {"track_running_stats": False}}),
+    "gin instance norm": (GIN, {"norm": "instance_norm"}), "sage function": (GraphSAGE, {"act": torch.tanh}),
+}  # fmt: skip
+
+
+def make_looped_data():
+    """With loops, some twice, and a hub."""
+    data = make_data()
+    loops, hub = torch.tensor([3, 8, 8, 40]).expand(2, 4), torch.stack([torch.full((30,), 5), torch.arange(30)])
+    data.edge_index = torch.cat([data.edge_index, loops, hub], 1)
+    return data
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_batches_do_not_matter_whatever_a_layer_looks_at(device, name):
+    cls, options = WHOLE[name]
+    data = make_looped_data()
+    model = make_model(data, device, cls, **options)
+    with torch.no_grad():
+        expected = model(data.x.to(device), data.edge_index.to(device))
+
+    got = infer(model, data, batch_size=11, device=device)
+
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gcn", "out degree", "gcn without loops"])
+def test_accelerated_models_give_the_same(device, name):
+    cls, options = WHOLE[name]
+    data = make_looped_data()
+    model = make_model(data, device, cls, **options)
+    with torch.no_grad():
+        expected = model(data.x.to(device), data.edge_index.to(device))
+    accelerate(model)
+
+    got = infer(model, NeighborLoader(data, [-1], batch_size=11, device=device))
+
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "is_cut"), [("gcn", True), ("neighbors", True), ("sage function", True),
+                                              ("cluster", True), ("tag", False)])  # fmt: skip
+def test_layers_of_neighbors_see_batches_and_others_all_nodes(name, is_cut):
+    cls, options = WHOLE[name]
+    data = make_data(3000, 9000)
+    model, seen = make_model(data, "cpu", cls, **options), []
+    propagate = model.convs[1].propagate
+
+    def watch(edges, **given):
+        seen.append(edges.shape[1])
+        return propagate(edges, **given)
+
+    model.convs[1].__dict__["propagate"] = watch
+
+    infer(model, data, batch_size=100, device="cpu")
+
+    assert (max(seen) < 9000) == is_cut
+
+
+def test_what_is_learned_from_batches_is_learned_from_all_nodes_once(device):
+    data = make_data()
+    models = [make_model(data, device, norm="batch_norm") for _ in range(2)]
+    for model in models:
+        model.norms[0].train()
+    with torch.no_grad():
+        expected = models[0](data.x.to(device), data.edge_index.to(device))
+
+    got = infer(models[1], data, batch_size=11, device=device)
+
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(models[1].norms[0].module.running_mean, models[0].norms[0].module.running_mean)
+
+
+def test_a_graph_that_a_layer_needs_at_once_and_has_no_room_is_told(monkeypatch):
+    data = make_data()
+    model = make_model(data, "cpu", _Of, make=conv.TAGConv)
+
+    def run(self, layer, x, edge_index, batch_size):
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(_Of, "inference_per_layer", run)
+
+    with pytest.raises(MemoryLimitError, match=r"layer 0 of the model \(TAGConv, .*all 90 nodes at once"):
+        infer(model, data, batch_size=11, device="cpu")
 
 
 @pytest.mark.parametrize("cls", [GraphSAGE, GAT])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from tests.reference.draw import draw, hop_key
 from tests.reference.neighbor import pick_neighbors
@@ -90,11 +91,13 @@ def pick_weighted(weights, node, fanout, key, replace):
         return list(range(len(weights)))
     if not positive or fanout == 0:
         return []
+    # Without a smallest or a largest number.
+    weights = [Fraction(weight) for weight in weights]
     if not replace:
-        scores = [(-math.log(draw_unit(key, node, place)) / weights[place], place) for place in positive]
+        scores = [(Fraction(-math.log(draw_unit(key, node, place))) / weights[place], place) for place in positive]
         return [place for _, place in sorted(scores)[:fanout]]
-    before = [math.fsum(weights[:place]) for place in range(len(weights))]
-    wanted = [draw_unit(key, node, slot) * math.fsum(weights) for slot in range(fanout)]
+    before = [sum(weights[:place]) for place in range(len(weights))]
+    wanted = [Fraction(draw_unit(key, node, slot)) * sum(weights) for slot in range(fanout)]
     return [max(place for place in positive if before[place] <= value) for value in wanted]
 
 

@@ -15,7 +15,8 @@ WEIGHT = [0.0, 2.5, 0.0, 0.5, 1.0, 0.0, 4.0, 0.25]
 
 def draw(device, count, *, time=(None, None), weight=(None, None), until=None, edges=None, sources=None):
     """Pairs, and what was said of them."""
-    ends = [Nodes(size, None if w is None else torch.tensor(w), None if t is None else torch.tensor(t), device)
+    weight = [None if w is None else torch.tensor(w, dtype=torch.float64) for w in weight]
+    ends = [Nodes(size, w, None if t is None else torch.tensor(t), device)
             for size, t, w in zip((6, 8), time, weight, strict=True)]  # fmt: skip
     until = None if until is None else torch.tensor(until, device=device)
     if sources is not None:
@@ -82,6 +83,23 @@ def test_weights_are_chances(device):
     # Five standard deviations.
     assert torch.allclose(shares, torch.tensor(WEIGHT) / sum(WEIGHT), atol=5 * (0.25 / 20_000) ** 0.5)
     assert shares[[0, 2, 5]].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("factor", [2.0**-1072, 2.0**1021])
+@pytest.mark.parametrize("time", [None, (SOURCE_TIME, TARGET_TIME)])
+def test_weights_as_small_and_as_large_as_any_are_chances_too(device, factor, time):
+    options = {"time": time or (None, None), "until": None if time is None else UNTIL}
+    weight = WEIGHT[:6], WEIGHT
+
+    pairs, _ = draw(device, 11, **options, weight=[[w * factor for w in weights] for weights in weight])
+
+    assert pairs == draw(device, 11, **options, weight=weight)[0]
+
+
+def test_a_small_weight_beside_a_large_one_is_one():
+    chances = check_weight(torch.tensor([5e-324, 0.0, 1.7e308], dtype=torch.float64), 3)
+
+    assert (chances > 0).tolist() == [True, False, True]
 
 
 def test_a_set_of_edges_knows_its_pairs(device):

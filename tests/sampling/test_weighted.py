@@ -28,7 +28,7 @@ def pick_places(device, weights, fanout, *, replace=False, times=None, seed_time
     sources = torch.zeros(NUM_ROWS * degree, dtype=torch.int64)
     edge_time = None if times is None else torch.tensor(times).repeat(NUM_ROWS)
     topo = HeteroTopo(NUM_ROWS, (indptr, sources, None), edge_time=edge_time,
-                      edge_weight=torch.tensor(weights).repeat(NUM_ROWS))  # fmt: skip
+                      edge_weight=torch.as_tensor(weights).repeat(NUM_ROWS))  # fmt: skip
     plan = GeneralPlan(topo.place("auto", device), GeneralRecipe([fanout], replace, time_window=window))
     seed_times = None if times is None else torch.full((NUM_ROWS,), seed_time)
     batch = plan.sample(torch.arange(NUM_ROWS, device=device), 5, seed_time=seed_times)
@@ -95,6 +95,47 @@ def test_weights_hold_among_the_edges_that_time_allows(device, replace):
     assert chi_square(picks[:, 0], [weight / 4 for weight in allowed]) == FAIR
 
 
+WIDE = {
+    "small": [2.0**-1072, 3 * 2.0**-1072, 0.0, 2.0**-1074, 2.0**-1073],
+    "below float32": [weight * 1e-60 for weight in WEIGHTS],
+    "above float32": [weight * 1e50 for weight in WEIGHTS],
+    "large": [weight * 2.0**1021 for weight in WEIGHTS],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("replace", [False, True])
+def test_picks_follow_weights_that_float32_does_not_hold(device, name, replace):
+    weights = WIDE[name]
+    shares = [weight / max(weights) for weight in weights]
+
+    picks = pick_places(device, torch.tensor(weights, dtype=torch.float64), 2, replace=replace)
+
+    assert chi_square(picks[:, 0], [share / sum(shares) for share in shares]) == FAIR
+
+
+def test_the_smallest_weights_come_after_the_largest_and_before_none(device):
+    weights = torch.tensor([0.0, 5e-324, 1.7e308, 0.0, 1e-300, 1.7e308], dtype=torch.float64)
+
+    alone, apart, again = (pick_places(device, weights, count, replace=replace)
+                           for count, replace in ((4, False), (5, False), (3, True)))  # fmt: skip
+
+    assert alone.sort(1).values.unique(dim=0).tolist() == [[1, 2, 4, 5]]
+    assert alone[:, 2:].unique(dim=0).tolist() == [[4, 1]]
+    assert torch.equal(apart, alone)
+    assert again.unique().tolist() == [2, 5]
+
+
+@pytest.mark.slow
+def test_with_replacement_weights_hold_beside_larger_ones_that_are_past(device):
+    weights, times = torch.tensor([1e30, 1.0, 3.0]), [1, 4, 4]
+
+    picks = pick_places(device, weights, 1, replace=True, times=times, seed_time=4, window=2)
+
+    assert chi_square(picks[:, 0], [0, 0.25, 0.75]) == FAIR
+
+
 @pytest.mark.slow
 def test_a_measure_finds_ignored_weights(device):
     picks = pick_places(device, [1.0, 1.0, 0.0, 1.0, 1.0], 1)
@@ -126,11 +167,14 @@ def test_with_replacement_edges_without_weight_come_only_where_the_fanout_asks_f
     assert every[0].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("fanout", [1, 5, 40])
-def test_a_long_row_picks_as_the_reference(device, fanout):
+def test_a_long_row_picks_as_the_reference(device, fanout, wide):
     num_edges = 3000 if device.type == "cuda" else 150
     pairs = [(edge % 7, 1) for edge in range(num_edges)] + [(1, 0), (2, 0)]
     weights = [(edge * 37 % 101) / 8 for edge in range(num_edges)] + [1.0, 0.0]
+    if wide:
+        weights = [weight * 10.0 ** (edge * 53 % 400 - 310) for edge, weight in enumerate(weights)]
     graph = Parts({"a": 7}, {("a", "to", "a"): pairs}, edge_weight={("a", "to", "a"): weights})
     seeds, fanouts = {"a": [1, 0]}, {("a", "to", "a"): [fanout]}
     expected = sample(graph, seeds, fanouts, 5)
@@ -143,7 +187,8 @@ def test_a_long_row_picks_as_the_reference(device, fanout):
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(1e-20, 2e-20), (0.49, 0.51), (1.0, 1.0 + 2**-52), (36.0, 1e46), (1e-55, 1e-54)]
+    ("low", "high"),
+    [(1e-20, 2e-20), (0.49, 0.51), (1.0, 1.0 + 2**-52), (36.0, 1e46), (1e-55, 1e-54), (2**-410, 2**410)],
 )
 def test_order_of_scores_is_kept(low, high):
     assert 0 < order_of(low) < order_of(high) < 2**62
@@ -151,8 +196,11 @@ def test_order_of_scores_is_kept(low, high):
 
 
 @pytest.mark.parametrize(("size", "count"), [(9, 7), (64, 5), (65, 50), (700, 1), (700, 100)])
-def test_loops_of_a_cpu_pick_the_lightest_as_a_gpu_does(size, count):
+@pytest.mark.parametrize("wide", [False, True])
+def test_loops_of_a_cpu_pick_the_lightest_as_a_gpu_does(size, count, wide):
     weights = np.random.default_rng(size).random(size).astype(np.float32) ** 8
+    if wide:
+        weights = weights.astype(np.float64) * 10.0 ** np.random.default_rng(1).integers(-310, 300, size)
     weights[::5] = 0
     found = []
     for pick, scratch in ((pick_lightest, ()), (pick_lightest_in_loop, (np.empty(SHORT_ROW),))):

@@ -1,0 +1,281 @@
+"""What a layer of a model looks at: a node's neighbors, degrees of the whole graph, or all nodes.
+
+A batch of all neighbors holds the first alone. The second is counted once, on the whole graph. A layer that looks at
+more is computed for all nodes at once, as the model does itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+from torch_geometric.nn import aggr, conv, norm
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+# Convolutions of a node, its in-neighbors and the edges between, whatever else there is.
+_OF_NEIGHBORS = (conv.SAGEConv, conv.GraphConv, conv.GATConv, conv.GATv2Conv, conv.TransformerConv, conv.GINConv,
+                 conv.GINEConv, conv.EdgeConv, conv.PNAConv, conv.ResGatedGraphConv)  # fmt: skip
+# Modules that give each row by itself, but for those below.
+_BY_ROW = ("torch.nn.modules.activation", "torch.nn.modules.batchnorm", "torch.nn.modules.container",
+           "torch.nn.modules.dropout", "torch.nn.modules.linear", "torch.nn.modules.normalization",
+           "torch_geometric.nn.aggr", "torch_geometric.nn.dense.linear", "torch_geometric.nn.models.mlp",
+           "torch_geometric.nn.norm")  # fmt: skip
+_OVER_ROWS = (torch.nn.GLU, torch.nn.LogSoftmax, torch.nn.MultiheadAttention, torch.nn.Softmax, torch.nn.Softmin,
+              norm.GraphNorm, norm.GraphSizeNorm, norm.MeanSubtractionNorm, norm.PairNorm)  # fmt: skip
+# Edges that are counted at once.
+_PIECE = 1 << 24
+# Nodes that a layer is tried on, edges that their targets come from, and other edges and nodes around them.
+_TRIED, _LOOKED_AT, _AROUND, _APART = 16, 1 << 12, 1 << 16, 64
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+_ROUGH = 2e-2
+
+# (features of nodes, edges, how many of these nodes are wanted) -> their rows.
+Run = Callable[[Tensor, Any, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How a layer is computed.
+
+    Attributes:
+        convolve: (batch, features of its nodes) -> rows of its seeds; None where all nodes are needed at once.
+        finish: What is done with these rows afterwards; None for nothing.
+        is_by_row: Whether `finish` is known to give each row by itself, so that it may see those of a batch only.
+    """
+
+    convolve: Callable[[Any, Tensor], Tensor] | None
+    finish: Callable[[Tensor], Tensor] | None = None
+    is_by_row: bool = True
+
+
+class Graph:
+    """A graph as layers that look at more than neighbors see it.
+
+    Args:
+        data: With `edge_index` or `adj_t`.
+        device: Where layers are computed.
+    """
+
+    def __init__(self, data: Any, device: torch.device) -> None:
+        self.is_list = "edge_index" in data
+        self.num_nodes, self.device = int(data.num_nodes), device
+        edges = data.edge_index if self.is_list else data.adj_t
+        # PyG's `EdgeIndex` is a list that knows its order, which pieces of it need not.
+        self._edges = edges.as_tensor() if hasattr(edges, "as_tensor") else edges
+        self._whole: Any = None
+        self._scales: dict[tuple[bool, torch.dtype], Tensor] = {}
+
+    def place(self) -> Any:
+        """All edges, on the device."""
+        if self._whole is None:
+            edges = self._edges.to(self.device)
+            self._whole = edges.long() if self.is_list else edges
+        return self._whole
+
+    def scale(self, has_loops: bool, dtype: torch.dtype) -> Tensor:
+        """1 / sqrt(in-degree) of all nodes, `[N]`; with a loop at each, in place of its own. Counted once."""
+        key = has_loops, dtype
+        if key not in self._scales:
+            degree = torch.zeros(self.num_nodes, dtype=torch.int64, device=self._edges.device)
+            for piece in self._edges.split(max(_PIECE, self.num_nodes), 1):
+                targets = piece[1][piece[0] != piece[1]] if has_loops else piece[1]
+                degree += torch.bincount(targets.long(), minlength=self.num_nodes)
+            scale = (degree + int(has_loops)).to(self.device).to(dtype).pow(-0.5)
+            self._scales[key] = scale.masked_fill_(scale == float("inf"), 0)
+        return self._scales[key]
+
+    def sees_neighbors_only(self, run: Run, read: Callable[[Tensor], Tensor]) -> bool:
+        """Whether some nodes get the same rows with nothing but their in-neighbors, with more around, and when fewer
+        are wanted.
+
+        Args:
+            run: The layer.
+            read: Features of nodes, by id.
+        """
+        if not self.is_list or not self._edges.shape[1]:
+            return False
+        count, (alone, edges), (within, more) = self._tried
+        half = -(-count // 2)
+        try:
+            rows = run(read(alone), edges, count)
+            return (_is_close(run(read(within), more, count), rows)
+                    and _is_close(run(read(alone), edges, half), rows[:half]))  # fmt: skip
+        except Exception:
+            # Of a layer that cannot do with so few, whatever it says.
+            return False
+
+    @cached_property
+    def _tried(self) -> tuple[int, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """(how many nodes a layer is tried on, these and what leads to them, the same within what is around)."""
+        source, target = self._edges
+        targets = self._choose_targets()
+        is_near = _mark(targets, self.num_nodes)[target]
+        known = _mark(torch.cat([targets, source[is_near]]), self.num_nodes)
+        around = ((known[source] | known[target]) & ~is_near).nonzero().view(-1)
+        around = around[:: -(-around.numel() // _AROUND) or 1]
+        near, apart = is_near.nonzero().view(-1), _draw(self.num_nodes, _APART).to(source.device)
+        alone = self._join(targets, near, apart[:0])
+        return targets.numel(), alone, self._join(targets, torch.cat([near, around]), apart)
+
+    def _choose_targets(self) -> Tensor:
+        """Nodes of few edges, whose neighbors have others."""
+        source, target = self._edges[:, _draw(self._edges.shape[1], _LOOKED_AT).to(self._edges.device)].long()
+        sizes = [torch.bincount(end.long(), minlength=self.num_nodes) for end in self._edges]
+        is_alone = sizes[0][source] + sizes[1][source] <= 1
+        order = (sizes[1][target] // _TRIED + is_alone * (self._edges.shape[1] + 1)).sort(stable=True).indices
+        chosen = target[order][: 4 * _TRIED].unique()
+        return chosen[_draw(chosen.numel(), _TRIED).to(chosen.device).unique()]
+
+    def _join(self, targets: Tensor, edges: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        """(nodes of these edges and others, `targets` first, the edges among their places), on the device."""
+        chosen = self._edges[:, edges].long()
+        is_other = _mark(torch.cat([chosen.view(-1), others]), self.num_nodes)
+        is_other[targets] = False
+        nodes = torch.cat([targets, is_other.nonzero().view(-1)])
+        places = torch.empty(self.num_nodes, dtype=torch.int64, device=nodes.device)
+        places[nodes] = torch.arange(nodes.numel(), device=nodes.device)
+        return nodes.to(self.device), places[chosen].to(self.device)
+
+
+def find_reach(model: Any, layer: int, graph: Graph, read: Callable[[Tensor], Tensor]) -> Reach:
+    """How to compute a layer of a model in evaluation mode, so that batches do not matter.
+
+    Args:
+        model: With `convs` and `inference_per_layer`, as `BasicGNN`.
+        layer: Its number.
+        graph: The graph.
+        read: Features of nodes, by id.
+    """
+    run: Run = partial(model.inference_per_layer, layer)
+    whole, by_batch = Reach(None), Reach(lambda batch, x: run(x, edges_of(batch), batch.batch_size))
+    module = _find_convolution(model, layer)
+    # Those that learn from what they see, and those that keep it, are shown everything, once.
+    if any(part.training or _keeps_edges(part) for part in model.modules()):
+        return whole
+    if module is not None and _is_gcn(module) and graph.is_list:
+        return Reach(partial(_convolve_gcn, module, graph), partial(_finish, model, layer), _ends_by_row(model, layer))
+    if module is None or type(module) not in _OF_NEIGHBORS or not _is_plain(module):
+        return by_batch if graph.sees_neighbors_only(run, read) else whole
+    if _ends_by_row(model, layer):
+        return by_batch
+    return Reach(lambda batch, x: module(x, edges_of(batch))[: batch.batch_size], partial(_finish, model, layer), False)
+
+
+def gives_each_row(finish: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
+    """Whether rows like these come out of `finish` the same with others and without."""
+    count = min(_APART, rows.shape[0])
+    if count < 2 or not rows.is_floating_point():
+        return False
+    generator = torch.Generator("cpu").manual_seed(0)
+    some = torch.randn(count, *rows.shape[1:], generator=generator, device="cpu").to(rows)
+    return _is_close(finish(some[: count // 2].clone()), finish(some.clone())[: count // 2])
+
+
+def edges_of(batch: Any) -> Any:
+    """Edges of a batch in the form that its graph has them."""
+    return batch.adj_t if "adj_t" in batch else batch.edge_index
+
+
+def _find_convolution(model: Any, layer: int) -> Any:
+    """The convolution of a layer whose other steps are those of `BasicGNN`; None where they may not be."""
+    method = getattr(model.inference_per_layer, "__func__", None)
+    is_known = isinstance(model, BasicGNN) and method is BasicGNN.inference_per_layer and not _has_hooks(model)
+    return model.convs[layer] if is_known else None
+
+
+def _is_gcn(module: Any) -> bool:
+    """Whether a convolution is GCN's with its normalisation."""
+    return (type(module) is conv.GCNConv and module.normalize and type(module.aggr_module) is aggr.SumAggregation
+            and module.lin.bias is None and _is_plain(module))  # fmt: skip
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether a convolution is as PyG has it: along edges, without hooks, of parts that give each row by itself."""
+    return (module.flow == "source_to_target" and not module.explain and not _has_hooks(module)
+            and all(_is_by_row(part) for part in module.modules() if part is not module))  # fmt: skip
+
+
+def _keeps_edges(module: Any) -> bool:
+    """Whether a convolution goes on with the edges that it sees first."""
+    is_cached = getattr(module, "cached", False)
+    return isinstance(is_cached, (bool, int)) and bool(is_cached)
+
+
+def _has_hooks(module: Any) -> bool:
+    return any(value for name, value in module.__dict__.items() if name.endswith("_hooks") and "state_dict" not in name)
+
+
+def _is_by_row(module: Any) -> bool:
+    if _has_hooks(module) or not type(module).__module__.startswith(_BY_ROW) or isinstance(module, _OVER_ROWS):
+        return False
+    if isinstance(module, norm.LayerNorm):
+        return bool(module.mode == "node")
+    if isinstance(module, _NormBase):
+        return module.running_mean is not None
+    return isinstance(getattr(module, "act", None), (torch.nn.Module, type(None)))
+
+
+def _ends_by_row(model: Any, layer: int) -> bool:
+    """Whether activation, norm and what comes behind give each row by itself."""
+    parts = [model.act, None if model.norms is None else model.norms[layer], getattr(model, "lin", None)]
+    if layer == model.num_layers - 1 and model.jk_mode is None:
+        return True
+    return all(isinstance(part, torch.nn.Module) and all(map(_is_by_row, part.modules()))
+               for part in parts if part is not None)  # fmt: skip
+
+
+class _Given(torch.nn.Module):
+    """A convolution in the place of one that was computed already."""
+
+    def forward(self, x: Tensor, *_: Any) -> Tensor:
+        return x
+
+
+def _finish(model: Any, layer: int, rows: Tensor) -> Tensor:
+    """What a model does with the rows of a convolution."""
+    shown = object.__new__(type(model))
+    shown.__dict__.update(model.__dict__)
+    given = _Given()
+    shown.__dict__["_modules"] = {**model._modules, "convs": torch.nn.ModuleList([given] * model.num_layers)}
+    return BasicGNN.inference_per_layer(shown, layer, rows, None, rows.shape[0])  # type: ignore[no-any-return]
+
+
+def _convolve_gcn(module: Any, graph: Graph, batch: Any, x: Tensor) -> Tensor:
+    """GCNConv of the seeds of a batch, by degrees of the whole graph."""
+    count, (row, col) = batch.batch_size, batch.edge_index
+    scale = graph.scale(module.add_self_loops, x.dtype)[batch.n_id]
+    weight = scale[row] * scale[col]
+    if module.add_self_loops:
+        weight = weight.masked_fill(row == col, 0)
+    # The matrix may come before the sum or after it: where rows are narrower, or fewer.
+    is_late = x.shape[1] <= module.out_channels or 2 * count <= x.shape[0]
+    rows = x if is_late else module.lin(x)
+    out = module.propagate(batch.edge_index, x=rows, edge_weight=weight)[:count]
+    if module.add_self_loops:
+        out = out + rows[:count] * scale[:count].square().view(-1, 1)
+    out = module.lin(out) if is_late else out
+    return out if module.bias is None else out + module.bias
+
+
+def _draw(size: int, count: int) -> Tensor:
+    """Numbers below `size`, always the same."""
+    return torch.randint(size, (count,), generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+
+
+def _mark(ids: Tensor, size: int) -> Tensor:
+    """Whether each number below `size` is among the ids."""
+    marks = torch.zeros(size, dtype=torch.bool, device=ids.device)
+    marks[ids.long()] = True
+    return marks
+
+
+def _is_close(got: Tensor, expected: Tensor) -> bool:
+    if got.shape != expected.shape:
+        return False
+    bound = _TOLERANCE.get(expected.dtype, _ROUGH) * float(expected.abs().max()) if expected.numel() else 0.0
+    return bool(((got - expected).abs() <= bound).all())
