@@ -20,7 +20,7 @@ from pyg_direct.loader.drawn import Drawn, Output
 from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.graph import check_graph, settle_filter
-from pyg_direct.loader.links import PendingLinks
+from pyg_direct.loader.links import LoaderLinks, PendingLinks, tells_negatives
 from pyg_direct.loader.node import check_input_id, check_times
 from pyg_direct.loader.options import settle_workers
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
@@ -111,12 +111,15 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         if edge_label is not None and edge_label.numel() == 0:
             # PyG asks for the least of them.
             edge_label = None
+        # Before PyG's loader writes other labels where it adds negatives.
+        has_negatives = edge_label is not None and tells_negatives(edge_label)
         check_times("edge_label_time", edge_label_time, count)
         check_input_id(input_id, count)
         kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=count)
         PygLinkLoader.__init__(self, data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                                neg_sampling_ratio, transform, transform_sampler_output, custom_cls=custom_cls,
                                input_id=input_id, **kwargs)  # fmt: skip
+        self.input_data = LoaderLinks(self.input_data, has_negatives)
         self._check_links()
 
     def _check_links(self) -> None:
@@ -251,7 +254,8 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted: See
             `NeighborLoader`.
         transform, transform_sampler_output, filter_per_worker, neighbor_sampler, directed: See `NeighborLoader`.
-        strict_negatives: Negative links are never edges of the graph; after 32 tries one is kept, with a warning.
+        strict_negatives: Negative links are neither edges of the graph nor positive links of the loader; after 32 tries
+            one is kept, with a warning. Where labels are 0 and 1, links with label 0 may be drawn.
         exclude_target_edges: True: links that are sampled around are taken out of the batch's edges, so that a model
             cannot look them up; `"reverse"`: their reverse edges too (relation `rev_...`).
         device, placement, topology_placement, feature_cache, topology_cache, store_dtype, seed, prefetch,

@@ -10,12 +10,13 @@ from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, Negat
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_direct.graph.relation import EdgeType
-from pyg_direct.loader.links import Links, NegativeSource, PendingLinks
+from pyg_direct.loader.links import Links, NegativeSource, PendingLinks, PositiveLinks
 from pyg_direct.loader.opened import Opened
 from pyg_direct.loader.output import to_general_output
 from pyg_direct.loader.own import OwnSampler
 from pyg_direct.runtime.mode import version_of
 from pyg_direct.sampling.general import GeneralPlan
+from pyg_direct.sampling.negative import Edges
 from pyg_direct.sampling.plan import GpuPlan
 
 
@@ -88,7 +89,8 @@ class LinkedSampler(OwnSampler):
         links = Links(index, self._opened.parts, self.device)
         if neg_sampling is not None:
             neg_sampling = NegativeSampling.cast(neg_sampling)
-            links.add_negatives(neg_sampling, self._negatives(neg_sampling, index.input_type), key)
+            source = self._negatives(neg_sampling, index.input_type)
+            links.add_negatives(neg_sampling, source, key, self._avoided(source, index))
         return links
 
     def _excludes(self) -> bool | None:
@@ -107,6 +109,22 @@ class LinkedSampler(OwnSampler):
             made = NegativeSource(self._opened.parts, edge_type, weights, self.strict_negatives, self.device)
             self._opened.plans[key] = made
         return made  # type: ignore[no-any-return]
+
+    def _avoided(self, source: NegativeSource, index: EdgeSamplerInput) -> Edges | None:
+        """Edges and positive links that negatives must not be, made once for a loader; None unless strict."""
+        if source.edges is None:
+            return None
+        given = getattr(index, "loader_links", None)
+        if given is None:
+            # From another loader, of which no more is known. As for drawn ones, a label of 0 says negative.
+            is_positive = None if index.label is None or index.label.dim() != 1 else index.label != 0
+            return PositiveLinks(index.row, index.col, is_positive).join(source.edges, self.device)
+        positives = given.positives
+        key = "avoided", id(positives), id(source)
+        if key not in self._opened.plans:
+            # Kept with what it is found by, whose ids stay their own then.
+            self._opened.plans[key] = positives, source, positives.join(source.edges, self.device)
+        return self._opened.plans[key][-1]  # type: ignore[no-any-return]
 
     # What the rest of a `NeighborSampler` does.
 

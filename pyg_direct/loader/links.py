@@ -16,7 +16,7 @@ from pyg_direct.loader.output import to_output
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.upload import upload
 from pyg_direct.runtime.threads import one_thread
-from pyg_direct.sampling.negative import TRIES, Nodes, draw_negatives
+from pyg_direct.sampling.negative import TRIES, Edges, EdgeSet, Nodes, draw_negatives
 from pyg_direct.sampling.plan import Pending
 from pyg_direct.sampling.sample import Sample
 
@@ -40,6 +40,62 @@ def _read_ends(parts: Parts, edge_type: EdgeType | None) -> _Ends:
     return _Ends(edge_type[0], edge_type[-1], parts.num_nodes[edge_type[0]], parts.num_nodes[edge_type[-1]])
 
 
+class PositiveLinks:
+    """Positive links of a loader or a batch, which strict negatives must not be.
+
+    Args:
+        sources, targets: Ids of the ends of all links, int64 or int32 `[L]`.
+        is_positive: Whether each is positive, bool `[L]`; None for all.
+    """
+
+    def __init__(self, sources: Tensor, targets: Tensor, is_positive: Tensor | None) -> None:
+        if is_positive is not None:
+            is_positive = is_positive.to(sources.device)
+            sources, targets = sources[is_positive], targets[is_positive]
+        self._sources, self._targets = sources, targets
+
+    def join(self, edges: Edges, device: torch.device) -> Edges:
+        """Add the links to the edges that negatives must not be, on the device of these."""
+        return edges.with_links(self._sources.to(device).long(), self._targets.to(device).long())
+
+
+class LoaderLinks(EdgeSamplerInput):  # type: ignore[misc]
+    """All links of a loader; those of a batch know them, so that strict negatives are none of them.
+
+    Args:
+        links: The links.
+        has_negatives: Whether the links with the lowest label are negative (`tells_negatives`).
+    """
+
+    def __init__(self, links: EdgeSamplerInput, has_negatives: bool) -> None:
+        # Not the constructor of the base class, which copies both ends.
+        self.__dict__.update(vars(links))
+        self._has_negatives = has_negatives
+        self._positives: PositiveLinks | None = None
+
+    @property
+    def positives(self) -> PositiveLinks:
+        """The positive ones."""
+        if self._positives is None:
+            is_positive = self.label != self.label.min() if self._has_negatives else None
+            self._positives = PositiveLinks(self.row, self.col, is_positive)
+        return self._positives
+
+    def __getitem__(self, index: Any) -> EdgeSamplerInput:
+        links = super().__getitem__(index)
+        links.loader_links = self
+        return links
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_positives": None}
+
+
+def tells_negatives(label: Tensor) -> bool:
+    """Whether labels are 0 and 1, of negative and of positive links; others are classes of positive ones."""
+    is_binary = label.dim() == 1 and label.numel() > 0 and bool(((label == 0) | (label == 1)).all())
+    return is_binary and bool(label.min() != label.max())
+
+
 class NegativeSource:
     """What negative links of a relation are drawn from.
 
@@ -47,7 +103,7 @@ class NegativeSource:
         parts: The graph.
         edge_type: The relation; None without types.
         weights: Chances of sources and of targets; None for equal ones.
-        strict: Whether edges are avoided.
+        strict: Whether edges, and positive links, are avoided.
         device: Where to draw.
     """
 
@@ -60,11 +116,14 @@ class NegativeSource:
         self.has_times = any(time is not None for time in times)
         self.sources = Nodes(ends.num_sources, weights[0], times[0], device)
         self.targets = Nodes(ends.num_targets, weights[1], times[1], device)
-        self.edges = None
+        self.edges: Edges | None = None
         # A weight kept alive keeps the id that this object is found by.
         self.weights = weights
         if strict and (edge_type is None or edge_type in parts.edges):
             self.edges = parts.edge_set(edge_type, ends.num_sources, ends.num_targets, device)
+        elif strict:
+            none = torch.empty(0, dtype=torch.int64, device=device)
+            self.edges = EdgeSet(none, none, ends.num_sources, ends.num_targets)
 
 
 class Links:
@@ -103,13 +162,15 @@ class Links:
         self._places: list[Tensor] = []
         self._both: Tensor | None = None
 
-    def add_negatives(self, neg_sampling: NegativeSampling, source: NegativeSource, key: int) -> None:
+    def add_negatives(self, neg_sampling: NegativeSampling, source: NegativeSource, key: int,
+                      edges: Edges | None = None) -> None:  # fmt: skip
         """Draw negatives: number j belongs to link j modulo the number of links.
 
         Args:
             neg_sampling: Their mode and number.
             source: What they are drawn from.
             key: Key of the batch.
+            edges: Pairs to avoid; None for none.
         """
         if source.has_times and self._time is None:
             raise ArgumentError("edge_label_time must be given for negatives among nodes with times, got None")
@@ -122,12 +183,12 @@ class Links:
             assert self._time is not None
             until = self._time[self._owners_of(count)[self._num_links :]]
         sources = self._sources[self._owners_of(count)[self._num_links :]] if is_triplet else source.sources
-        drawn = draw_negatives(count, key, source.targets, sources=sources, until=until, edges=source.edges,
+        drawn = draw_negatives(count, key, source.targets, sources=sources, until=until, edges=edges,
                                device=self._device)  # fmt: skip
         if drawn.num_edges:
             warn(
-                f"strict_negatives: {drawn.num_edges} of {count} negatives of a batch are edges, as "
-                f"{TRIES} draws met nothing else",
+                f"strict_negatives: {drawn.num_edges} of {count} negatives of a batch are edges or positive links, "
+                f"as {TRIES} draws met nothing else",
                 LoaderWarning,
             )
         if drawn.num_untimely:

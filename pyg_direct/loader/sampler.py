@@ -64,7 +64,8 @@ class NeighborSampler(LinkedSampler):
         seed: Seed of all draws; None draws one from torch's generator.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
-        strict_negatives: Negative links are never edges; after 32 tries one is kept, with a warning.
+        strict_negatives: Negative links are neither edges nor positive links of the loader; after 32 tries one is kept,
+            with a warning.
         exclude_target_edges: True: links that are sampled around are taken out of the batch's edges;
             `"reverse"`: their reverse edges too.
 

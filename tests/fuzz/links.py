@@ -37,7 +37,7 @@ def space(device: str) -> Space:
         **sampling_options(), "via": ("LinkNeighborLoader", "LinkLoader"),
         "links": ("all", "some", "repeated", "nobody"),
         "negatives": ("none", "binary", "triplet"), "amount": tuple(AMOUNTS), "strict": ("no", "yes"),
-        "end_weights": ("none", "source", "both"), "exclude": ("no", "yes", "reverse"), "labels": ("no", "yes"),
+        "end_weights": ("none", "source", "both"), "exclude": ("no", "yes", "reverse"), "labels": ("no", "two", "four"),
         "ranks": tuple(RANKS), **topology_options(device), **loading_options(device),
     }  # fmt: skip
     rules = (
@@ -113,7 +113,8 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
     links = draw_links(row, random, graph, relation)
     is_timed = row["time"] != "none"
     times = [random.randrange(-1, 9) for _ in links] if is_timed else None
-    labels = [random.randrange(4) for _ in links] if row["labels"] == "yes" else None
+    num_labels = {"no": 0, "two": 2, "four": 4}[row["labels"]]
+    labels = [random.randrange(num_labels) for _ in links] if num_labels else None
     weights = draw_weights(row, random, graph.num_nodes[source], graph.num_nodes[target])
     sampling = None
     if row["negatives"] != "none":
@@ -141,6 +142,9 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
             return LinkLoader(held, sampler, **inputs, **options)
         return LinkNeighborLoader(held, num_neighbors, **inputs, **arguments, **own, **read_topology(row), **options)
 
+    # Labels of 0 and 1 say which links are negative; others are classes of positive ones.
+    positives = [link for link, label in zip(links, labels or [1] * len(links), strict=True)
+                 if label or set(labels) != {0, 1}]  # fmt: skip
     if labels and min(labels) == 0 and row["negatives"] == "binary":
         # As in PyG: 0 is the label of negatives.
         labels = [label + 1 for label in labels]
@@ -148,7 +152,7 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
     def check(batch: Any, positions: list[int], key: int) -> None:
         chosen = [links[position] for position in positions]
         until = None if times is None else [times[position] for position in positions]
-        out, more = expect(row, graph, relation, chosen, until, weights, fanouts, key)
+        out, more = expect(row, graph, relation, chosen, until, weights, fanouts, key, positives)
         more.setdefault(relation, {})["input_id"] = positions
         if labels is not None:
             own_labels = [labels[position] for position in positions]
@@ -200,7 +204,8 @@ def draw_weights(row: Row, random: Random, num_sources: int, num_targets: int) -
 
 
 def expect(row: Row, graph: Parts, relation: tuple, links: list[tuple[int, int]], times: list[int] | None,
-           weights: list[Any], fanouts: dict, key: int) -> tuple[Output, dict[Any, dict[str, Any]]]:  # fmt: skip
+           weights: list[Any], fanouts: dict, key: int, positives: list[tuple[int, int]]
+           ) -> tuple[Output, dict[Any, dict[str, Any]]]:  # fmt: skip
     """(what is sampled around links and their negatives, what the loader says of them)."""
     source, _, target = relation
     count, mode = len(links), row["negatives"]
@@ -213,7 +218,7 @@ def expect(row: Row, graph: Parts, relation: tuple, links: list[tuple[int, int]]
         sources=[sources[owner] for owner in owners] if mode == "triplet" else None,
         time=(graph.node_time.get(source), graph.node_time.get(target)) if has_times else None,
         until=[times[owner] for owner in owners] if has_times and times is not None else None, weight=tuple(weights),
-        edges=set(graph.edges[relation]) if row["strict"] == "yes" else None,
+        edges={*graph.edges[relation], *positives} if row["strict"] == "yes" else None,
     )  # fmt: skip
     own = list(range(count))
     targets, target_owners = targets + [t for _, t in drawn], own + owners
