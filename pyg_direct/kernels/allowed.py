@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pyg_direct.kernels.excluded import restrict_to_left
 from pyg_direct.kernels.jit import body
 from pyg_direct.kernels.neighbor import num_picks
 from pyg_direct.kernels.weighted import count_positive
-from pyg_direct.kernels.worklist import BY_PLACE, FANOUT, FLAGS, ROWS, TIMED, WEIGHTED, frontier_place
+from pyg_direct.kernels.worklist import BATCH, BY_PLACE, FANOUT, FLAGS, ROWS, TIMED, WEIGHTED, frontier_place
 
 _EARLIEST = -(2**63)
 
@@ -41,15 +42,15 @@ def allowed_range(indices, node_time, edge_time, start, end, seed_time, strict, 
 
 
 @body
-def count_picks(edge_weight, start, end, fanout, flags, replace):
-    """How many edges are picked of [start, end); by weight none of weight zero, unless all are taken."""
-    size = end - start
+def count_picks(edge_weight, start, size, fanout, flags, replace, excluded, base):
+    """How many are picked of the `size` edges that are left from `start` on; by weight none of weight zero, unless all
+    are taken."""
     count = num_picks(size, fanout, replace)
     if flags & WEIGHTED and fanout > 0 and (replace or fanout < size):
         if replace:
-            count = fanout * count_positive(edge_weight, start, end, 1)
+            count = fanout * count_positive(edge_weight, start, size, 1, excluded, base)
         else:
-            count = count_positive(edge_weight, start, end, fanout)
+            count = count_positive(edge_weight, start, size, fanout, excluded, base)
     return count
 
 
@@ -61,14 +62,21 @@ def row_of(item, entry, work, indptr, rows):
 
 
 @body
-def restrict_row(item, entry, work, start, end, indices, node_time, edge_time, edge_weight, trees, seed_times, replace,
-                 last, strict, window):  # fmt: skip
+def restrict_row(item, entry, work, start, end, indices, node_time, edge_time, edge_weight, trees, seed_times, excluded,
+                 replace, last, strict, window):  # fmt: skip
     """(first position, number of positions to pick from, number of picks) of the item whose row is [start, end)."""
     fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
+    base = work[entry + BATCH] * indices.shape[0]
+    most = end - start
     if flags & TIMED:
         place = frontier_place(work, entry, item)
         time = seed_times[place] if flags & BY_PLACE else seed_times[trees[place]]
         start, end = allowed_range(indices, node_time, edge_time, start, end, time, strict, window)
         if last and fanout >= 0:
-            start = max(start, end - fanout)
-    return start, end - start, count_picks(edge_weight, start, end, fanout, flags, replace)
+            most = fanout
+    size = end - start
+    if excluded.shape[0] > 0:
+        start, size = restrict_to_left(excluded, base, start, size, most)
+    elif size > most:
+        start, size = end - most, most
+    return start, size, count_picks(edge_weight, start, size, fanout, flags, replace, excluded, base)

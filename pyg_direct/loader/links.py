@@ -13,9 +13,11 @@ from pyg_direct.errors import ArgumentError, LoaderWarning, warn
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.output import to_output
+from pyg_direct.loader.targets import Ways
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.upload import upload
 from pyg_direct.runtime.threads import one_thread
+from pyg_direct.sampling.excluded import Excluded
 from pyg_direct.sampling.negative import TRIES, Edges, EdgeSet, Nodes, draw_negatives
 from pyg_direct.sampling.plan import Pending
 from pyg_direct.sampling.sample import Sample
@@ -277,56 +279,18 @@ class Links:
         out.metadata = (self._index.input_id, pairs, self._label, time)
         return out
 
-    def exclude(self, out: SamplerOutput | HeteroSamplerOutput, with_reverse: bool) -> None:
-        """Take the links, and their reverse edges, out of the edges of `out`."""
-        sources, targets = self._sources[: self._num_links], self._targets[: self._num_links]
-        edge_type = self._index.input_type
-        if isinstance(out, SamplerOutput):
-            keys = _join(sources, targets, self._ends.num_targets)
-            if with_reverse:
-                keys = torch.cat([keys, _join(targets, sources, self._ends.num_targets)])
-            kept = ~torch.isin(_join(out.node[out.row], out.node[out.col], self._ends.num_targets), keys)
-            out.row, out.col = out.row[kept], out.col[kept]
-            out.edge = None if out.edge is None else out.edge[kept]
-            if out.num_sampled_edges is not None:
-                out.num_sampled_edges = _count_kept(kept, out.num_sampled_edges)
-            return
-        wanted = [(edge_type, sources, targets)]
-        if with_reverse:
-            wanted.append((_reverse(edge_type, list(out.row)), targets, sources))
-        for kind, first, second in wanted:
-            if kind not in out.row:
-                continue
-            size = self._ends.num_targets if kind[-1] == self._ends.target else self._ends.num_sources
-            found = _join(out.node[kind[0]][out.row[kind]], out.node[kind[-1]][out.col[kind]], size)
-            kept = ~torch.isin(found, _join(first, second, size))
-            out.row[kind], out.col[kind] = out.row[kind][kept], out.col[kind][kept]
-            if out.edge is not None and out.edge.get(kind) is not None:
-                out.edge[kind] = out.edge[kind][kept]
-            if out.num_sampled_edges is not None:
-                out.num_sampled_edges[kind] = _count_kept(kept, out.num_sampled_edges[kind])
+    def list_excluded(self, ways: Ways) -> Excluded:
+        """The pairs whose edges a batch is sampled without, by relation.
 
-
-def _join(sources: Tensor, targets: Tensor, num_targets: int) -> Tensor:
-    return sources * num_targets + targets
-
-
-def _count_kept(kept: Tensor, counts: list[int]) -> list[int]:
-    return [int(part) for part in torch.stack([p.sum() for p in kept.split(counts)]).tolist()] if counts else []
-
-
-def _reverse(edge_type: EdgeType, edge_types: list[EdgeType]) -> EdgeType:
-    """The relation that holds the reverse edges of another: `rev_` in front of its name, or taken away, or the only
-    one that leads back."""
-    source, name, target = edge_type
-    named = [(target, f"rev_{name}", source), (target, name.removeprefix("rev_"), source)]
-    back = [kind for kind in edge_types if (kind[0], kind[-1]) == (target, source) and kind != edge_type]
-    for kind in named:
-        if kind in edge_types and kind != edge_type:
-            return kind
-    if source == target or len(back) != 1:
-        return edge_type if source == target else (target, name, source)
-    return back[0]
+        Args:
+            ways: Relations that hold the links; see `find_ways`.
+        """
+        pairs = torch.stack([self._sources[: self._num_links], self._targets[: self._num_links]])
+        found: dict[EdgeType, Tensor] = {}
+        for kind, is_turned in ways:
+            own = pairs.flip(0) if is_turned else pairs
+            found[kind] = torch.cat([found[kind], own], 1) if kind in found else own
+        return found
 
 
 class PendingLinks:
@@ -336,12 +300,11 @@ class PendingLinks:
         links: The links.
         sample: What is sampled around their ends.
         disjoint: Whether each end has a tree of its own.
-        with_reverse: None to keep the links among the edges; else they are taken out, and their reverse edges if True.
     """
 
-    def __init__(self, links: Links, sample: Pending | Sample | SamplerOutput | HeteroSamplerOutput, disjoint: bool,
-                 with_reverse: bool | None) -> None:  # fmt: skip
-        self._links, self._sample, self._disjoint, self._with_reverse = links, sample, disjoint, with_reverse
+    def __init__(self, links: Links, sample: Pending | Sample | SamplerOutput | HeteroSamplerOutput, disjoint: bool
+                 ) -> None:  # fmt: skip
+        self._links, self._sample, self._disjoint = links, sample, disjoint
 
     def finish(self) -> SamplerOutput | HeteroSamplerOutput:
         """PyG's output, once the sizes of the sample are known."""
@@ -352,6 +315,4 @@ class PendingLinks:
             out: SamplerOutput | HeteroSamplerOutput = to_output(drawn)
         else:
             out = sample
-        if self._with_reverse is not None:
-            self._links.exclude(out, self._with_reverse)
         return self._links.finish(out, self._disjoint)
