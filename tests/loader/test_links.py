@@ -273,6 +273,36 @@ class TestTargetsLeftOut:
             if subgraph_type == "bidirectional":
                 assert links.isdisjoint(pair[::-1] for pair in edges)
 
+    @pytest.mark.parametrize("options", [{}, {"replace": True}, {"weight_attr": "weight"}, {"disjoint": True},
+                                         {"subgraph_type": "bidirectional"}],
+                             ids=["uniform", "replace", "weights", "trees", "both ways"])  # fmt: skip
+    @pytest.mark.parametrize("super_batch", [1, 3])
+    def test_ends_have_as_many_neighbors_as_there_are_others(self, real_device, options, super_batch):
+        edges = torch.unique(make_links(600, 40, 40), dim=1)
+        data = Data(edge_index=edges, num_nodes=40, weight=torch.rand(edges.shape[1]) + 0.1)
+        loader = LinkNeighborLoader(data, [3, 3], batch_size=30, exclude_target_edges=True, super_batch=super_batch,
+                                    device=real_device, **options)  # fmt: skip
+
+        for number, batch in enumerate(loader):
+            links = set(map(tuple, edges[:, 30 * number :][:, :30].t().tolist()))
+            both = links | {link[::-1] for link in links} if "subgraph_type" in options else links
+            left = [pair for pair in edges.t().tolist() if tuple(pair) not in both]
+            num_left = torch.bincount(torch.tensor(left)[:, 1], minlength=40)
+            wanted = 3 * (num_left > 0) if "replace" in options else num_left.clamp(max=3)
+            found = batch.edge_index[1].bincount(minlength=batch.num_nodes).cpu()
+            expected = wanted[batch.n_id.cpu()]
+            # Those that are found last are not expanded.
+            num_expanded = batch.num_nodes if "subgraph_type" in options else sum(batch.num_sampled_nodes[:2])
+            if "subgraph_type" in options:
+                assert bool((found >= expected)[: len(links)].all())
+            else:
+                assert torch.equal(found[:num_expanded], expected[:num_expanded])
+            assert both.isdisjoint(map(tuple, batch.n_id[batch.edge_index].t().tolist()))
+
+    def test_a_cache_of_the_topology_is_said_to_have_no_effect(self):
+        with pytest.warns(LoaderWarning, match="topology_cache='1M' has no effect with exclude_target_edges"):
+            NeighborSampler(make_data(), [2], exclude_target_edges=True, topology_cache="1M", device="cpu")
+
     def test_unknown_words_are_refused(self):
         with pytest.raises(ArgumentError, match="exclude_target_edges must be False, True or 'reverse', got 'all'"):
             LinkNeighborLoader(make_data(), [2], exclude_target_edges="all", device="cpu")
