@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pyg_direct.kernels.excluded import restrict_to_left
 from pyg_direct.kernels.jit import body
 from pyg_direct.kernels.neighbor import num_picks
-from pyg_direct.kernels.weighted import count_positive
+from pyg_direct.kernels.weighted import count_positive, count_positive_left
 from pyg_direct.kernels.worklist import BATCH, BY_PLACE, FANOUT, FLAGS, ROWS, TIMED, WEIGHTED, frontier_place
 
 _EARLIEST = -(2**63)
@@ -42,15 +44,27 @@ def allowed_range(indices, node_time, edge_time, start, end, seed_time, strict, 
 
 
 @body
-def count_picks(edge_weight, start, size, fanout, flags, replace, excluded, base):
-    """How many are picked of the `size` edges that are left from `start` on; by weight none of weight zero, unless all
-    are taken."""
+def count_picks(edge_weight, start, end, fanout, flags, replace):
+    """How many edges are picked of [start, end); by weight none of weight zero, unless all are taken."""
+    size = end - start
     count = num_picks(size, fanout, replace)
     if flags & WEIGHTED and fanout > 0 and (replace or fanout < size):
         if replace:
-            count = fanout * count_positive(edge_weight, start, size, 1, excluded, base)
+            count = fanout * count_positive(edge_weight, start, end, 1)
         else:
-            count = count_positive(edge_weight, start, size, fanout, excluded, base)
+            count = count_positive(edge_weight, start, end, fanout)
+    return count
+
+
+@body
+def count_picks_left(edge_weight, start, size, fanout, flags, replace, excluded, base):
+    """As `count_picks` of the `size` edges that are left from `start` on."""
+    count = num_picks(size, fanout, replace)
+    if flags & WEIGHTED and fanout > 0 and (replace or fanout < size):
+        wanted = np.int64(1) if replace else fanout
+        count = count_positive_left(edge_weight, start, size, wanted, excluded, base)
+        if replace:
+            count *= fanout
     return count
 
 
@@ -66,7 +80,6 @@ def restrict_row(item, entry, work, start, end, indices, node_time, edge_time, e
                  replace, last, strict, window):  # fmt: skip
     """(first position, number of positions to pick from, number of picks) of the item whose row is [start, end)."""
     fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
-    base = work[entry + BATCH] * indices.shape[0]
     most = end - start
     if flags & TIMED:
         place = frontier_place(work, entry, item)
@@ -76,7 +89,9 @@ def restrict_row(item, entry, work, start, end, indices, node_time, edge_time, e
             most = fanout
     size = end - start
     if excluded.shape[0] > 0:
+        base = work[entry + BATCH] * indices.shape[0]
         start, size = restrict_to_left(excluded, base, start, size, most)
-    elif size > most:
+        return start, size, count_picks_left(edge_weight, start, size, fanout, flags, replace, excluded, base)
+    if size > most:
         start, size = end - most, most
-    return start, size, count_picks(edge_weight, start, size, fanout, flags, replace, excluded, base)
+    return start, size, count_picks(edge_weight, start, end, fanout, flags, replace)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.kernels.allowed import allowed_range, count_picks, restrict_row, row_of
+from pyg_direct.kernels.allowed import allowed_range, count_picks, count_picks_left, restrict_row, row_of
 from pyg_direct.kernels.block import own_range
 from pyg_direct.kernels.excluded import first_excluded, position_of, restrict_to_left
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
@@ -87,9 +87,9 @@ def restrict_by_time(entry, begin, end, work, indices, node_time, edge_time, tre
 
 
 @body
-def restrict_rows(entry, begin, end, work, num_edges, excluded, last, starts, sizes):
+def restrict_rows(entry, begin, end, base, work, excluded, last, starts, sizes):
     """The parts of the rows of the items [begin, end) of an entry that are left without excluded edges."""
-    base, fanout = work[entry + BATCH] * num_edges, work[entry + FANOUT]
+    fanout = work[entry + FANOUT]
     is_cut = last != 0 and fanout >= 0 and (work[entry + FLAGS] & TIMED) != 0
     for item in range(begin, end):
         most = fanout if is_cut else sizes[item]
@@ -112,11 +112,16 @@ def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, ro
             if work[entry + FLAGS] & TIMED:
                 restrict_by_time(entry, begin, item, work, indices, node_time, edge_time, trees, seed_times, last_now,
                                  strict, window, starts, sizes, counts)  # fmt: skip
+            fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
             if excluded.shape[0] > 0:
-                restrict_rows(entry, begin, item, work, indices.shape[0], excluded, last, starts, sizes)
-            fanout, flags, base = work[entry + FANOUT], work[entry + FLAGS], work[entry + BATCH] * indices.shape[0]
-            for i in range(begin, item):
-                counts[i] = count_picks(edge_weight, starts[i], sizes[i], fanout, flags, replace, excluded, base)
+                base = work[entry + BATCH] * indices.shape[0]
+                restrict_rows(entry, begin, item, base, work, excluded, last, starts, sizes)
+                for i in range(begin, item):
+                    counts[i] = count_picks_left(edge_weight, starts[i], sizes[i], fanout, flags, replace, excluded,
+                                                 base)  # fmt: skip
+            else:
+                for i in range(begin, item):
+                    counts[i] = count_picks(edge_weight, starts[i], starts[i] + sizes[i], fanout, flags, replace)
             entry += COLUMNS
 
 

@@ -36,10 +36,22 @@ draw_unit_in_loop = inlined(draw_unit, draw=draw_in_loop)
 
 
 @body
-def count_positive(edge_weight, start, size, enough, excluded, base):
-    """How many of the `size` edges left from `start` on have a positive weight; counting stops at `enough`."""
+def count_positive(edge_weight, start, end, enough):
+    """How many of the edges have a positive weight; counting stops at `enough`."""
     count = np.int64(0)
-    at, position, place = first_excluded(excluded, base + start), start, np.int64(0)
+    position = start
+    while position < end and count < enough:
+        if edge_weight[position] > 0:
+            count += 1
+        position += 1
+    return count
+
+
+@body
+def count_positive_left(edge_weight, start, size, enough, excluded, base):
+    """As `count_positive` of the `size` edges that are left from `start` on."""
+    count, place = np.int64(0), np.int64(0)
+    at, position = first_excluded(excluded, base + start), start
     while place < size and count < enough:
         at, position = skip_excluded(excluded, at, base, position)
         if edge_weight[position] > 0:
