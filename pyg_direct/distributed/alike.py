@@ -32,7 +32,8 @@ def check_alike(loader: Any, ranks: str) -> None:
         recipe = sampler._read_recipe()
         fanouts = recipe.table(PartTopo(graph.part.manifest, False, False)).tolist()
         how = (fanouts, replace(recipe, fanouts=()), sampler.time_attr is None, sampler.weight_attr is None,
-               negatives and negatives.mode, sampler.strict_negatives)  # fmt: skip
+               negatives and negatives.mode, sampler.strict_negatives, getattr(sampler, "exclude_target_edges", False),
+               getattr(sampler, "rev_edge_type", None))  # fmt: skip
         _compare(graph, "num_neighbors and other options of sampling must be equal in all processes", how)
     if ranks == "auto":
         seeds = [getattr(given, name, None) for name in ("node", "row", "col", "time")]

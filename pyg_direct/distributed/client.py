@@ -161,13 +161,18 @@ class _ClientPlan(DistPlan):
         super().__init__(part, recipe, communicator, timed=timed, weighted=weighted)
         self._servers, self._how = servers, (asdict(recipe), timed, weighted)
 
-    def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, key: int, hop: int) -> Picked:
+    def _tell_excluded(self, messages: list[Tensor]) -> Any:
+        # With each question, since a server keeps nothing.
+        return [message.cpu().numpy() for message in messages]
+
+    def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, key: int, hop: int, excluded: Any) -> Picked:
         num_types, fanouts = len(self._placed.topo.node_types), self._fanouts_of(hop)
         counts = np.diff(np.array(bounds.tolist(), np.int64)).reshape(-1, num_types)
         asked, wire = asked._replace(counts=counts), self._picker.wire(fanouts)
         sizes = (counts.sum(1) * self._picker.words.num_bytes).tolist()
         hop = ALL_EDGES if self._wants_all else hop
-        questions = {part: (*self._how, key, hop, own.tolist(), nodes.cpu().numpy())
+        questions = {part: (*self._how, key, hop, own.tolist(), nodes.cpu().numpy(),
+                            None if excluded is None else excluded[part])
                      for part, (own, nodes) in enumerate(zip(counts, message.split(sizes), strict=True))
                      if nodes.numel()}  # fmt: skip
         answers = self._servers.ask("pick", questions)

@@ -14,6 +14,7 @@ from pyg_direct.distributed.attributes import DistAttributes
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.sampler import DistNeighborSampler
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.batches import Seeds, can_share
 from pyg_direct.loader.epochs import ALONE, make_batch
 from pyg_direct.loader.general import GeneralLoader
@@ -240,7 +241,10 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
             processes, unless `ranks="own"`.
         edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, strict_negatives, exclude_target_edges: See
-            `LinkNeighborLoader`. Strict negatives take four more exchanges a batch, where there are any.
+            `LinkNeighborLoader`. Strict negatives take four more exchanges a batch, where there are any; links that are
+            left out take two more, unless the graph is in one memory.
+        rev_edge_type: With `exclude_target_edges="reverse"`: the relation of the reverse edges. It must be given unless
+            it is `rev_...` or no relation leads back, as no process compares the edges of all.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -254,7 +258,8 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
                  transform: Any = None, transform_sampler_output: Any = None, *,
                  strict_negatives: bool = False, exclude_target_edges: bool | str = False, seed: int | None = None,
                  prefetch: int = 1, ranks: Any = "auto", uneven: str = "keep", time_comparison: str = "<=",
-                 time_window: int | None = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+                 time_window: int | None = None, input_id: Tensor | None = None, rev_edge_type: EdgeType | None = None,
+                 **kwargs: Any) -> None:  # fmt: skip
         self.graph, options = graph, _options(graph, seed, ranks, kwargs)
         if (edge_label_time is None) != (time_attr is None):
             raise ArgumentError("edge_label_time and time_attr must be given together")
@@ -269,7 +274,8 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         sampler = DistNeighborSampler(
             graph, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
             seed=options["seed"], time_comparison=time_comparison, time_window=time_window,
-            strict_negatives=strict_negatives, exclude_target_edges=exclude_target_edges)  # fmt: skip
+            strict_negatives=strict_negatives, exclude_target_edges=exclude_target_edges,
+            rev_edge_type=rev_edge_type)  # fmt: skip
         super().__init__(graph.skeleton(), sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, input_id=input_id,
                          device=graph.device, prefetch=prefetch, uneven=uneven, **options, **kwargs)  # fmt: skip

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.distributed.message import Unpacker
 from pyg_direct.distributed.part import GraphPart, PlacedPart
 from pyg_direct.kernels.worklist import BY_PLACE, COLUMNS, FIRST, RELATION, ROWS, TIMED
 from pyg_direct.ops.answer import Layout, Wire, pack_edges
-from pyg_direct.ops.general import Frontier, Picked, Rows, Rules, pick_edges
+from pyg_direct.ops.general import Frontier, Picked, Rows, Rules, find_edges, pick_edges
+from pyg_direct.ops.upload import upload
 from pyg_direct.runtime.raw import as_bytes
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.worklist import list_works
@@ -107,7 +110,25 @@ class Picker:
         is_small = len(fanouts) > 0 and fanouts.min() >= 0 and fanouts.max() <= _SMALL
         return Wire(torch.uint8 if is_small else torch.int32, self.words.dtype)
 
-    def pick(self, message: Tensor, counts: np.ndarray, keys: np.ndarray, fanouts: np.ndarray, hop: int) -> Found:
+    def find_excluded(self, messages: Sequence[Tensor]) -> Tensor:
+        """Find the edges that the batches of several askers are sampled without, for `pick`.
+
+        Args:
+            messages: Numbers of relations, nodes that these expand and neighbors in the id space of all types, int64
+                `[3, P]` in bytes, of each asker.
+        """
+        topo = self._topo
+        sizes = [message.numel() // 24 for message in messages]
+        tables = [Unpacker(message).take(torch.int64, 3, size) for message, size in zip(messages, sizes, strict=True)]
+        relations, expanded, neighbors = torch.cat(tables, 1).unbind()
+        batches = upload(np.repeat(np.arange(len(sizes)), sizes), self._device)
+        begins = np.stack([topo.type_starts[topo.expanded], topo.row_starts[:-1] - self._shifts])
+        firsts, rows = upload(begins, self._device)[:, relations]
+        places, _ = self._part.find_places(expanded + firsts)
+        return find_edges(self._rows, rows + places, neighbors, batches)
+
+    def pick(self, message: Tensor, counts: np.ndarray, keys: np.ndarray, fanouts: np.ndarray, hop: int,
+             excluded: Tensor | None = None) -> Found:  # fmt: skip
         """The edges that are asked for.
 
         Args:
@@ -116,6 +137,7 @@ class Picker:
             keys: Of the askers' batches, uint64 `[S]`.
             fanouts: By relation, int64 `[R]`.
             hop: Number of the hop.
+            excluded: Edges that are not picked (`find_excluded`); None for none.
         """
         topo = self._topo
         ids, trees, times = self.words.unpack(message)
@@ -131,7 +153,7 @@ class Picker:
         if table[-1, FIRST] == 0:
             none = ids[:0]
             return Found(Picked(none, none, none, none, none.new_zeros(1)), trees, bounds, status)
-        picked = pick_edges(self._rows, work, frontier, self._rules, hop=hop)
+        picked = pick_edges(self._rows, work, frontier, self._rules, hop=hop, excluded=excluded)
         return Found(picked, trees, bounds, status, bool((np.diff(ends) == 1).all()))
 
     def pack(self, found: Found, num_edges: np.ndarray, wire: Wire, out: Tensor | None = None) -> tuple[Tensor, Layout]:

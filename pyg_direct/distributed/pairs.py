@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,11 @@ class PairExchange:
             found[at] = Unpacker(answer).take(torch.bool, at.numel())
         return found
 
+    def make_set(self, edge_type: EdgeType, sources: Tensor, targets: Tensor) -> EdgeSet:
+        """Make a set of pairs of nodes that a relation connects, int64 `[n]`."""
+        books = self._part.books
+        return EdgeSet(sources, targets, books[edge_type[0]].num_nodes, books[edge_type[2]].num_nodes)
+
     def _swap(self, edge_type: EdgeType, messages: list[Tensor]) -> list[Tensor]:
         """What the owners answer; others are answered meanwhile."""
         assert self._communicator is not None
@@ -68,16 +75,28 @@ class EdgesOfAll:
 
     def __init__(self, pairs: PairExchange, edge_type: EdgeType) -> None:
         self._pairs, self._edge_type = pairs, edge_type
+        # Links that this process knows, beside the edges.
+        self._links: EdgeSet | None = None
+
+    def with_links(self, sources: Tensor, targets: Tensor) -> EdgesOfAll:
+        """See `Edges`; asks nobody."""
+        other = copy.copy(self)
+        other._links = self._pairs.make_set(self._edge_type, sources, targets)
+        return other
+
+    def _contains(self, sources: Tensor, targets: Tensor) -> Tensor:
+        found = self._pairs.contains(self._edge_type, sources, targets)
+        return found if self._links is None else found | self._links.contains(sources, targets)
 
     def avoid(self, draw: Draw, pairs: Pairs, tries: int) -> int:
         """See `Edges`; collective, and as many exchanges whatever is drawn."""
-        wrong = self._pairs.contains(self._edge_type, pairs.sources, pairs.targets).nonzero().view(-1)
+        wrong = self._contains(pairs.sources, pairs.targets).nonzero().view(-1)
         if tries == 1:
             return wrong.numel()
         # All further tries of the few that are edges at once: processes need not agree on when to stop.
         others = [draw(wrong, slot) for slot in range(1, tries)]
         sources, targets = (torch.stack(ends) for ends in ([o.sources for o in others], [o.targets for o in others]))
-        is_edge = self._pairs.contains(self._edge_type, sources.view(-1), targets.view(-1)).view(sources.shape)
+        is_edge = self._contains(sources.view(-1), targets.view(-1)).view(sources.shape)
         # The first that is no edge, else the last.
         is_last = torch.arange(tries - 1, device=wrong.device) == tries - 2
         chosen = (~is_edge | is_last.view(-1, 1)).byte().argmax(0)

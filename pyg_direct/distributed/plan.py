@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from pyg_direct.distributed.message import pack
 from pyg_direct.distributed.owner import Picker
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.kernels.worklist import COLUMNS, RELATION
@@ -16,6 +18,7 @@ from pyg_direct.ops.general import Picked
 from pyg_direct.ops.owner import group_keys, make_keys
 from pyg_direct.ops.upload import upload
 from pyg_direct.runtime.communicator import Communicator
+from pyg_direct.sampling.excluded import Excluded, list_pairs
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.options import GeneralRecipe
 from pyg_direct.sampling.seeds import Request, Seeds
@@ -51,10 +54,31 @@ class DistPlan(GeneralPlan):
         self._wants_all = False
         communicator.widen(_HEAD + len(placed.topo.node_types))
 
-    def sample_together(self, requests: Sequence[Request], keys: Sequence[int]) -> list[GeneralSample]:
+    def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
+                        excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip
         """One after the other: a row of requests to an owner has room for one batch."""
-        return [self.sample(seeds, key, seed_time=seed_time)
-                for (seeds, seed_time), key in zip(requests, keys, strict=True)]  # fmt: skip
+        each = [None] * len(keys) if excluded is None else excluded
+        return [self.sample(seeds, key, seed_time=seed_time, excluded=own)
+                for (seeds, seed_time), key, own in zip(requests, keys, each, strict=True)]  # fmt: skip
+
+    def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
+        if self.part.is_whole:
+            return super()._find_excluded(excluded)
+        topo = self._placed.topo
+        relations, expanded, neighbors, _ = list_pairs(self.topology, excluded)
+        owners = torch.empty_like(relations)
+        for number, kind in enumerate(topo.expanded.tolist()):
+            own = relations == number
+            owners[own] = self.part.owners(topo.node_types[kind], expanded[own])
+        pairs = torch.stack([relations, expanded, neighbors])
+        return self._tell_excluded([pack([pairs[:, owners == rank]]) for rank in range(self.part.num_parts)])
+
+    def _tell_excluded(self, messages: list[Tensor]) -> Any:
+        """Send the pairs of a batch to the owners of their edges; what `_ask` needs of it. Here: the edges of this part
+        that the others, and this process last, sample without."""
+        others = self._communicator.exchange(messages, "excluded")
+        own = others.pop(self._communicator.rank)
+        return self._picker.find_excluded([*others, own])
 
     def _induce(self, *args: Any) -> GeneralSample:
         self._wants_all = True
@@ -74,9 +98,9 @@ class DistPlan(GeneralPlan):
         message = self._picker.words.pack(ids, trees, times)
         types = topo.expanded[work.reshape(-1, COLUMNS)[:-1, RELATION]]
         asked = Asked(work, types, np.zeros((self.part.num_parts, 0), np.int64), order, front.trees, start.tree_shift)
-        return self._ask(asked, message, bounds, int(keys[0]), hop)
+        return self._ask(asked, message, bounds, int(keys[0]), hop, start.excluded)
 
-    def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, key: int, hop: int) -> Picked:
+    def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, key: int, hop: int, excluded: Any) -> Picked:
         """What the owners answer; others are answered meanwhile.
 
         Args:
@@ -84,6 +108,7 @@ class DistPlan(GeneralPlan):
             message: Nodes in bytes, owner after owner.
             bounds: Where each type of each owner begins among them, and the end, int64 `[P * T + 1]`.
             key, hop: Of the draws.
+            excluded: Of `_tell_excluded`; None where all edges may be picked.
         """
         comm, picker, fanouts = self._communicator, self._picker, self._fanouts_of(hop)
         wire, node_bytes = picker.wire(fanouts), picker.words.num_bytes
@@ -94,7 +119,7 @@ class DistPlan(GeneralPlan):
         counts, others = sent[:, _HEAD:], found[:, _HEAD:]
         sizes, sizes_back = ((n.sum(1) * node_bytes).tolist() for n in (counts, others))
         received = comm.swap(message, sizes, sizes_back, "nodes")
-        picks = picker.pick(received, others, np.ascontiguousarray(found[:, 1]).view(np.uint64), fanouts, hop)
+        picks = picker.pick(received, others, np.ascontiguousarray(found[:, 1]).view(np.uint64), fanouts, hop, excluded)
         rows = comm.make_rows(message.device)
         rows[: comm.size, 1] = picks.count_edges()
         rows[: comm.size, 0] = picks.status

@@ -27,7 +27,9 @@ from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.links import NegativeSource
 from pyg_direct.loader.opened import Opened
 from pyg_direct.loader.sampler import NeighborSampler
+from pyg_direct.loader.targets import check_exclusion
 from pyg_direct.runtime.stream import current_stream
+from pyg_direct.sampling.excluded import Excluded
 from pyg_direct.sampling.key import check_seed
 from pyg_direct.sampling.negative import Edges
 from pyg_direct.sampling.open import open_plan
@@ -51,6 +53,10 @@ class _DistParts(Parts):
             return self.graph.whole.edge_set(self.graph.edge_types[0] if edge_type is None else edge_type)
         return EdgesOfAll(self.graph.pairs, self.graph.edge_types[0] if edge_type is None else edge_type)
 
+    def is_reverse(self, edge_type: EdgeType, other: EdgeType) -> bool | None:
+        """Not known here, where edges lie in parts."""
+        return None
+
 
 class DistNeighborSampler(NeighborSampler):
     """Samples around nodes and links of a graph in parts; the same samples as `NeighborSampler` on the whole graph.
@@ -61,6 +67,7 @@ class DistNeighborSampler(NeighborSampler):
         graph: The graph.
         num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_comparison, time_window,
             strict_negatives, exclude_target_edges, seed: See `NeighborSampler`.
+        rev_edge_type: With `exclude_target_edges="reverse"`: the relation of the reverse edges, unless `rev_...` is.
         time_attr: Any name: neighbors are sampled by the times that the graph was partitioned with.
         weight_attr: Any name: neighbors are drawn by the weights that the graph was partitioned with.
 
@@ -73,10 +80,9 @@ class DistNeighborSampler(NeighborSampler):
                  disjoint: bool = False, temporal_strategy: str = "uniform", time_attr: str | None = None,
                  weight_attr: str | None = None, *, seed: int | None = None, time_comparison: str = "<=",
                  time_window: int | None = None, strict_negatives: bool = False,
-                 exclude_target_edges: bool | str = False) -> None:  # fmt: skip
+                 exclude_target_edges: bool | str = False, rev_edge_type: EdgeType | None = None
+                 ) -> None:  # fmt: skip
         # Not the constructor of the base class, which reads a whole graph.
-        if exclude_target_edges not in (False, True, "reverse"):
-            raise ArgumentError(f"exclude_target_edges must be False, True or 'reverse', got {exclude_target_edges!r}")
         manifest = graph.part.manifest
         has_times = any(e.time is not None for e in manifest.nodes) or any(e.time is not None for e in manifest.edges)
         has_weights = any(entry.weighted for entry in manifest.edges)
@@ -91,11 +97,13 @@ class DistNeighborSampler(NeighborSampler):
         edges: Any = dict.fromkeys(graph.edge_types)
         self._opened = Opened(_DistParts(graph.num_nodes, LINKS if graph.is_homogeneous else edges,
                                          node_time=NODES if time_attr is not None else None, graph=graph))  # fmt: skip
+        check_exclusion(exclude_target_edges, rev_edge_type, self._opened.parts)
         self.num_neighbors = num_neighbors
         self.subgraph_type, self.replace, self.disjoint = subgraph_type, bool(replace), disjoint
         self.temporal_strategy = temporal_strategy
         self.time_comparison, self.time_window = time_comparison, time_window
         self.strict_negatives, self.exclude_target_edges = bool(strict_negatives), exclude_target_edges
+        self.rev_edge_type = rev_edge_type
         self._read_recipe()
         if graph.whole is not None:
             # By all processes at once; batches are made by each for itself.
@@ -113,7 +121,7 @@ class DistNeighborSampler(NeighborSampler):
     def refresh(self) -> None:
         """A graph in parts does not change."""
 
-    def _is_plain(self) -> bool:
+    def _is_uniform(self) -> bool:
         is_directional = self._subgraph_type == SubgraphType.directional and self.sample_direction == "forward"
         return (self.graph.whole is not None and self.graph.is_homogeneous and not self.disjoint and is_directional
                 and self.weight_attr is None)  # fmt: skip
@@ -165,11 +173,11 @@ class DistNeighborSampler(NeighborSampler):
             Drawn(out).record_stream(current_stream(self.device.index))
         return out
 
-    def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None
-                ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+    def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None,
+                excluded: Excluded | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
         if self.is_temporal and seed_time is None:
             seed_time = self._find_times(seed)
-        return super()._sample(seed, seed_time, key=key)
+        return super()._sample(seed, seed_time, key=key, excluded=excluded)
 
     def _find_times(self, seed: Tensor | Mapping[str, Tensor]) -> Any:
         """The times of the seeds themselves, from their owners."""

@@ -119,7 +119,7 @@ class PartServer:
             return {kind: book.table.numpy() for kind, book in self._part.books.items() if book.table is not None}
 
     def pick(self, recipe: dict[str, Any], timed: bool, weighted: bool, key: int, hop: int, counts: list[int],
-             message: np.ndarray) -> tuple[int, np.ndarray]:  # fmt: skip
+             message: np.ndarray, excluded: np.ndarray | None = None) -> tuple[int, np.ndarray]:  # fmt: skip
         """(number of edges, the edges in bytes) that are asked for.
 
         Args:
@@ -129,12 +129,13 @@ class PartServer:
             hop: Number of the hop; `ALL_EDGES` for all edges of the nodes.
             counts: Nodes of each type.
             message: These in bytes (`Words`), uint8.
+            excluded: Pairs whose edges are not picked (`Picker.find_excluded`), uint8; None for none.
         """
         with self._working():
-            return self._pick((recipe, timed, weighted), key, hop, counts, message)
+            return self._pick((recipe, timed, weighted), key, hop, counts, message, excluded)
 
-    def _pick(self, how: tuple[dict[str, Any], bool, bool], key: int, hop: int, counts: list[int], message: np.ndarray
-              ) -> tuple[int, np.ndarray]:  # fmt: skip
+    def _pick(self, how: tuple[dict[str, Any], bool, bool], key: int, hop: int, counts: list[int], message: np.ndarray,
+              excluded: np.ndarray | None) -> tuple[int, np.ndarray]:  # fmt: skip
         recipe, timed, weighted = how
         name = repr(how)
         placed = self._part.place(timed=timed, weighted=weighted)
@@ -145,7 +146,11 @@ class PartServer:
         picker, table = self._pickers[name]
         fanouts = np.full(len(placed.topo.edge_types), -1) if hop == ALL_EDGES else table[hop]
         nodes = as_tensor(message).to(self._part.device)
-        found = picker.pick(nodes, np.array([counts], np.int64), np.array([key], np.uint64), fanouts, max(0, hop))
+        left_out = None
+        if excluded is not None:
+            left_out = picker.find_excluded([as_tensor(excluded).to(self._part.device)])
+        found = picker.pick(nodes, np.array([counts], np.int64), np.array([key], np.uint64), fanouts, max(0, hop),
+                            left_out)  # fmt: skip
         num_edges = int(found.count_edges())
         if int(found.status) < 0:
             raise IdError("ids must be held by this part, got others")

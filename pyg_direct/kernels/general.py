@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.kernels.allowed import allowed_range, count_picks, restrict_row, row_of
+from pyg_direct.kernels.allowed import allowed_range, count_picks, count_picks_left, restrict_row, row_of
 from pyg_direct.kernels.block import own_range
+from pyg_direct.kernels.excluded import first_excluded, position_of, restrict_to_left
 from pyg_direct.kernels.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.neighbor import SHORT_ROW, draw_pick, find_row, pick_row_in_order, resolve_pick
 from pyg_direct.kernels.weighted import pick_lightest_in_loop, pick_weighted_row
 from pyg_direct.kernels.worklist import (
+    BATCH,
     BY_PLACE,
     COLUMNS,
     EDGES,
@@ -84,10 +86,22 @@ def restrict_by_time(entry, begin, end, work, indices, node_time, edge_time, tre
             starts[item], sizes[item] = start, size
 
 
+@body
+def restrict_rows(entry, begin, end, base, work, excluded, last, starts, sizes):
+    """The parts of the rows of the items [begin, end) of an entry that are left without excluded edges."""
+    fanout = work[entry + FANOUT]
+    is_cut = last != 0 and fanout >= 0 and (work[entry + FLAGS] & TIMED) != 0
+    for item in range(begin, end):
+        most = fanout if is_cut else sizes[item]
+        starts[item], sizes[item] = restrict_to_left(excluded, base, starts[item], sizes[item], most)
+
+
 @cpu_kernel
-def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, replace, last,
-                    strict, window, chunks, starts, sizes, counts):  # fmt: skip
+def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
+                    replace, last, strict, window, chunks, starts, sizes, counts):  # fmt: skip
     share = (starts.shape[0] + chunks - 1) // chunks
+    # Where edges are excluded, the last are those of what is left.
+    last_now = last if excluded.shape[0] == 0 else 0
     for c in prange(chunks):
         item, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
         entry = find_entry(work, item)
@@ -96,16 +110,30 @@ def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, ro
             begin, item = item, min(end, work[entry + COLUMNS + FIRST])
             read_rows(entry, begin, item, work, indptr, rows, starts, sizes)
             if work[entry + FLAGS] & TIMED:
-                restrict_by_time(entry, begin, item, work, indices, node_time, edge_time, trees, seed_times, last,
+                restrict_by_time(entry, begin, item, work, indices, node_time, edge_time, trees, seed_times, last_now,
                                  strict, window, starts, sizes, counts)  # fmt: skip
             fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
-            for i in range(begin, item):
-                counts[i] = count_picks(edge_weight, starts[i], starts[i] + sizes[i], fanout, flags, replace)
+            if excluded.shape[0] > 0:
+                base = work[entry + BATCH] * indices.shape[0]
+                restrict_rows(entry, begin, item, base, work, excluded, last, starts, sizes)
+                for i in range(begin, item):
+                    counts[i] = count_picks_left(edge_weight, starts[i], sizes[i], fanout, flags, replace, excluded,
+                                                 base)  # fmt: skip
+            else:
+                for i in range(begin, item):
+                    counts[i] = count_picks(edge_weight, starts[i], starts[i] + sizes[i], fanout, flags, replace)
             entry += COLUMNS
 
 
+@body
+def pass_excluded(excluded, first, base, start, positions, begin, end):
+    """Turn start + place in positions[begin:end] into the position of each place among the edges that are left."""
+    for e in range(begin, end):
+        positions[e] = position_of(excluded, first, base, start, positions[e] - start)
+
+
 @cpu_kernel
-def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, rows, trees,
+def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, excluded, rows, trees,
                    starts, sizes, offsets, chunks, scores, positions, sources, ids, targets):  # fmt: skip
     share = (starts.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
@@ -118,9 +146,13 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
             key_of_relation = relation_key(work, entry, hop)
             to_place = work[entry + FRONT] - work[entry + FIRST]
             to_target = work[entry + LOCAL] - work[entry + FIRST]
+            base = work[entry + BATCH] * indices.shape[0]
             for i in range(begin, item):
                 at, start, size = offsets[i], starts[i], sizes[i]
-                count = offsets[i + 1] - at
+                count, first = offsets[i + 1] - at, np.int64(0)
+                if excluded.shape[0] > 0:
+                    first = first_excluded(excluded, base + start)
+                is_whole = first == excluded.shape[0] or excluded[first] >= base + start + size
                 if count == size and not replace and not (work[entry + FLAGS] & WEIGHTED):
                     # Taken whole, in order, which needs no draws.
                     for slot in range(count):
@@ -129,9 +161,9 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
                     place = to_place + i
                     own_key = tree_key(key_of_relation, trees, place)
                     if is_weighted(work, entry, size, replace):
-                        if replace:
+                        if replace or not is_whole:
                             pick_weighted_row(own_key, rows[place], start, size, count, replace, edge_weight,
-                                              weight_before, start, scores, positions, at)  # fmt: skip
+                                              weight_before, excluded, base, start, scores, positions, at)  # fmt: skip
                         else:
                             pick_lightest_in_loop(own_key, rows[place], start, size, count, edge_weight, start, units,
                                                   scores, positions, at)  # fmt: skip
@@ -140,6 +172,8 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
                                           positions, at)  # fmt: skip
                     for e in range(at, at + count):
                         targets[e] = to_target + i
+                if not is_whole:
+                    pass_excluded(excluded, first, base, start, positions, at, at + count)
             # A loop of its own: many cache misses in flight instead of one behind each draw.
             for i in range(begin, item):
                 if offsets[i] < offsets[i + 1]:
@@ -149,24 +183,24 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
             entry += COLUMNS
 
 
-@gpu_kernel("i8[] i8[] I[] i8[] i8[] W[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[]", I=("i4", "i8"),
+@gpu_kernel("i8[] i8[] I[] i8[] i8[] W[] i8[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[]", I=("i4", "i8"),
             W=("f4", "f8"))  # fmt: skip
-def count_items_gpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, replace, last,
-                    strict, window, starts, sizes, counts):  # fmt: skip
+def count_items_gpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
+                    replace, last, strict, window, starts, sizes, counts):  # fmt: skip
     item = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while item < starts.shape[0]:
         entry = find_entry(work, item)
         start, end = row_of(item, entry, work, indptr, rows)
         start, size, count = restrict_row(item, entry, work, start, end, indices, node_time, edge_time, edge_weight,
-                                          trees, seed_times, replace, last, strict, window)  # fmt: skip
+                                          trees, seed_times, excluded, replace, last, strict, window)  # fmt: skip
         starts[item], sizes[item], counts[item] = start, size, count
         item += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("i8 i8 i8 i8[] I[] P[] i8[] i8[] i8[] i8[] i8[] i8[] u1[] i8[] i8[] i8[]", I=("i4", "i8"),
+@gpu_kernel("i8 i8 i8 i8[] I[] P[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] u1[] i8[] i8[] i8[]", I=("i4", "i8"),
             P=("i4", "i8"))  # fmt: skip
-def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, rows, trees, starts, sizes, offsets, draws,
-                   repeats, sources, ids, targets):  # fmt: skip
+def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, rows, trees, starts, sizes, offsets,
+                   draws, repeats, sources, ids, targets):  # fmt: skip
     """A block takes a tile of items at a time, and has a thread for each of their edges.
 
     `draws` holds the places of weighted items already.
@@ -218,8 +252,13 @@ def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, rows, tree
             pick = draws[e]
             if replace == 0 and fanout >= 0 and fanout < size and not is_weighted(work, entry, size, replace):
                 pick = resolve_pick(draws, repeats, item_offsets[at], e - item_offsets[at], size - fanout)
+            position = starts[item] + pick
+            if excluded.shape[0] > 0:
+                base = work[entry + BATCH] * indices.shape[0]
+                first = first_excluded(excluded, base + starts[item])
+                position = position_of(excluded, first, base, starts[item], pick)
             tree = tree_of(trees, frontier_place(work, entry, item))
-            source, own_id = read_source(indices, edge_ids, work, entry, starts[item] + pick, tree, tree_shift)
+            source, own_id = read_source(indices, edge_ids, work, entry, position, tree, tree_shift)
             sources[e], ids[e] = source, own_id
             targets[e] = work[entry + LOCAL] + item - work[entry + FIRST]
             e += THREADS

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyg_direct.kernels.excluded import first_excluded, position_of
 from pyg_direct.kernels.jit import SIMULATED, THREADS, body, cuda, gpu_kernel
 from pyg_direct.kernels.weighted import order_of, pick_weighted_row, score_of, sift_up, sort_heap
-from pyg_direct.kernels.worklist import find_entry, frontier_place, is_weighted, row_key
+from pyg_direct.kernels.worklist import BATCH, find_entry, frontier_place, is_weighted, row_key
 
 # Edges above which a block reads a row together.
 LONG_ROW = 16 if SIMULATED else 1024
@@ -26,9 +27,9 @@ def is_long(size, replace):
     return replace == 0 and size > LONG_ROW
 
 
-@gpu_kernel("i8 i8 i8[] W[] f8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]", W=("f4", "f8"))
-def pick_weighted_gpu(hop, replace, work, edge_weight, weight_before, rows, trees, starts, sizes, offsets, scores,
-                      draws):  # fmt: skip
+@gpu_kernel("i8 i8 i8[] W[] f8[] i8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]", W=("f4", "f8"))
+def pick_weighted_gpu(hop, replace, work, edge_weight, weight_before, excluded, rows, trees, starts, sizes, offsets,
+                      scores, draws):  # fmt: skip
     """The places of items that choose by weight; a thread reads a row, unless that is long."""
     item = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while item < starts.shape[0]:
@@ -37,8 +38,9 @@ def pick_weighted_gpu(hop, replace, work, edge_weight, weight_before, rows, tree
         if count > 0 and is_weighted(work, entry, sizes[item], replace) and not is_long(sizes[item], replace):
             place = frontier_place(work, entry, item)
             own_key = row_key(work, entry, hop, trees, place)
+            base = work[entry + BATCH] * edge_weight.shape[0]
             pick_weighted_row(own_key, rows[place], starts[item], sizes[item], count, replace, edge_weight,
-                              weight_before, np.int64(0), scores, draws, offsets[item])  # fmt: skip
+                              weight_before, excluded, base, np.int64(0), scores, draws, offsets[item])  # fmt: skip
         item += np.int64(cuda.gridDim.x) * THREADS
 
 
@@ -53,8 +55,8 @@ def find_digit(counts, wanted):
     return digit, before
 
 
-@gpu_kernel("i8 i8[] W[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]", W=("f4", "f8"))
-def pick_long_rows_gpu(hop, work, edge_weight, rows, trees, starts, sizes, offsets, scores, draws):
+@gpu_kernel("i8 i8[] W[] i8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]", W=("f4", "f8"))
+def pick_long_rows_gpu(hop, work, edge_weight, excluded, rows, trees, starts, sizes, offsets, scores, draws):
     """The places of items without replacement whose rows are long; a block takes an item at a time."""
     counts = cuda.shared.array(_DIGITS, np.int32)
     # The digits found so far, how many scores are wanted among those that begin with them, and picks so far.
@@ -67,6 +69,8 @@ def pick_long_rows_gpu(hop, work, edge_weight, rows, trees, starts, sizes, offse
         if count > 0 and is_long(size, 0) and is_weighted(work, entry, size, 0):
             place = frontier_place(work, entry, item)
             row, own_key = rows[place], row_key(work, entry, hop, trees, place)
+            base = work[entry + BATCH] * edge_weight.shape[0]
+            first = first_excluded(excluded, base + starts[item])
             if tid == 0:
                 found[0], found[1], found[2] = 0, count, 0
             shift = np.int64(_HIGHEST_DIGIT)
@@ -80,7 +84,7 @@ def pick_long_rows_gpu(hop, work, edge_weight, rows, trees, starts, sizes, offse
                 prefix = found[0]
                 edge = tid
                 while edge < size:
-                    weight = edge_weight[starts[item] + edge]
+                    weight = edge_weight[position_of(excluded, first, base, starts[item], edge)]
                     if weight > 0:
                         order = order_of(score_of(own_key, row, edge, weight))
                         if shift == _HIGHEST_DIGIT or order >> (shift + _DIGIT_BITS) == prefix:
@@ -99,7 +103,7 @@ def pick_long_rows_gpu(hop, work, edge_weight, rows, trees, starts, sizes, offse
             cuda.syncthreads()
             edge = tid
             while edge < size:
-                weight = edge_weight[starts[item] + edge]
+                weight = edge_weight[position_of(excluded, first, base, starts[item], edge)]
                 if weight > 0:
                     score = score_of(own_key, row, edge, weight)
                     if order_of(score) >> shift <= found[0]:

@@ -18,6 +18,7 @@ import math
 import numpy as np
 
 from pyg_direct.kernels.draw import draw, draw_in_loop
+from pyg_direct.kernels.excluded import first_excluded, skip_excluded
 from pyg_direct.kernels.jit import body, cpu_kernel, inlined, prange
 from pyg_direct.kernels.neighbor import DRAWN_TOGETHER, SHORT_ROW
 
@@ -54,6 +55,20 @@ def count_positive(edge_weight, start, end, enough):
         if edge_weight[position] > 0:
             count += 1
         position += 1
+    return count
+
+
+@body
+def count_positive_left(edge_weight, start, size, enough, excluded, base):
+    """As `count_positive` of the `size` edges that are left from `start` on."""
+    count, place = np.int64(0), np.int64(0)
+    at, position = first_excluded(excluded, base + start), start
+    while place < size and count < enough:
+        at, position = skip_excluded(excluded, at, base, position)
+        if edge_weight[position] > 0:
+            count += 1
+        position += 1
+        place += 1
     return count
 
 
@@ -131,24 +146,27 @@ def order_of(score):
 
 
 @body
-def pick_lightest(key, row, start, size, count, edge_weight, base, scores, picks, at):
-    """Write base + place of the `count` edges with the smallest scores to picks[at:], smallest first."""
+def pick_lightest(key, row, start, size, count, edge_weight, excluded, base, to_pick, scores, picks, at):
+    """Write to_pick + place of the `count` edges with the smallest scores to picks[at:], smallest first."""
     filled = 0
+    skipped, position = first_excluded(excluded, base + start), start
     for place in range(size):
-        weight = np.float64(edge_weight[start + place])
+        skipped, position = skip_excluded(excluded, skipped, base, position)
+        weight = np.float64(edge_weight[position])
         if weight > 0:
             score = score_of(key, row, place, weight)
             if filled < count:
-                sift_up(scores, picks, at, filled, score, base + place)
+                sift_up(scores, picks, at, filled, score, to_pick + place)
                 filled += 1
             elif score < scores[at]:
-                sift_down(scores, picks, at, count, score, base + place)
+                sift_down(scores, picks, at, count, score, to_pick + place)
+        position += 1
     sort_heap(scores, picks, at, count)
 
 
 @body
 def pick_lightest_in_loop(key, row, start, size, count, edge_weight, base, units, scores, picks, at):
-    """As `pick_lightest`, with vector instructions for the draws of a CPU, and without most logarithms.
+    """As `pick_lightest` of a whole row, with vector instructions for a CPU's draws, and without most logarithms.
 
     `units` has room for SHORT_ROW.
     """
@@ -199,7 +217,10 @@ def pick_by_scan(key, row, start, size, slot, edge_weight):
 
 @body
 def pick_by_sum(key, row, start, size, slot, edge_weight, weight_before):
-    """Place of the edge that slot `slot` draws with replacement; `weight_before` sums its row up to each edge."""
+    """Place of the edge that slot `slot` draws with replacement; `weight_before` sums its row up to each edge.
+
+    The row has no excluded edges.
+    """
     first, final = weight_before[start], start + size - 1
     before_final, weight = weight_before[final], np.float64(edge_weight[final])
     # Where sums may overflow.
@@ -224,13 +245,58 @@ def pick_by_sum(key, row, start, size, slot, edge_weight, weight_before):
 
 
 @body
-def pick_weighted_row(key, row, start, size, count, replace, edge_weight, weight_before, base, scores, picks, at):
-    """Write base + place of the `count` edges that a row picks to picks[at:]."""
+def pick_by_sum_of_left(key, row, start, size, slot, edge_weight, weight_before, excluded, first, base):
+    """As `pick_by_sum` of a row with excluded edges, from number `first` on: the place among those that are left."""
+    end, at, gone, before = start + size, first, 0.0, weight_before[start]
+    while at < excluded.shape[0] and excluded[at] < base + end:
+        gone += np.float64(edge_weight[excluded[at] - base])
+        at += 1
+        end += 1
+    reach = weight_before[end - 1] + np.float64(edge_weight[end - 1]) - before - gone
+    wanted = before + draw_unit(key, row, slot) * reach
+    # The gap between two excluded edges that has it.
+    low, high, at = start, end, first
+    while at < excluded.shape[0] and excluded[at] < base + end:
+        position = excluded[at] - base
+        if position > low and weight_before[position] > wanted:
+            high = position
+            break
+        wanted += np.float64(edge_weight[position])
+        low = position + 1
+        at += 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if weight_before[middle] <= wanted:
+            low = middle
+        else:
+            high = middle
+    # Only rounding leads to an edge without weight; the nearest one before it has some, or else one behind it.
+    at = first_excluded(excluded, base + low)
+    step = -1
+    while edge_weight[low] <= 0 or (at < excluded.shape[0] and excluded[at] == base + low):
+        if low == start:
+            step = 1
+        low += step
+        at = first_excluded(excluded, base + low)
+    return low - start - (at - first)
+
+
+@body
+def pick_weighted_row(key, row, start, size, count, replace, edge_weight, weight_before, excluded, base, to_pick,
+                      scores, picks, at):  # fmt: skip
+    """Write to_pick + place of the `count` edges that a row picks to picks[at:]."""
     if replace:
+        first = first_excluded(excluded, base + start)
+        is_whole = first == excluded.shape[0] or excluded[first] >= base + start + size
         for slot in range(count):
-            picks[at + slot] = base + pick_by_sum(key, row, start, size, slot, edge_weight, weight_before)
+            if is_whole:
+                place = pick_by_sum(key, row, start, size, slot, edge_weight, weight_before)
+            else:
+                place = pick_by_sum_of_left(key, row, start, size, slot, edge_weight, weight_before, excluded, first,
+                                            base)  # fmt: skip
+            picks[at + slot] = to_pick + place
     else:
-        pick_lightest(key, row, start, size, count, edge_weight, base, scores, picks, at)
+        pick_lightest(key, row, start, size, count, edge_weight, excluded, base, to_pick, scores, picks, at)
 
 
 @cpu_kernel

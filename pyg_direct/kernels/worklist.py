@@ -16,9 +16,9 @@ from pyg_direct.kernels.state import RELATION_DRAW, TREE_DRAW
 # Columns of an entry. First item of the relation; number of the relation; its fanout; where its rows begin in the
 # offsets; where its nodes begin in the frontier; the local id of the first of them; TIMED + WEIGHTED; where its edges
 # begin; where the type of its neighbors begins in the id space, and where among the identities; the bits of the key of
-# its batch.
-FIRST, RELATION, FANOUT, ROWS, FRONT, LOCAL, FLAGS, EDGES, SOURCE_START, SOURCE_BASE, KEY = range(11)
-COLUMNS = 11
+# its batch; the number of that.
+FIRST, RELATION, FANOUT, ROWS, FRONT, LOCAL, FLAGS, EDGES, SOURCE_START, SOURCE_BASE, KEY, BATCH = range(12)
+COLUMNS = 12
 # BY_PLACE: times are those of the nodes of the frontier, not of their trees.
 TIMED, WEIGHTED, BY_PLACE = 1, 2, 4
 

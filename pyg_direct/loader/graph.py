@@ -93,6 +93,15 @@ class Parts:
         edges = _read_edges(self.edges if edge_type is None else self.edges[edge_type], "coo")
         return EdgeSet(edges[0].to(device), edges[1].to(device), num_sources, num_targets)
 
+    def is_reverse(self, edge_type: EdgeType, other: EdgeType) -> bool | None:
+        """Whether a relation has the edges of another turned round, and no more; None where that is not known."""
+        num_sources, num_targets = self.num_nodes[edge_type[0]], self.num_nodes[edge_type[-1]]  # type: ignore[index]
+        if edge_type not in self.edges or num_sources * num_targets >= 2**63:
+            return False
+        ends = _read_edges(self.edges[edge_type], "coo"), _read_edges(self.edges[other], "coo").flip(0)
+        first, second = ((pairs[0].cpu().long() * num_targets + pairs[1].cpu().long()).unique() for pairs in ends)
+        return torch.equal(first, second)
+
 
 def _rename(message: str, names: Mapping[str, str]) -> str:
     """A message about `name['paper']` as one about what the user calls it, of 'paper'."""

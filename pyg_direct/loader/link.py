@@ -15,12 +15,14 @@ from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.store import check_store_dtype
 from pyg_direct.graph.placed import ListReads
+from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.drawn import Drawn, Output
 from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.graph import check_graph, settle_filter
-from pyg_direct.loader.links import PendingLinks
+from pyg_direct.loader.linked import LinkedSampler
+from pyg_direct.loader.links import LoaderLinks, PendingLinks, tells_negatives
 from pyg_direct.loader.node import check_input_id, check_times
 from pyg_direct.loader.options import settle_workers
 from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
@@ -111,12 +113,15 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         if edge_label is not None and edge_label.numel() == 0:
             # PyG asks for the least of them.
             edge_label = None
+        # Before PyG's loader writes other labels where it adds negatives.
+        has_negatives = edge_label is not None and tells_negatives(edge_label)
         check_times("edge_label_time", edge_label_time, count)
         check_input_id(input_id, count)
         kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=count)
         PygLinkLoader.__init__(self, data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                                neg_sampling_ratio, transform, transform_sampler_output, custom_cls=custom_cls,
                                input_id=input_id, **kwargs)  # fmt: skip
+        self.input_data = LoaderLinks(self.input_data, has_negatives)
         self._check_links()
 
     def _check_links(self) -> None:
@@ -141,6 +146,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                              (getattr(negatives, "dst_weight", None), sizes[1])):  # fmt: skip
             if weight is not None and size is not None:
                 check_weight(weight, size)
+        if isinstance(self._sampler, LinkedSampler):
+            self._sampler.find_ways(given.input_type)
 
     def _input(self) -> Tensor:
         links = self.input_data
@@ -251,9 +258,14 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted: See
             `NeighborLoader`.
         transform, transform_sampler_output, filter_per_worker, neighbor_sampler, directed: See `NeighborLoader`.
-        strict_negatives: Negative links are never edges of the graph; after 32 tries one is kept, with a warning.
-        exclude_target_edges: True: links that are sampled around are taken out of the batch's edges, so that a model
-            cannot look them up; `"reverse"`: their reverse edges too (relation `rev_...`).
+        strict_negatives: Negative links are neither edges of the graph nor positive links of the loader; after 32 tries
+            one is kept, with a warning. Where labels are 0 and 1, links with label 0 may be drawn.
+        exclude_target_edges: True: sample as if the graph had no edges between the ends of the batch's links, so that
+            a model cannot look them up and all fanouts are used; `"reverse"`: nor their reverse edges. These are, on a
+            graph without types, the links turned round; else those of the relation `rev_...`, or of relations with
+            just the links' relation's edges turned round. A relation from a type to itself is its own reverse too.
+        rev_edge_type: With `"reverse"`: the relation of the reverse edges, as in `RandomLinkSplit`, where its name and
+            edges do not tell.
         device, placement, topology_placement, feature_cache, topology_cache, store_dtype, seed, prefetch,
             time_comparison, time_window, ranks, uneven, custom_cls: See `NeighborLoader`.
         input_id: An id for each link, `[L]` of any dtype, that batches hold instead of its position.
@@ -281,7 +293,8 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  time_comparison: str = "<=", time_window: int | None = None,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", custom_cls: Any = None,
-                 input_id: Tensor | None = None, super_batch: int | None = None, **kwargs: Any) -> None:  # fmt: skip
+                 input_id: Tensor | None = None, super_batch: int | None = None, rev_edge_type: EdgeType | None = None,
+                 **kwargs: Any) -> None:  # fmt: skip
         if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
             is_set = ["'edge_label_time' is not set", "'time_attr' is not set"][time_attr is None]
             raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")
@@ -292,9 +305,11 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
                 data, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
                 is_sorted, directed=directed, device=device, placement=self.topology_placement, seed=self.seed,
                 time_comparison=time_comparison, time_window=time_window, strict_negatives=strict_negatives,
-                exclude_target_edges=exclude_target_edges, topology_cache=topology_cache)  # fmt: skip
-        elif strict_negatives or exclude_target_edges:
-            raise ArgumentError("strict_negatives and exclude_target_edges belong to the sampler, if one is given")
+                exclude_target_edges=exclude_target_edges, topology_cache=topology_cache,
+                rev_edge_type=rev_edge_type)  # fmt: skip
+        elif strict_negatives or exclude_target_edges or rev_edge_type is not None:
+            raise ArgumentError("strict_negatives, exclude_target_edges and rev_edge_type belong to the sampler, if "
+                                "one is given")  # fmt: skip
         kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
         self._open_links(data, neighbor_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,

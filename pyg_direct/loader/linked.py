@@ -10,12 +10,15 @@ from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, Negat
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_direct.graph.relation import EdgeType
-from pyg_direct.loader.links import Links, NegativeSource, PendingLinks
+from pyg_direct.loader.links import Links, NegativeSource, PendingLinks, PositiveLinks
 from pyg_direct.loader.opened import Opened
 from pyg_direct.loader.output import to_general_output
 from pyg_direct.loader.own import OwnSampler
+from pyg_direct.loader.targets import Ways, check_exclusion, find_ways
 from pyg_direct.runtime.mode import version_of
+from pyg_direct.sampling.excluded import Excluded
 from pyg_direct.sampling.general import GeneralPlan
+from pyg_direct.sampling.negative import Edges
 from pyg_direct.sampling.plan import GpuPlan
 
 
@@ -24,6 +27,7 @@ class LinkedSampler(OwnSampler):
 
     strict_negatives: bool
     exclude_target_edges: bool | str
+    rev_edge_type: Sequence[str] | None
     _opened: Opened
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
@@ -58,8 +62,11 @@ class LinkedSampler(OwnSampler):
         if self._is_plain():
             plan = self._open_plan(unique_seeds=True)
             pending = (plan.submit if isinstance(plan, GpuPlan) else plan.sample)(links.ends(), key)
-            return PendingLinks(links, pending, self.disjoint, self._excludes())
-        return PendingLinks(links, self._sample(*links.seeds(self.disjoint), key=key), self.disjoint, self._excludes())
+            return PendingLinks(links, pending, self.disjoint)
+        ways = self.find_ways(index.input_type)
+        excluded = None if ways is None else links.list_excluded(ways)
+        sample = self._sample(*links.seeds(self.disjoint), key=key, excluded=excluded)
+        return PendingLinks(links, sample, self.disjoint)
 
     def sample_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
                               keys: Sequence[int]) -> list[SamplerOutput | HeteroSamplerOutput]:  # fmt: skip
@@ -80,22 +87,39 @@ class LinkedSampler(OwnSampler):
         links = [self._open_links(index, neg_sampling, key) for index, key in each]
         seeds = [own.seeds(self.disjoint) for own in links]
         requests = [(own, times if self.is_temporal else None) for own, times in seeds]
-        return [PendingLinks(own, to_general_output(sample, self.is_hetero), self.disjoint, self._excludes()).finish()
-                for own, sample in zip(links, plan.sample_together(requests, keys), strict=True)]  # fmt: skip
+        ways = self.find_ways(inputs[0].input_type)
+        excluded = None if ways is None else [own.list_excluded(ways) for own in links]
+        return [PendingLinks(own, to_general_output(sample, self.is_hetero), self.disjoint).finish()
+                for own, sample in zip(links, plan.sample_together(requests, keys, excluded), strict=True)]  # fmt: skip
 
     def _open_links(self, index: EdgeSamplerInput, neg_sampling: Any, key: int) -> Links:
         """The links of a batch with their negatives."""
         links = Links(index, self._opened.parts, self.device)
         if neg_sampling is not None:
             neg_sampling = NegativeSampling.cast(neg_sampling)
-            links.add_negatives(neg_sampling, self._negatives(neg_sampling, index.input_type), key)
+            source = self._negatives(neg_sampling, index.input_type)
+            links.add_negatives(neg_sampling, source, key, self._avoided(source, index))
         return links
 
-    def _excludes(self) -> bool | None:
-        """Whether links are taken out of the edges, with their reverse ones; None where they stay."""
-        if not self.exclude_target_edges:
+    def find_ways(self, edge_type: EdgeType | None) -> Ways | None:
+        """Find the relations that links of a relation are taken out of; None where they stay.
+
+        Args:
+            edge_type: The relation; None for a graph without types.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: the relation of reverse edges is not known, or not one.
+        """
+        exclude, reverse = self.exclude_target_edges, self.rev_edge_type
+        if not exclude and reverse is None:
             return None
-        return self.exclude_target_edges == "reverse" or self.subgraph_type == SubgraphType.bidirectional
+        is_bidirectional = self.subgraph_type == SubgraphType.bidirectional
+        key = "ways", edge_type, exclude, is_bidirectional, None if reverse is None else tuple(reverse)
+        if key not in self._opened.plans:
+            check_exclusion(exclude, reverse, self._opened.parts)
+            self._opened.plans[key] = find_ways(self._opened.parts, edge_type, with_reverse=exclude == "reverse",
+                                                is_bidirectional=is_bidirectional, rev_edge_type=reverse)  # fmt: skip
+        return self._opened.plans[key]  # type: ignore[no-any-return]
 
     def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
         """What negative links of a relation are drawn from; made once."""
@@ -107,6 +131,22 @@ class LinkedSampler(OwnSampler):
             made = NegativeSource(self._opened.parts, edge_type, weights, self.strict_negatives, self.device)
             self._opened.plans[key] = made
         return made  # type: ignore[no-any-return]
+
+    def _avoided(self, source: NegativeSource, index: EdgeSamplerInput) -> Edges | None:
+        """Edges and positive links that negatives must not be, made once for a loader; None unless strict."""
+        if source.edges is None:
+            return None
+        given = getattr(index, "loader_links", None)
+        if given is None:
+            # From another loader, of which no more is known. As for drawn ones, a label of 0 says negative.
+            is_positive = None if index.label is None or index.label.dim() != 1 else index.label != 0
+            return PositiveLinks(index.row, index.col, is_positive).join(source.edges, self.device)
+        positives = given.positives
+        key = "avoided", id(positives), id(source)
+        if key not in self._opened.plans:
+            # Kept with what it is found by, whose ids stay their own then.
+            self._opened.plans[key] = positives, source, positives.join(source.edges, self.device)
+        return self._opened.plans[key][-1]  # type: ignore[no-any-return]
 
     # What the rest of a `NeighborSampler` does.
 
@@ -136,6 +176,6 @@ class LinkedSampler(OwnSampler):
     def _open_plan(self, unique_seeds: bool = False) -> Any:
         raise NotImplementedError
 
-    def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None
-                ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+    def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None,
+                excluded: Excluded | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
         raise NotImplementedError

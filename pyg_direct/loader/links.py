@@ -13,10 +13,12 @@ from pyg_direct.errors import ArgumentError, LoaderWarning, warn
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.output import to_output
+from pyg_direct.loader.targets import Ways
 from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.upload import upload
 from pyg_direct.runtime.threads import one_thread
-from pyg_direct.sampling.negative import TRIES, Nodes, draw_negatives
+from pyg_direct.sampling.excluded import Excluded
+from pyg_direct.sampling.negative import TRIES, Edges, EdgeSet, Nodes, draw_negatives
 from pyg_direct.sampling.plan import Pending
 from pyg_direct.sampling.sample import Sample
 
@@ -40,6 +42,62 @@ def _read_ends(parts: Parts, edge_type: EdgeType | None) -> _Ends:
     return _Ends(edge_type[0], edge_type[-1], parts.num_nodes[edge_type[0]], parts.num_nodes[edge_type[-1]])
 
 
+class PositiveLinks:
+    """Positive links of a loader or a batch, which strict negatives must not be.
+
+    Args:
+        sources, targets: Ids of the ends of all links, int64 or int32 `[L]`.
+        is_positive: Whether each is positive, bool `[L]`; None for all.
+    """
+
+    def __init__(self, sources: Tensor, targets: Tensor, is_positive: Tensor | None) -> None:
+        if is_positive is not None:
+            is_positive = is_positive.to(sources.device)
+            sources, targets = sources[is_positive], targets[is_positive]
+        self._sources, self._targets = sources, targets
+
+    def join(self, edges: Edges, device: torch.device) -> Edges:
+        """Add the links to the edges that negatives must not be, on the device of these."""
+        return edges.with_links(self._sources.to(device).long(), self._targets.to(device).long())
+
+
+class LoaderLinks(EdgeSamplerInput):  # type: ignore[misc]
+    """All links of a loader; those of a batch know them, so that strict negatives are none of them.
+
+    Args:
+        links: The links.
+        has_negatives: Whether the links with the lowest label are negative (`tells_negatives`).
+    """
+
+    def __init__(self, links: EdgeSamplerInput, has_negatives: bool) -> None:
+        # Not the constructor of the base class, which copies both ends.
+        self.__dict__.update(vars(links))
+        self._has_negatives = has_negatives
+        self._positives: PositiveLinks | None = None
+
+    @property
+    def positives(self) -> PositiveLinks:
+        """The positive ones."""
+        if self._positives is None:
+            is_positive = self.label != self.label.min() if self._has_negatives else None
+            self._positives = PositiveLinks(self.row, self.col, is_positive)
+        return self._positives
+
+    def __getitem__(self, index: Any) -> EdgeSamplerInput:
+        links = super().__getitem__(index)
+        links.loader_links = self
+        return links
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_positives": None}
+
+
+def tells_negatives(label: Tensor) -> bool:
+    """Whether labels are 0 and 1, of negative and of positive links; others are classes of positive ones."""
+    is_binary = label.dim() == 1 and label.numel() > 0 and bool(((label == 0) | (label == 1)).all())
+    return is_binary and bool(label.min() != label.max())
+
+
 class NegativeSource:
     """What negative links of a relation are drawn from.
 
@@ -47,7 +105,7 @@ class NegativeSource:
         parts: The graph.
         edge_type: The relation; None without types.
         weights: Chances of sources and of targets; None for equal ones.
-        strict: Whether edges are avoided.
+        strict: Whether edges, and positive links, are avoided.
         device: Where to draw.
     """
 
@@ -60,11 +118,14 @@ class NegativeSource:
         self.has_times = any(time is not None for time in times)
         self.sources = Nodes(ends.num_sources, weights[0], times[0], device)
         self.targets = Nodes(ends.num_targets, weights[1], times[1], device)
-        self.edges = None
+        self.edges: Edges | None = None
         # A weight kept alive keeps the id that this object is found by.
         self.weights = weights
         if strict and (edge_type is None or edge_type in parts.edges):
             self.edges = parts.edge_set(edge_type, ends.num_sources, ends.num_targets, device)
+        elif strict:
+            none = torch.empty(0, dtype=torch.int64, device=device)
+            self.edges = EdgeSet(none, none, ends.num_sources, ends.num_targets)
 
 
 class Links:
@@ -103,13 +164,15 @@ class Links:
         self._places: list[Tensor] = []
         self._both: Tensor | None = None
 
-    def add_negatives(self, neg_sampling: NegativeSampling, source: NegativeSource, key: int) -> None:
+    def add_negatives(self, neg_sampling: NegativeSampling, source: NegativeSource, key: int,
+                      edges: Edges | None = None) -> None:  # fmt: skip
         """Draw negatives: number j belongs to link j modulo the number of links.
 
         Args:
             neg_sampling: Their mode and number.
             source: What they are drawn from.
             key: Key of the batch.
+            edges: Pairs to avoid; None for none.
         """
         if source.has_times and self._time is None:
             raise ArgumentError("edge_label_time must be given for negatives among nodes with times, got None")
@@ -122,12 +185,12 @@ class Links:
             assert self._time is not None
             until = self._time[self._owners_of(count)[self._num_links :]]
         sources = self._sources[self._owners_of(count)[self._num_links :]] if is_triplet else source.sources
-        drawn = draw_negatives(count, key, source.targets, sources=sources, until=until, edges=source.edges,
+        drawn = draw_negatives(count, key, source.targets, sources=sources, until=until, edges=edges,
                                device=self._device)  # fmt: skip
         if drawn.num_edges:
             warn(
-                f"strict_negatives: {drawn.num_edges} of {count} negatives of a batch are edges, as "
-                f"{TRIES} draws met nothing else",
+                f"strict_negatives: {drawn.num_edges} of {count} negatives of a batch are edges or positive links, "
+                f"as {TRIES} draws met nothing else",
                 LoaderWarning,
             )
         if drawn.num_untimely:
@@ -216,56 +279,18 @@ class Links:
         out.metadata = (self._index.input_id, pairs, self._label, time)
         return out
 
-    def exclude(self, out: SamplerOutput | HeteroSamplerOutput, with_reverse: bool) -> None:
-        """Take the links, and their reverse edges, out of the edges of `out`."""
-        sources, targets = self._sources[: self._num_links], self._targets[: self._num_links]
-        edge_type = self._index.input_type
-        if isinstance(out, SamplerOutput):
-            keys = _join(sources, targets, self._ends.num_targets)
-            if with_reverse:
-                keys = torch.cat([keys, _join(targets, sources, self._ends.num_targets)])
-            kept = ~torch.isin(_join(out.node[out.row], out.node[out.col], self._ends.num_targets), keys)
-            out.row, out.col = out.row[kept], out.col[kept]
-            out.edge = None if out.edge is None else out.edge[kept]
-            if out.num_sampled_edges is not None:
-                out.num_sampled_edges = _count_kept(kept, out.num_sampled_edges)
-            return
-        wanted = [(edge_type, sources, targets)]
-        if with_reverse:
-            wanted.append((_reverse(edge_type, list(out.row)), targets, sources))
-        for kind, first, second in wanted:
-            if kind not in out.row:
-                continue
-            size = self._ends.num_targets if kind[-1] == self._ends.target else self._ends.num_sources
-            found = _join(out.node[kind[0]][out.row[kind]], out.node[kind[-1]][out.col[kind]], size)
-            kept = ~torch.isin(found, _join(first, second, size))
-            out.row[kind], out.col[kind] = out.row[kind][kept], out.col[kind][kept]
-            if out.edge is not None and out.edge.get(kind) is not None:
-                out.edge[kind] = out.edge[kind][kept]
-            if out.num_sampled_edges is not None:
-                out.num_sampled_edges[kind] = _count_kept(kept, out.num_sampled_edges[kind])
+    def list_excluded(self, ways: Ways) -> Excluded:
+        """The pairs whose edges a batch is sampled without, by relation.
 
-
-def _join(sources: Tensor, targets: Tensor, num_targets: int) -> Tensor:
-    return sources * num_targets + targets
-
-
-def _count_kept(kept: Tensor, counts: list[int]) -> list[int]:
-    return [int(part) for part in torch.stack([p.sum() for p in kept.split(counts)]).tolist()] if counts else []
-
-
-def _reverse(edge_type: EdgeType, edge_types: list[EdgeType]) -> EdgeType:
-    """The relation that holds the reverse edges of another: `rev_` in front of its name, or taken away, or the only
-    one that leads back."""
-    source, name, target = edge_type
-    named = [(target, f"rev_{name}", source), (target, name.removeprefix("rev_"), source)]
-    back = [kind for kind in edge_types if (kind[0], kind[-1]) == (target, source) and kind != edge_type]
-    for kind in named:
-        if kind in edge_types and kind != edge_type:
-            return kind
-    if source == target or len(back) != 1:
-        return edge_type if source == target else (target, name, source)
-    return back[0]
+        Args:
+            ways: Relations that hold the links; see `find_ways`.
+        """
+        pairs = torch.stack([self._sources[: self._num_links], self._targets[: self._num_links]])
+        found: dict[EdgeType, Tensor] = {}
+        for kind, is_turned in ways:
+            own = pairs.flip(0) if is_turned else pairs
+            found[kind] = torch.cat([found[kind], own], 1) if kind in found else own
+        return found
 
 
 class PendingLinks:
@@ -275,12 +300,11 @@ class PendingLinks:
         links: The links.
         sample: What is sampled around their ends.
         disjoint: Whether each end has a tree of its own.
-        with_reverse: None to keep the links among the edges; else they are taken out, and their reverse edges if True.
     """
 
-    def __init__(self, links: Links, sample: Pending | Sample | SamplerOutput | HeteroSamplerOutput, disjoint: bool,
-                 with_reverse: bool | None) -> None:  # fmt: skip
-        self._links, self._sample, self._disjoint, self._with_reverse = links, sample, disjoint, with_reverse
+    def __init__(self, links: Links, sample: Pending | Sample | SamplerOutput | HeteroSamplerOutput, disjoint: bool
+                 ) -> None:  # fmt: skip
+        self._links, self._sample, self._disjoint = links, sample, disjoint
 
     def finish(self) -> SamplerOutput | HeteroSamplerOutput:
         """PyG's output, once the sizes of the sample are known."""
@@ -291,6 +315,4 @@ class PendingLinks:
             out: SamplerOutput | HeteroSamplerOutput = to_output(drawn)
         else:
             out = sample
-        if self._with_reverse is not None:
-            self._links.exclude(out, self._with_reverse)
         return self._links.finish(out, self._disjoint)

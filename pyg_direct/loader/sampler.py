@@ -14,7 +14,8 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
-from pyg_direct.errors import ArgumentError, warn
+from pyg_direct.errors import ArgumentError, LoaderWarning, warn
+from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.fanouts import keep_fanouts, read_fanouts
 from pyg_direct.loader.graph import read_parts
@@ -25,10 +26,12 @@ from pyg_direct.loader.output import to_general_output, to_output
 from pyg_direct.loader.placement import PLACES, check_place
 from pyg_direct.loader.plain import check_choices
 from pyg_direct.loader.pyg import read_topology
+from pyg_direct.loader.targets import check_exclusion
 from pyg_direct.ops.check import check_flag, check_ids
 from pyg_direct.ops.upload import upload_parts
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.size import parse_size
+from pyg_direct.sampling.excluded import Excluded
 from pyg_direct.sampling.general import GeneralPlan
 from pyg_direct.sampling.key import check_seed
 from pyg_direct.sampling.open import open_plan
@@ -64,9 +67,11 @@ class NeighborSampler(LinkedSampler):
         seed: Seed of all draws; with None each call draws one number from torch's generator, and follows from it.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
-        strict_negatives: Negative links are never edges; after 32 tries one is kept, with a warning.
-        exclude_target_edges: True: links that are sampled around are taken out of the batch's edges;
-            `"reverse"`: their reverse edges too.
+        strict_negatives: Negative links are neither edges nor positive links of the loader; after 32 tries one is kept,
+            with a warning.
+        exclude_target_edges: True: sample as if the graph had no edges between the ends of the links that are sampled
+            around; `"reverse"`: nor their reverse edges. See `LinkNeighborLoader`.
+        rev_edge_type: The relation of the reverse edges, where it is not known; see `LinkNeighborLoader`.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
@@ -79,8 +84,8 @@ class NeighborSampler(LinkedSampler):
                  directed: bool = True, sample_direction: str = "forward", *, device: Device = None,
                  placement: str = "auto", seed: int | None = None, time_comparison: str = "<=",
                  time_window: int | None = None, strict_negatives: bool = False,
-                 exclude_target_edges: bool | str = False, topology_cache: int | str | None = None
-                 ) -> None:  # fmt: skip
+                 exclude_target_edges: bool | str = False, topology_cache: int | str | None = None,
+                 rev_edge_type: EdgeType | None = None) -> None:  # fmt: skip
         if not check_flag("directed", directed):
             subgraph_type = SubgraphType.induced
             warn("directed=False is deprecated in PyG; use subgraph_type='induced'", DeprecationWarning)  # fmt: skip
@@ -88,8 +93,6 @@ class NeighborSampler(LinkedSampler):
             raise ArgumentError(f"sample_direction must be 'forward' or 'backward', got {sample_direction!r}")
         if sample_direction == "backward" and time_attr is not None:
             raise NotImplementedError("time_attr with sample_direction='backward', as in PyG")
-        if not isinstance(exclude_target_edges, (bool, str)) or exclude_target_edges not in (False, True, "reverse"):
-            raise ArgumentError(f"exclude_target_edges must be False, True or 'reverse', got {exclude_target_edges!r}")
         self.data = data
         self.device = resolve_device(device)
         self._chooses_device = device is None
@@ -101,16 +104,20 @@ class NeighborSampler(LinkedSampler):
         self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, check_flag("is_sorted", is_sorted)
         self.sample_direction = sample_direction
         self._opened = Opened(read_parts(data, time_attr, weight_attr))
+        check_exclusion(exclude_target_edges, rev_edge_type, self._opened.parts)
         self.num_neighbors = num_neighbors
         self.subgraph_type, self.replace, self.disjoint = subgraph_type, check_flag("replace", replace), disjoint
         self.temporal_strategy = temporal_strategy
         self.time_comparison, self.time_window = time_comparison, time_window
         self.strict_negatives = check_flag("strict_negatives", strict_negatives)
-        self.exclude_target_edges = exclude_target_edges
-        if topology_cache not in (None, "auto") and not self._is_plain():
-            raise ArgumentError(
-                f"topology_cache={topology_cache!r} needs a Data that is sampled uniformly, without other options"
-            )
+        self.exclude_target_edges, self.rev_edge_type = exclude_target_edges, rev_edge_type
+        if topology_cache not in (None, "auto"):
+            if not self._is_uniform():
+                raise ArgumentError(
+                    f"topology_cache={topology_cache!r} needs a Data that is sampled uniformly, without other options"
+                )
+            if not self._is_plain():
+                warn(f"topology_cache={topology_cache!r} has no effect with exclude_target_edges", LoaderWarning)
         # Times and weights are read now, so that what is wrong with them is said here.
         self._read_recipe()
         if not self.is_temporal:
@@ -229,8 +236,8 @@ class NeighborSampler(LinkedSampler):
             out.metadata = (index.input_id, time)
         return outs
 
-    def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None
-                ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+    def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None,
+                excluded: Excluded | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
         """Sample around seeds, by type where there are types; metadata is left to the caller."""
         plan = self._open_plan()
         key = self._next_key() if key is None else key
@@ -245,7 +252,7 @@ class NeighborSampler(LinkedSampler):
             sample = plan.sample(seeds, key)
             return to_output(sample)
         times = seed_time if self.is_temporal else None
-        return to_general_output(plan.sample(seed, key, seed_time=times), self.is_hetero)
+        return to_general_output(plan.sample(seed, key, seed_time=times, excluded=excluded), self.is_hetero)
 
     def _fanouts(self) -> Any:
         """Fanouts per hop, or per relation in the order of the graph."""
@@ -262,6 +269,10 @@ class NeighborSampler(LinkedSampler):
 
     def _is_plain(self) -> bool:
         """Whether the captured plan of a homogeneous graph does what is asked."""
+        return not self.exclude_target_edges and self._is_uniform()
+
+    def _is_uniform(self) -> bool:
+        """Whether a homogeneous graph is sampled uniformly, whatever a batch leaves out."""
         is_directional = self._subgraph_type == SubgraphType.directional and self.sample_direction == "forward"
         return (isinstance(self.data, Data) and not self.disjoint and is_directional and self.weight_attr is None
                 and not {"edge_index", "adj_t"}.isdisjoint(self.data._store._mapping))  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.kernels import general as kernels, selected
+from pyg_direct.kernels.excluded import find_edges_cpu, find_edges_gpu
 from pyg_direct.kernels.jit import THREADS
 from pyg_direct.kernels.weighted import sum_weights_cpu
 from pyg_direct.kernels.worklist import COLUMNS, FANOUT, FIRST, RELATION
@@ -90,7 +91,8 @@ class Picked(NamedTuple):
 
 
 def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *, hop: int,
-               entries: Tensor | None = None, most_neighbors: np.ndarray | None = None) -> Picked:  # fmt: skip
+               entries: Tensor | None = None, most_neighbors: np.ndarray | None = None,
+               excluded: Tensor | None = None) -> Picked:  # fmt: skip
     """Pick edges of every item of a work list; equal keys in it give equal picks on any device.
 
     Waits for the GPU only where the number of edges has no bound, or a large one.
@@ -100,14 +102,16 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
         hop: Number of the hop; hops of one key draw independently.
         entries: The work list on the device, where it is there already.
         most_neighbors: Upper bound of the neighbors of a row of each relation, int64 `[R]`; None for none.
+        excluded: Edges that no item picks, as `find_edges` lists them; None for none.
     """
     device, num_items, on_gpu = frontier.rows.device, int(work[-COLUMNS]), runs_on_gpu(frontier.rows)
     entries = upload(work, device) if entries is None else entries
     starts, sizes, counts = torch.empty(3, num_items, dtype=torch.int64, device=device).unbind()
     replace, last, strict = int(rules.replace), int(rules.last), int(rules.strict)
     places = frontier.rows if frontier.places is None else frontier.places
+    excluded = frontier.rows[:0] if excluded is None else excluded
     arguments = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time, rows.edge_weight, places,
-                 frontier.trees, frontier.seed_times, replace, last, strict, rules.window)  # fmt: skip
+                 frontier.trees, frontier.seed_times, excluded, replace, last, strict, rules.window)  # fmt: skip
     if on_gpu:
         run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *arguments, starts, sizes, counts)
     else:
@@ -126,19 +130,21 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
         scores = torch.empty(capacity if is_weighted else 0, dtype=torch.float64, device=device)
     if not on_gpu:
         run_cpu(kernels.pick_items_cpu, hop, replace, frontier.tree_shift, entries, rows.indices,
-                rows.edge_ids, rows.edge_weight, rows.weight_before, frontier.rows, frontier.trees, starts, sizes,
-                offsets, cpu_chunks(), scores, draws, sources, ids, targets)  # fmt: skip
+                rows.edge_ids, rows.edge_weight, rows.weight_before, excluded, frontier.rows, frontier.trees, starts,
+                sizes, offsets, cpu_chunks(), scores, draws, sources, ids, targets)  # fmt: skip
         return Picked(sources, ids, targets, ends, offsets)
     if is_weighted:
         run_gpu(selected.pick_weighted_gpu, grid_for(num_items, starts), hop, replace, entries, rows.edge_weight,
-                rows.weight_before, frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
+                rows.weight_before, excluded, frontier.rows, frontier.trees, starts, sizes, offsets, scores,
+                draws)  # fmt: skip
         if not rules.replace:
             run_gpu(selected.pick_long_rows_gpu, min(full_grid(starts), num_items), hop, entries, rows.edge_weight,
-                    frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
+                    excluded, frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
     repeats = torch.empty(capacity, dtype=torch.uint8, device=device)
     grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
     run_gpu(kernels.pick_items_gpu, grid, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
-            frontier.rows, frontier.trees, starts, sizes, offsets, draws, repeats, sources, ids, targets)  # fmt: skip
+            excluded, frontier.rows, frontier.trees, starts, sizes, offsets, draws, repeats, sources, ids,
+            targets)  # fmt: skip
     return Picked(sources, ids, targets, ends, offsets)
 
 
@@ -151,6 +157,46 @@ def _bound_edges(work: np.ndarray, most_neighbors: np.ndarray | None) -> int | N
         picks = np.minimum(picks, most_neighbors[table[:-1, RELATION]])
     bound = int(np.dot(np.diff(table[:, FIRST]), picks))
     return bound if picks.size and picks.min() >= 0 and bound <= _LARGE_BOUND else None
+
+
+def find_edges(rows: Rows, segments: Tensor, neighbors: Tensor, batches: Tensor) -> Tensor:
+    """Find the edges of rows that lead to neighbors, parallel ones too, for `pick_edges` to leave out.
+
+    Args:
+        segments: Row of each pair, int64 `[P]`; pairs may repeat.
+        neighbors: Neighbor of each pair, in the id space of all types, int64 `[P]`.
+        batches: Number of the batch of each pair, int64 `[P]`.
+
+    Returns:
+        batch * E + position of each edge, ascending, int64 `[X]`. Waits for a GPU.
+    """
+    num_rows, device = rows.indptr.numel() - 1, segments.device
+    order = neighbors.argsort()
+    keys = (batches * num_rows + segments)[order]
+    keys, by_row = keys.sort(stable=True)
+    neighbors = neighbors[order[by_row]]
+    listed, sizes = keys.unique_consecutive(return_counts=True)
+    bounds, offsets = (torch.zeros(listed.numel() + 1, dtype=torch.int64, device=device) for _ in range(2))
+    torch.cumsum(sizes, 0, out=bounds[1:])
+    found = offsets[:0]
+    if not listed.numel():
+        return found
+
+    def run() -> Tensor:
+        counts = torch.zeros(listed.numel(), dtype=torch.int64, device=device)
+        arguments = (num_rows, rows.indptr, rows.indices, listed, bounds, neighbors, offsets, counts, found)
+        if runs_on_gpu(segments):
+            run_gpu(find_edges_gpu, min(full_grid(segments), listed.numel()), *arguments)
+        else:
+            run_cpu(find_edges_cpu, *arguments)
+        return counts
+
+    # Counted, then listed.
+    torch.cumsum(run(), 0, out=offsets[1:])
+    found = torch.empty(int(offsets[-1]), dtype=torch.int64, device=device)
+    if found.numel():
+        run()
+    return found.sort().values if runs_on_gpu(segments) else found
 
 
 def sum_weights(indptr: Tensor, edge_weight: Tensor) -> Tensor:

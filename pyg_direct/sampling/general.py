@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +17,13 @@ from torch import Tensor
 from pyg_direct.graph.hetero import HeteroTopo, PlacedHetero
 from pyg_direct.kernels.worklist import BY_PLACE, COLUMNS, TIMED, WEIGHTED
 from pyg_direct.ops.check import check_key
-from pyg_direct.ops.general import Frontier, Picked, Rows, Rules, pick_edges
+from pyg_direct.ops.general import Frontier, Picked, Rows, Rules, find_edges, pick_edges
 from pyg_direct.ops.launch import runs_on_gpu, threads_for
 from pyg_direct.ops.regroup import Piece, regroup
 from pyg_direct.ops.upload import upload
 from pyg_direct.runtime.mode import ordinary_tensors
 from pyg_direct.runtime.threads import one_thread
+from pyg_direct.sampling.excluded import Excluded, list_pairs
 from pyg_direct.sampling.hashed import SMALLEST_TABLE, HashNumbering
 from pyg_direct.sampling.numbering import Space
 from pyg_direct.sampling.options import GeneralRecipe
@@ -101,7 +102,8 @@ class GeneralPlan:
 
     @ordinary_tensors()
     def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int, *,
-               seed_time: Tensor | Mapping[str, Tensor] | None = None) -> GeneralSample:  # fmt: skip
+               seed_time: Tensor | Mapping[str, Tensor] | None = None, excluded: Excluded | None = None
+               ) -> GeneralSample:  # fmt: skip
         """The batch of `seeds` under `key`.
 
         Args:
@@ -109,29 +111,37 @@ class GeneralPlan:
             key: Unsigned 64-bit key of its draws.
             seed_time: A time for each seed, integers, in the form of `seeds`; by default the times of the seeds
                 themselves. Without effect on a graph without times.
+            excluded: Edges to sample without, as if the graph had none between these pairs.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
-        return self._sample_all([(seeds, seed_time)], [key])[0]
+        return self._sample_all([(seeds, seed_time)], [key], None if excluded is None else [excluded])[0]
 
     @ordinary_tensors()
-    def sample_together(self, requests: Sequence[Request], keys: Sequence[int]) -> list[GeneralSample]:
+    def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
+                        excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip
         """Several batches in as many steps as one: what `sample` gives for each (seeds, seed_time) under its key.
 
         Args:
             requests: At least one.
             keys: A key for each.
+            excluded: Edges that each is sampled without; None for none.
         """
         if self.recipe.subgraph_type == "induced":
-            return [self._sample_all([request], [key])[0] for request, key in zip(requests, keys, strict=True)]
-        return self._sample_all(requests, keys)
+            each = [None] * len(keys) if excluded is None else [[own] for own in excluded]
+            return [self._sample_all([request], [key], own)[0]
+                    for request, key, own in zip(requests, keys, each, strict=True)]  # fmt: skip
+        return self._sample_all(requests, keys, excluded)
 
-    def _sample_all(self, requests: Sequence[Request], keys: Sequence[int]) -> list[GeneralSample]:
+    def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
+                    ) -> list[GeneralSample]:  # fmt: skip
         for key in keys:
             check_key("key", key)
         self.topology.check_process()
         start = read_group(self.topology, requests, self.disjoint)
+        if excluded is not None:
+            start = start._replace(excluded=self._find_excluded(excluded))
         if self.topology.device.type == "cuda":
             return self._sample_in(start, np.array(keys, np.uint64))
         num_seeds, most_edges = start.rows.numel(), self._most_edges
@@ -225,6 +235,12 @@ class GeneralPlan:
             return [self._induce(samples[0], start, keys, numbering)]
         return samples
 
+    def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
+        """The edges between pairs of each batch, for `_pick`."""
+        relations, *ends, batches = list_pairs(self.topology, excluded)
+        firsts = upload(np.stack([self.topology.topo.row_starts[:-1]]), self.topology.device)[0]
+        return find_edges(self.rows, firsts[relations] + ends[0], ends[1], batches)
+
     def _pick(self, listed: _Work, front: _Hop, start: Seeds, keys: np.ndarray, hop: int) -> Picked:
         if listed.work[-COLUMNS] == 0:
             none = front.rows[:0]
@@ -233,7 +249,7 @@ class GeneralPlan:
         if self._most_neighbors is None and runs_on_gpu(front.rows):
             self._most_neighbors = _find_most_neighbors(self.topology.topo, self.rows)
         return pick_edges(self.rows, listed.work, frontier, self.rules, hop=hop, entries=listed.entries,
-                          most_neighbors=self._most_neighbors)  # fmt: skip
+                          most_neighbors=self._most_neighbors, excluded=start.excluded)  # fmt: skip
 
     def _by_relation(self, relations: np.ndarray, counts: np.ndarray, num_batches: int = 1) -> np.ndarray:
         by_relation = np.zeros(num_batches * len(self.topology.topo.edge_types), np.int64)

@@ -29,7 +29,7 @@ class Drawn(NamedTuple):
     Attributes:
         sources, targets: int64 `[n]`.
         num_untimely: How many have an end that did not exist yet, as no allowed node did.
-        num_edges: How many are edges of the graph, after all tries; 0 unless strict.
+        num_edges: How many are pairs to avoid, after all tries; 0 unless strict.
     """
 
     sources: Tensor
@@ -120,10 +120,13 @@ Draw: TypeAlias = Callable[[Tensor | slice, int], Pairs]
 
 
 class Edges(Protocol):
-    """Edges that negative links must not be."""
+    """Edges, and other links, that negative links must not be."""
 
     def avoid(self, draw: Draw, pairs: Pairs, tries: int) -> int:
         """Draw pairs that are edges anew, until the try `tries` - 1, in place; how many still are."""
+
+    def with_links(self, sources: Tensor, targets: Tensor) -> Edges:
+        """Return the edges and these pairs of ids, int64 `[n]`, on the device of the edges."""
 
 
 class EdgeSet:
@@ -148,6 +151,13 @@ class EdgeSet:
         other = copy.copy(self)
         other.parts = list(parts)
         return other
+
+    def with_links(self, sources: Tensor, targets: Tensor) -> EdgeSet:
+        """See `Edges`."""
+        keys = self.join(sources, targets)
+        # Links of most loaders are edges, and take no memory.
+        keys = keys[~self.holds(keys)]
+        return self.with_parts([*self.parts, keys.sort().values]) if keys.numel() else self
 
     def join(self, sources: Tensor, targets: Tensor) -> Tensor:
         """Pairs as one number each, int64 `[n]`."""

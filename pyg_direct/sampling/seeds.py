@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ class Seeds(NamedTuple):
         tree_shift: Place of the tree among the bits of an identity.
         tree_bits: Bits of a tree; 0 unless disjoint.
         first_trees: Where the trees of each batch begin among the times, int64 `[G]`.
+        excluded: Edges that are not picked, as the plan keeps them; None for none.
     """
 
     rows: Tensor
@@ -44,6 +45,7 @@ class Seeds(NamedTuple):
     tree_shift: int
     tree_bits: int
     first_trees: np.ndarray
+    excluded: Any = None
 
 
 def read_seeds(topology: PlacedHetero, seeds: Tensor | Mapping[str, Tensor],

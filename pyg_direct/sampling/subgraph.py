@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,16 +60,11 @@ class GeneralSample:
         row, col, edge = self.row, self.col, dict(self.edge)
         sources, targets = dict(row), dict(col)
         for edge_type in sources:
-            source, name, target = edge_type
+            name = edge_type[1]
             if name.startswith("rev_"):
                 continue
-            reverse = (target, f"rev_{name}", source)
-            back = [t for t in sources if (t[0], t[2]) == (target, source)]
-            if source == target and reverse not in sources:
-                reverse = edge_type
-            elif reverse not in sources and len(back) == 1:
-                reverse = back[0]
-            elif reverse not in sources:
+            reverse = find_partner(edge_type, list(sources))
+            if reverse is None:
                 warn(f"{edge_type} has no reverse relation and keeps its direction", LoaderWarning)  # fmt: skip
                 continue
             row[edge_type], col[edge_type], first = _merge(
@@ -81,6 +77,22 @@ class GeneralSample:
         pairs = {kind: torch.stack([row[kind], col[kind]]) for kind in row}
         return replace(self, edge_index=pairs, edge=edge, num_sampled_nodes=None, num_sampled_edges=None, memory=(),
                        sampled=self if keep_sampled else None)  # fmt: skip
+
+
+def find_partner(edge_type: EdgeType, edge_types: Sequence[EdgeType]) -> EdgeType | None:
+    """Return the relation whose edges stand beside those of another in both directions; None where none is known, or
+    the other is named `rev_...`, which others find.
+    """
+    source, name, target = edge_type
+    if name.startswith("rev_"):
+        return None
+    reverse = (target, f"rev_{name}", source)
+    if reverse in edge_types:
+        return reverse
+    if source == target:
+        return edge_type
+    back = [kind for kind in edge_types if (kind[0], kind[2]) == (target, source)]
+    return back[0] if len(back) == 1 else None
 
 
 def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from pyg_direct.kernels.worklist import (
+    BATCH,
     COLUMNS,
     EDGES,
     FANOUT,
@@ -80,5 +81,5 @@ def list_works(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.
     entries[:, FLAGS] = flags[relations]
     entries[:, SOURCE_START] = topo.type_starts[reached]
     entries[:, SOURCE_BASE] = bases[reached] if bases.ndim == 1 else bases[batches, reached]
-    entries[:, KEY] = keys.view(np.int64)[batches]
+    entries[:, KEY], entries[:, BATCH] = keys.view(np.int64)[batches], batches
     return found, work.reshape(-1)

@@ -68,11 +68,13 @@ def test_torchs_default_device_is_none_of_a_client(folder, options):
         assert_equal(as_dict(batch), as_dict(other))
 
 
-def test_clients_share_the_batches_of_links(folder, data):
+@pytest.mark.parametrize("options", [{"neg_sampling": "binary", "strict_negatives": True},
+                                     {"exclude_target_edges": "reverse"}], ids=["strict", "excluded"])  # fmt: skip
+def test_clients_share_the_batches_of_links(folder, data, options):
     servers = ServersHere(folder)
     graphs = [ClientGraph(servers, device="cpu", client=(number, 2)) for number in range(2)]
 
-    options = {"neg_sampling": "binary", "strict_negatives": True, **COMMON}
+    options |= COMMON
     got = [[as_dict(batch) for batch in DistLinkNeighborLoader(graph, [4, 3], LINKS, **options)] for graph in graphs]
 
     assert_in_turn(got, LinkNeighborLoader(data, [4, 3], LINKS, device="cpu", **options))

@@ -46,6 +46,8 @@ LINK_CASES = {
     "timed links": {"neg_sampling": "binary", "time_attr": "time", "edge_label_time": torch.arange(90) % 50},
     "strict": {"neg_sampling": "binary", "strict_negatives": True, "exclude_target_edges": "reverse"},
     "excluded": {"exclude_target_edges": True},
+    "excluded by weight": {"exclude_target_edges": True, "weight_attr": "weight"},
+    "excluded, induced": {"exclude_target_edges": "reverse", "subgraph_type": "induced"},
     "both directions": {"subgraph_type": "bidirectional", "exclude_target_edges": True},
 }
 
@@ -55,6 +57,9 @@ def make_loader(name, source, make_nodes, make_links):
     if name in NODE_CASES:
         return make_nodes(source, [4, -1, 2], seeds, **NODE_CASES[name], **COMMON)
     links = make_data().edge_index[:, :90]
+    if name == "strict":
+        # Some are held out, and are no strict negatives either.
+        links = torch.cat([links, torch.randint(0, 300, (2, 400), generator=torch.Generator().manual_seed(7))], 1)
     return make_links(source, [4, 3], links, **LINK_CASES[name], **COMMON)
 
 

@@ -23,12 +23,12 @@ class PartInMemory:
 
     def __init__(self, part, num_parts, ends, direction):
         self.part, self.num_parts, self.manifest = part, num_parts, SimpleNamespace(direction=direction)
-        self._books = {kind: Book(size, num_parts) for kind, size in zip(RELATION[::2], SIZES, strict=True)}
+        self.books = {kind: Book(size, num_parts) for kind, size in zip(RELATION[::2], SIZES, strict=True)}
         end = 1 if direction == "in" else 0
         self._own = ends[:, self.owners(RELATION[2 * end], ends[end]) == part]
 
     def owners(self, kind, ids):
-        return self._books[kind].owners(ids)
+        return self.books[kind].owners(ids)
 
     def edge_set(self, edge_type):
         return EdgeSet(*self._own, *SIZES)
@@ -48,11 +48,16 @@ def test_negatives_are_those_of_one_machine(edges, direction, num_parts, timed, 
         return draw_negatives(count, key, movies, sources=torch.arange(count) % SIZES[0] if triplet else users,
                               until=torch.arange(count) % 6 if timed else None, edges=avoided, device=CPU)  # fmt: skip
 
-    got = run_threads(lambda comm: draw(EdgesOfAll(PairExchange(parts[comm.rank], comm), RELATION), comm.rank),
-                      num_parts)  # fmt: skip
+    def avoid(edges, rank):
+        # Each has links of its own, the last one none.
+        links = torch.arange(2 * (num_parts - 1 - rank)).view(2, -1)
+        return edges.with_links(links[0], links[1] % SIZES[1])
+
+    got = run_threads(lambda comm: draw(avoid(EdgesOfAll(PairExchange(parts[comm.rank], comm), RELATION), comm.rank),
+                                        comm.rank), num_parts)  # fmt: skip
 
     for rank, drawn in enumerate(got):
-        expected = draw(EdgeSet(*ends, *SIZES), rank)
+        expected = draw(avoid(EdgeSet(*ends, *SIZES), rank), rank)
         assert [torch.as_tensor(v).tolist() for v in drawn] == [torch.as_tensor(v).tolist() for v in expected]
 
 

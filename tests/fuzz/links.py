@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.fuzz.neighbors import (
 )
 from tests.fuzz.space import Row, Space
 from tests.fuzz.ways import RANKS, loading_options, read_loading, read_topology, run_epochs, same, topology_options
+from tests.reference.bidirectional import find_reverse
 from tests.reference.general import Output, Parts
 from tests.reference.negative import draw_negatives
 
@@ -37,7 +39,7 @@ def space(device: str) -> Space:
         **sampling_options(), "via": ("LinkNeighborLoader", "LinkLoader"),
         "links": ("all", "some", "repeated", "nobody"),
         "negatives": ("none", "binary", "triplet"), "amount": tuple(AMOUNTS), "strict": ("no", "yes"),
-        "end_weights": ("none", "source", "both"), "exclude": ("no", "yes", "reverse"), "labels": ("no", "yes"),
+        "end_weights": ("none", "source", "both"), "exclude": ("no", "yes", "reverse"), "labels": ("no", "two", "four"),
         "ranks": tuple(RANKS), **topology_options(device), **loading_options(device),
     }  # fmt: skip
     rules = (
@@ -48,6 +50,7 @@ def space(device: str) -> Space:
         (("negatives", "amount"), lambda mode, amount: mode != "triplet" or amount != "half"),
         *((("topology_cache", name), lambda cache, found, needed=needed: cache == "none" or found == needed)
           for name, needed in PLAIN.items() if name != "via"),
+        (("topology_cache", "exclude"), lambda cache, exclude: cache == "none" or exclude == "no"),
         (("topology_cache", "via"), lambda cache, via: cache == "none" or via == "LinkNeighborLoader"),
         (("leave",), lambda leave: leave != "call"),
         (("ranks", "leave"), lambda ranks, leave: ranks == "none" or leave != "resume"),
@@ -74,30 +77,33 @@ def unite_seeds(kinds: list[str], lists: list[list[int]], own: list[list[int]], 
     return seeds, owners, [[seeds[kind].index(node) for node in ids] for kind, ids, _ in ends]
 
 
-def find_reverse(edge_type: tuple, edge_types: list[tuple]) -> tuple | None:
-    """The relation of the reverse edges of a link."""
-    source, name, target = edge_type
+def list_ways(row: Row, relation: tuple, graph: Parts, reverse: tuple | None) -> list[tuple[tuple, bool]]:
+    """(relation, whether the other way) that links are taken out of; `reverse` is named by the user."""
+    if row["exclude"] == "no":
+        return []
+    ways = [(relation, False)]
+    if row["subgraph"] == "bidirectional":
+        ways += [(kind, True) for kind in graph.edges if find_partner(kind, graph) == relation
+                 or find_partner(relation, graph) == kind]  # fmt: skip
+    if row["exclude"] == "reverse":
+        ways += [(kind, True) for kind in find_named(relation, graph) or [reverse] if kind is not None]
+    return ways
+
+
+def find_partner(relation: tuple, graph: Parts) -> tuple | None:
+    """The relation whose edges stand beside those of another in both directions."""
+    return None if relation[1].startswith("rev_") else find_reverse(relation, list(graph.edges))
+
+
+def find_named(relation: tuple, graph: Parts) -> list[tuple]:
+    """The relations of the reverse edges of a link, as far as names and edges tell."""
+    source, name, target = relation
     for reverse in (f"rev_{name}", name.removeprefix("rev_")):
-        if (target, reverse, source) in edge_types and (target, reverse, source) != edge_type:
-            return target, reverse, source
-    if source == target:
-        return edge_type
-    back = [kind for kind in edge_types if (kind[0], kind[2]) == (target, source)]
-    return back[0] if len(back) == 1 else None
-
-
-def exclude(out: Output, kind: tuple, pairs: set[tuple[int, int]]) -> None:
-    """Take (source, target) out of the edges of a relation."""
-    ends = zip(out.row[kind], out.col[kind], strict=True)
-    kept = [(out.node[kind[0]][row], out.node[kind[2]][col]) not in pairs for row, col in ends]
-    for part in (out.row, out.col, out.edge):
-        if part[kind] is not None:
-            part[kind] = [value for value, keeps in zip(part[kind], kept, strict=True) if keeps]
-    if out.num_sampled_edges is not None:
-        begin = 0
-        for hop, count in enumerate(out.num_sampled_edges[kind]):
-            out.num_sampled_edges[kind][hop] = sum(kept[begin : begin + count])
-            begin += count
+        if (target, reverse, source) in graph.edges and reverse != name:
+            return [(target, reverse, source)]
+    turned = {(b, a) for a, b in graph.edges[relation]}
+    return [kind for kind, pairs in graph.edges.items() if (kind[0], kind[2]) == (target, source)
+            and (kind == relation or set(pairs) == turned)]  # fmt: skip
 
 
 def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same, wrap: Callable[[Any], Any] = same
@@ -113,7 +119,8 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
     links = draw_links(row, random, graph, relation)
     is_timed = row["time"] != "none"
     times = [random.randrange(-1, 9) for _ in links] if is_timed else None
-    labels = [random.randrange(4) for _ in links] if row["labels"] == "yes" else None
+    num_labels = {"no": 0, "two": 2, "four": 4}[row["labels"]]
+    labels = [random.randrange(num_labels) for _ in links] if num_labels else None
     weights = draw_weights(row, random, graph.num_nodes[source], graph.num_nodes[target])
     sampling = None
     if row["negatives"] != "none":
@@ -122,6 +129,12 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
     given = None if row["links"] == "all" else to_edge_index(links, getattr(torch, row["ids"]))
     own = {"strict_negatives": row["strict"] == "yes",
            "exclude_target_edges": {"no": False, "yes": True}.get(row["exclude"], row["exclude"])}  # fmt: skip
+    back = [kind for kind in graph.edges if (kind[0], kind[2]) == (target, source)]
+    # Where nothing tells it must be named.
+    is_named = row["exclude"] == "reverse" and row["graph"] != "data" and back and not find_named(relation, graph)
+    reverse = random.choice(back) if is_named else None
+    own |= {"rev_edge_type": reverse} if is_named else {}
+    ways = list_ways(row, relation, graph, reverse)
     held = hold(data)
     # A graph without types in stores is that of the relation None.
     named = given if relation == LINKS else (relation, given)
@@ -141,6 +154,9 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
             return LinkLoader(held, sampler, **inputs, **options)
         return LinkNeighborLoader(held, num_neighbors, **inputs, **arguments, **own, **read_topology(row), **options)
 
+    # Labels of 0 and 1 say which links are negative; others are classes of positive ones.
+    positives = [link for link, label in zip(links, labels or [1] * len(links), strict=True)
+                 if label or set(labels) != {0, 1}]  # fmt: skip
     if labels and min(labels) == 0 and row["negatives"] == "binary":
         # As in PyG: 0 is the label of negatives.
         labels = [label + 1 for label in labels]
@@ -148,18 +164,16 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
     def check(batch: Any, positions: list[int], key: int) -> None:
         chosen = [links[position] for position in positions]
         until = None if times is None else [times[position] for position in positions]
-        out, more = expect(row, graph, relation, chosen, until, weights, fanouts, key)
+        excluded: dict[tuple, set] = {}
+        for kind, is_turned in ways:
+            excluded.setdefault(kind, set()).update((b, a) if is_turned else (a, b) for a, b in chosen)
+        out, more = expect(row, replace(graph, excluded=excluded), relation, chosen, until, weights, fanouts, key,
+                           positives)  # fmt: skip
         more.setdefault(relation, {})["input_id"] = positions
         if labels is not None:
             own_labels = [labels[position] for position in positions]
             num_negatives = len(more[relation].pop("edge_label")) - len(positions) if sampling is not None else 0
             more[relation]["edge_label"] = own_labels + [0] * num_negatives
-        if row["exclude"] != "no":
-            exclude(out, relation, set(chosen))
-            back = find_reverse(relation, list(graph.edges))
-            with_reverse = row["exclude"] == "reverse" or row["subgraph"] == "bidirectional"
-            if with_reverse and back is not None:
-                exclude(out, back, {(b, a) for a, b in chosen})
         check_parts(batch, data, out, more)
 
     return run_epochs(make, row, random, len(links), options, check)
@@ -200,7 +214,8 @@ def draw_weights(row: Row, random: Random, num_sources: int, num_targets: int) -
 
 
 def expect(row: Row, graph: Parts, relation: tuple, links: list[tuple[int, int]], times: list[int] | None,
-           weights: list[Any], fanouts: dict, key: int) -> tuple[Output, dict[Any, dict[str, Any]]]:  # fmt: skip
+           weights: list[Any], fanouts: dict, key: int, positives: list[tuple[int, int]]
+           ) -> tuple[Output, dict[Any, dict[str, Any]]]:  # fmt: skip
     """(what is sampled around links and their negatives, what the loader says of them)."""
     source, _, target = relation
     count, mode = len(links), row["negatives"]
@@ -213,7 +228,7 @@ def expect(row: Row, graph: Parts, relation: tuple, links: list[tuple[int, int]]
         sources=[sources[owner] for owner in owners] if mode == "triplet" else None,
         time=(graph.node_time.get(source), graph.node_time.get(target)) if has_times else None,
         until=[times[owner] for owner in owners] if has_times and times is not None else None, weight=tuple(weights),
-        edges=set(graph.edges[relation]) if row["strict"] == "yes" else None,
+        edges={*graph.edges[relation], *positives} if row["strict"] == "yes" else None,
     )  # fmt: skip
     own = list(range(count))
     targets, target_owners = targets + [t for _, t in drawn], own + owners

@@ -4,11 +4,10 @@ import re
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_direct import LinkLoader, LinkNeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.loader.links import _reverse
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data
 from tests.hetero_data import make_hetero, name_edges
@@ -55,20 +54,90 @@ def test_links_are_by_default_the_edges_of_a_relation(real_device, layout):
     assert torch.equal(found.cpu(), expected)
 
 
+REV_WRITES, NAMES, LISTS = (("paper", name, "author") for name in ("rev_writes", "names", "lists"))
+TURNED, OTHER = torch.tensor([[3, 1, 1], [0, 2, 2]]), torch.tensor([[3, 1], [0, 0]])
+
+
+def make_relations(edge_type, others):
+    """A graph with a relation, and with others of these edges."""
+    data = HeteroData({"author": {"x": torch.zeros(6, 1)}, "paper": {"x": torch.zeros(6, 1)}})
+    data[edge_type].edge_index = TURNED.flip(0)
+    for kind, edges in others.items():
+        data[kind].edge_index = edges
+    return data
+
+
+def list_left_out(data, edge_type, **options):
+    """The relations that lose the reverse edges of links."""
+    sampler = NeighborSampler(data, {kind: [1] for kind in data.edge_types}, exclude_target_edges="reverse",
+                              device="cpu", **options)  # fmt: skip
+    found = sampler.find_ways(edge_type)
+    assert found[0] == (edge_type, False)
+    return [kind for kind, is_turned in found[1:] if is_turned]
+
+
 @pytest.mark.parametrize(
     ("edge_type", "others", "expected"),
     [
-        (WRITES, [("paper", "rev_writes", "author"), ("paper", "names", "author")], ("paper", "rev_writes", "author")),
-        (("paper", "rev_writes", "author"), [WRITES, ("author", "reads", "paper")], WRITES),
-        (WRITES, [("paper", "written_by", "author")], ("paper", "written_by", "author")),
-        (WRITES, [CITES], ("paper", "writes", "author")),
-        (WRITES, [("paper", "names", "author"), ("paper", "lists", "author")], ("paper", "writes", "author")),
-        (CITES, [WRITES], CITES),
-        (CITES, [("paper", "rev_cites", "paper")], ("paper", "rev_cites", "paper")),
+        (WRITES, {REV_WRITES: OTHER, NAMES: TURNED}, [REV_WRITES]),
+        (REV_WRITES, {WRITES: OTHER, NAMES: TURNED.flip(0)}, [WRITES]),
+        (WRITES, {NAMES: TURNED[:, :2], LISTS: OTHER}, [NAMES]),
+        (WRITES, {NAMES: TURNED, LISTS: TURNED}, [NAMES, LISTS]),
+        (WRITES, {CITES: TURNED}, []),
+        (CITES, {WRITES: TURNED}, [CITES]),
+        (CITES, {("paper", "cited_by", "paper"): TURNED, ("paper", "likes", "paper"): OTHER},
+         [CITES, ("paper", "cited_by", "paper")]),
+        (CITES, {("paper", "rev_cites", "paper"): OTHER}, [("paper", "rev_cites", "paper")]),
     ],
 )  # fmt: skip
 def test_the_reverse_of_a_relation_is_found(edge_type, others, expected):
-    assert _reverse(edge_type, [edge_type, *others]) == expected
+    assert list_left_out(make_relations(edge_type, others), edge_type) == expected
+
+
+@pytest.mark.parametrize("others", [{NAMES: OTHER}, {NAMES: OTHER, LISTS: OTHER}], ids=["one", "two"])
+def test_a_reverse_that_is_not_known_is_refused_until_it_is_named(others):
+    data = make_relations(WRITES, others)
+
+    with pytest.raises(ArgumentError, match=r"exclude_target_edges='reverse' must know .*; pass rev_edge_type, one of"):
+        LinkNeighborLoader(data, [1], WRITES, exclude_target_edges="reverse", device="cpu")
+    assert list_left_out(data, WRITES, rev_edge_type=NAMES) == [NAMES]
+    # In both directions an edge of any of them stands beside the link.
+    assert list_left_out(data, WRITES, rev_edge_type=list(NAMES), subgraph_type="bidirectional") == list(others)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"rev_edge_type": NAMES}, "rev_edge_type must be None unless exclude_target_edges='reverse'"),
+    ({"rev_edge_type": NAMES, "exclude_target_edges": True}, "rev_edge_type must be None unless"),
+    ({"rev_edge_type": LISTS, "exclude_target_edges": "reverse"}, "rev_edge_type must be a relation of the graph, got"),
+    ({"rev_edge_type": "names", "exclude_target_edges": "reverse"}, r"must be a relation \(source, name, target\)"),
+    ({"rev_edge_type": WRITES, "exclude_target_edges": "reverse"}, "must lead back from 'paper' to 'author'"),
+])  # fmt: skip
+def test_a_reverse_that_is_none_is_refused(options, message):
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=message):
+        LinkNeighborLoader(make_relations(WRITES, {NAMES: TURNED}), [1], WRITES, device="cpu", **options)
+
+
+def test_a_graph_without_types_has_no_relation_of_reverse_edges():
+    with pytest.raises(ArgumentError, match="rev_edge_type must be None for a graph without types"):
+        LinkNeighborLoader(make_data(), [1], exclude_target_edges="reverse", rev_edge_type=NAMES, device="cpu")
+
+
+@pytest.mark.parametrize("via", ["in stores", "of a sampler"])
+def test_a_named_relation_loses_the_reverse_edges(real_device, via):
+    data = make_relations(WRITES, {NAMES: torch.cat([TURNED, OTHER], 1), LISTS: TURNED})
+    own = {"exclude_target_edges": "reverse", "rev_edge_type": NAMES, "device": real_device}
+    if via == "in stores":
+        loader = LinkNeighborLoader((data, data), [-1], (WRITES, TURNED.flip(0)), batch_size=3, **own)
+    else:
+        sampler = NeighborSampler(data, [-1], **own)
+        loader = LinkLoader(data, sampler, WRITES, batch_size=3, device=real_device)
+
+    for batch in (*loader, loader([0, 1, 2])):
+        named = name_edges(batch)
+        # What is no link turned round stays, and so do relations that were not named.
+        assert named[WRITES] == []
+        assert named[NAMES] == [(1, 0)]
+        assert sorted(named[LISTS]) == [(1, 2), (1, 2), (3, 0)]
 
 
 def test_links_that_are_no_tensor_are_refused():
@@ -91,7 +160,7 @@ def test_what_a_sampler_knows_is_not_told_to_its_loader():
     data = make_data()
     sampler = NeighborSampler(data, [2], device="cpu")
 
-    with pytest.raises(ArgumentError, match="strict_negatives and exclude_target_edges belong to the sampler"):
+    with pytest.raises(ArgumentError, match="strict_negatives, exclude_target_edges and rev_edge_type belong to"):
         LinkNeighborLoader(data, [2], neighbor_sampler=sampler, strict_negatives=True, neg_sampling="binary")
 
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkLoader as PygLinkLoader, LinkNeighborLoader as PygLinkNeighborLoader
-from torch_geometric.sampler import NegativeSampling
+from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
 from pyg_direct import LinkLoader, LinkNeighborLoader, NeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
@@ -153,8 +153,88 @@ def test_it_says_when_there_is_no_strict_negative(real_device):
     loader = LinkNeighborLoader(Data(edge_index=every, num_nodes=5), [2], neg_sampling="binary", strict_negatives=True,
                                 batch_size=25, prefetch=0, device=real_device)  # fmt: skip
 
-    with pytest.warns(LoaderWarning, match="25 of 25 negatives of a batch are edges, as 32 draws met nothing else"):
+    with pytest.warns(LoaderWarning, match="25 of 25 negatives of a batch are edges or positive links, as 32 draws"):
         list(loader)
+
+
+def name_negatives(batch, edge_type, mode):
+    """(source, target) of each negative, by id."""
+    part, source, target = (batch, batch, batch) if edge_type is None else (batch[kind] for kind in (
+        edge_type, edge_type[0], edge_type[2]))  # fmt: skip
+    if mode == "triplet":
+        negatives = target.dst_neg_index.view(len(source.src_index), -1)
+        ends = source.src_index.repeat_interleave(negatives.shape[1]), negatives.reshape(-1)
+    else:
+        ends = part.edge_label_index[:, len(part.input_id) :]
+    return list(zip(source.n_id[ends[0]].tolist(), target.n_id[ends[1]].tolist(), strict=True))
+
+
+def make_one_negative_each(num_sources=4, num_targets=12):
+    """(edges, held-out links, the one other target of each source)."""
+    pairs = torch.cartesian_prod(torch.arange(num_sources), torch.arange(num_targets)).t()
+    is_edge, is_free = pairs[1] < 4, pairs[1] == 11 - pairs[0]
+    return pairs[:, is_edge], pairs[:, ~is_edge & ~is_free], {(source, 11 - source) for source in range(num_sources)}
+
+
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+@pytest.mark.parametrize("edge_type", [None, WRITES])
+def test_strict_negatives_are_no_links_that_are_held_out(real_device, edge_type, mode):
+    edges, links, free = make_one_negative_each()
+    data, given = Data(edge_index=edges, num_nodes=12), links
+    if edge_type is not None:
+        data, given = HeteroData({"author": {"num_nodes": 4}, "paper": {"num_nodes": 12}}), (WRITES, links)
+        data[WRITES].edge_index = edges
+    weight = torch.zeros(4 if edge_type else 12).index_fill_(0, torch.arange(4), 1.0)
+    sampling = NegativeSampling(mode, 2, src_weight=None if mode == "triplet" else weight)
+    loader = LinkNeighborLoader(data, [2], given, neg_sampling=sampling, strict_negatives=True, batch_size=7, seed=2,
+                                device=real_device)  # fmt: skip
+
+    with pytest.warns(LoaderWarning, match="edges or positive links"):
+        batches = [*loader, loader(torch.arange(9))]
+
+    pairs = [pair for batch in batches for pair in name_negatives(batch, edge_type, mode)]
+    # A source has one target left; within 32 draws of twelve it is met fifteen times of sixteen.
+    assert sum(pair in free for pair in pairs) > 0.8 * len(pairs)
+
+
+def test_links_of_a_relation_that_the_graph_lacks_are_no_strict_negatives(real_device):
+    data = HeteroData({"author": {"num_nodes": 6}, "paper": {"num_nodes": 6}})
+    kind, links = ("author", "will_write", "paper"), make_links(20, 6, 6)
+
+    for batch in LinkNeighborLoader(data, {}, (kind, links), neg_sampling="binary", strict_negatives=True,
+                                    batch_size=5, device=real_device):  # fmt: skip
+        assert set(map(tuple, links.t().tolist())).isdisjoint(name_negatives(batch, kind, "binary"))
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [0, 1, 2], [0, 0]], ids=["told", "classes", "one class"])
+def test_a_pair_that_is_labeled_negative_may_be_drawn(real_device, labels):
+    every = torch.cartesian_prod(torch.arange(5), torch.arange(5)).t().contiguous()
+    told = torch.tensor(labels).repeat(25)[:25]
+    loader = LinkNeighborLoader(Data(num_nodes=5, edge_index=every[:, :0]), [1], every, told, batch_size=25,
+                                neg_sampling="binary", strict_negatives=True, device=real_device)  # fmt: skip
+
+    if labels != [0, 1]:
+        with pytest.warns(LoaderWarning, match="25 of 25 negatives of a batch are edges or positive links"):
+            list(loader)
+        return
+    (batch,) = loader
+    assert set(name_negatives(batch, None, "binary")) <= set(map(tuple, every[:, told == 0].t().tolist()))
+
+
+@pytest.mark.parametrize("label", [None, torch.arange(12) % 2], ids=["links", "labels"])
+def test_strict_negatives_of_a_sampler_are_no_links_of_the_batch(real_device, label):
+    sources, targets = torch.arange(12) % 3, torch.arange(12) // 3
+    sampler = NeighborSampler(Data(num_nodes=5, edge_index=torch.empty(2, 0).long()), [1], device=real_device,
+                              strict_negatives=True)  # fmt: skip
+    index = EdgeSamplerInput(None, sources, targets, label=label)
+
+    out = sampler.sample_from_edges(index, NegativeSampling("binary", 9), key=1)
+
+    pairs = set(zip(*(out.node[out.metadata[1][:, 12:]].tolist()), strict=True))
+    avoided = set(zip(sources.tolist(), targets.tolist(), strict=True) if label is None else
+                  zip(sources[1::2].tolist(), targets[1::2].tolist(), strict=True))  # fmt: skip
+    assert avoided.isdisjoint(pairs)
+    assert len(avoided | pairs) == 25
 
 
 class TestTargetsLeftOut:
@@ -192,6 +272,36 @@ class TestTargetsLeftOut:
             assert links.isdisjoint(edges)
             if subgraph_type == "bidirectional":
                 assert links.isdisjoint(pair[::-1] for pair in edges)
+
+    @pytest.mark.parametrize("options", [{}, {"replace": True}, {"weight_attr": "weight"}, {"disjoint": True},
+                                         {"subgraph_type": "bidirectional"}],
+                             ids=["uniform", "replace", "weights", "trees", "both ways"])  # fmt: skip
+    @pytest.mark.parametrize("super_batch", [1, 3])
+    def test_ends_have_as_many_neighbors_as_there_are_others(self, real_device, options, super_batch):
+        edges = torch.unique(make_links(600, 40, 40), dim=1)
+        data = Data(edge_index=edges, num_nodes=40, weight=torch.rand(edges.shape[1]) + 0.1)
+        loader = LinkNeighborLoader(data, [3, 3], batch_size=30, exclude_target_edges=True, super_batch=super_batch,
+                                    device=real_device, **options)  # fmt: skip
+
+        for number, batch in enumerate(loader):
+            links = set(map(tuple, edges[:, 30 * number :][:, :30].t().tolist()))
+            both = links | {link[::-1] for link in links} if "subgraph_type" in options else links
+            left = [pair for pair in edges.t().tolist() if tuple(pair) not in both]
+            num_left = torch.bincount(torch.tensor(left)[:, 1], minlength=40)
+            wanted = 3 * (num_left > 0) if "replace" in options else num_left.clamp(max=3)
+            found = batch.edge_index[1].bincount(minlength=batch.num_nodes).cpu()
+            expected = wanted[batch.n_id.cpu()]
+            # Those that are found last are not expanded.
+            num_expanded = batch.num_nodes if "subgraph_type" in options else sum(batch.num_sampled_nodes[:2])
+            if "subgraph_type" in options:
+                assert bool((found >= expected)[: len(links)].all())
+            else:
+                assert torch.equal(found[:num_expanded], expected[:num_expanded])
+            assert both.isdisjoint(map(tuple, batch.n_id[batch.edge_index].t().tolist()))
+
+    def test_a_cache_of_the_topology_is_said_to_have_no_effect(self):
+        with pytest.warns(LoaderWarning, match="topology_cache='1M' has no effect with exclude_target_edges"):
+            NeighborSampler(make_data(), [2], exclude_target_edges=True, topology_cache="1M", device="cpu")
 
     def test_unknown_words_are_refused(self):
         with pytest.raises(ArgumentError, match="exclude_target_edges must be False, True or 'reverse', got 'all'"):

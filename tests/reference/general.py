@@ -26,6 +26,8 @@ class Parts:
     edge_time: dict = field(default_factory=dict)
     edge_weight: dict = field(default_factory=dict)
     direction: str = "in"
+    # (source, target) pairs by relation whose edges are not picked.
+    excluded: dict = field(default_factory=dict)
 
 
 @dataclass
@@ -61,7 +63,7 @@ def list_row(graph, edge_type, node):
     row = []
     for edge, (source, target) in enumerate(graph.edges[edge_type]):
         own, neighbor = (target, source) if graph.direction == "in" else (source, target)
-        if own == node:
+        if own == node and (source, target) not in graph.excluded.get(edge_type, ()):
             reached = ends_of(graph, edge_type)[1]
             time = None
             if edge_type in graph.edge_time:

@@ -1,5 +1,6 @@
 """The general plan gives the batch of the reference, bit for bit, with every option and on every device."""
 
+import random
 from dataclasses import asdict
 
 import numpy as np
@@ -24,9 +25,10 @@ from pyg_direct.sampling.worklist import list_work
 from tests.graphs import GRAPHS, make_random_graph
 from tests.hetero_graphs import make_parts, make_topo, odd_parts, odd_requests
 from tests.poison import poisoned_memory
-from tests.reference.general import Options, Parts, sample
+from tests.reference.general import Options, Output, Parts, sample
 
 KEY = 2**63 + 11
+LINK = ("node", "to", "node")
 
 
 def make_plan(graph, device, fanouts, options):
@@ -361,3 +363,64 @@ def test_edges_of_a_hop_are_bounded_by_the_longest_rows():
     _, work = list_work(topo, np.zeros(5, np.int64), -fanouts // fanouts, counts, np.zeros(4, np.int64),
                         topo.type_starts, 0)  # fmt: skip
     assert ops._bound_edges(work, most) is None
+
+
+def choose_pairs(graph, rng, share):
+    """Pairs of each relation, as tensors and as sets, most of them edges."""
+    chosen = {kind: [pair for pair in pairs if rng.random() < share] for kind, pairs in graph.edges.items()}
+    chosen["paper", "cites", "paper"] += [(0, 0), (0, 39), (0, 39)]
+    given = {kind: torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t() for kind, pairs in chosen.items()}
+    return given, {kind: set(pairs) for kind, pairs in chosen.items()}
+
+
+EXCLUSIONS = ["uniform", "replace", "disjoint", "last", "last with replacement", "window", "induced"]
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["uniform", "weighted"])
+@pytest.mark.parametrize("times", ["", "edge"], ids=["no times", "edge times"])
+@pytest.mark.parametrize("name", EXCLUSIONS)
+def test_excluded_edges_are_sampled_as_if_the_graph_had_none(device, name, times, weighted):
+    graph = make_parts(times=times, weighted=weighted, direction="out" if name == "disjoint" else "in")
+    fanouts = {kind: [4 - number, 2, -1 if number == 2 else 3] for number, kind in enumerate(graph.edges)}
+    plan = make_plan(graph, device, fanouts, OPTIONS[name])
+    excluded, graph.excluded = choose_pairs(graph, random.Random(1), 0.4)
+
+    with poisoned_memory():
+        got = plan.sample(as_tensors(SEEDS, device), KEY, seed_time=as_tensors(SEED_TIME, device), excluded=excluded)
+
+    assert_equal(got, sample(graph, SEEDS, fanouts, KEY, OPTIONS[name], SEED_TIME))
+
+
+@pytest.mark.parametrize("name", ["uniform", "last", "induced"])
+def test_batches_made_together_exclude_edges_of_their_own(device, name):
+    graph = make_parts(times="edge" if name == "last" else "", weighted=True)
+    fanouts = {kind: [3, 2] for kind in graph.edges}
+    plan = make_plan(graph, device, fanouts, OPTIONS[name])
+    rng = random.Random(2)
+    excluded = [choose_pairs(graph, rng, share)[0] for share in (0.5, 0.0, 0.9)]
+    requests = [(as_tensors(SEEDS, device), as_tensors(SEED_TIME, device))] * 3
+
+    together = plan.sample_together(requests, [KEY, 7, 8], excluded)
+
+    for got, own, key in zip(together, excluded, [KEY, 7, 8], strict=True):
+        alone = plan.sample(*requests[0][:1], key, seed_time=requests[0][1], excluded=own)
+        assert_equal(got, Output(**{name: to_lists(getattr(alone, name)) for name in Output.__annotations__}))
+
+
+def to_lists(parts):
+    return parts and {kind: part if isinstance(part, list) else part.tolist() for kind, part in parts.items()}
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_hub_is_picked_among_the_edges_that_are_left(device, replace):
+    weights = [1.0 + number % 3 for number in range(3000)]
+    graph = Parts({"node": 3001}, {LINK: [(number + 1, 0) for number in range(3000)]}, edge_weight={LINK: weights})
+    plan = make_plan(graph, device, {LINK: [40]}, Options(replace=replace))
+    left = [7, 1500, 1501, 2999] if replace else range(0, 3000, 4)
+    gone = sorted(set(range(3000)) - set(left))
+    excluded = {LINK: torch.stack([torch.tensor(gone) + 1, torch.zeros(len(gone), dtype=torch.int64)])}
+    graph.excluded = {LINK: {(number + 1, 0) for number in gone}}
+
+    got = plan.sample({"node": torch.tensor([0], device=device)}, KEY, excluded=excluded)
+
+    assert_equal(got, sample(graph, {"node": [0]}, {LINK: [40]}, KEY, Options(replace=replace)))

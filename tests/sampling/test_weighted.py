@@ -203,10 +203,11 @@ def test_loops_of_a_cpu_pick_the_lightest_as_a_gpu_does(size, count, wide):
         weights = weights.astype(np.float64) * 10.0 ** np.random.default_rng(1).integers(-310, 300, size)
     weights[::5] = 0
     found = []
-    for pick, scratch in ((pick_lightest, ()), (pick_lightest_in_loop, (np.empty(SHORT_ROW),))):
+    none = np.zeros(0, np.int64)
+    for pick, others in ((pick_lightest, (none, 0, 20)), (pick_lightest_in_loop, (20, np.empty(SHORT_ROW)))):
         scores, picks = np.empty(count + 1), np.zeros(count + 1, np.int64)
         with np.errstate(over="ignore"):
-            pick(np.uint64(11), 3, 0, size, count, weights, 20, *scratch, scores, picks, 0)
+            pick(np.uint64(11), 3, 0, size, count, weights, *others, scores, picks, 0)
         found.append((scores[:count].tolist(), picks[:count].tolist()))
     assert found[0] == found[1]
     assert set(found[0][1]) <= {20 + place for place in range(size) if weights[place] > 0}
