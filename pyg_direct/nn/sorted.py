@@ -2,7 +2,8 @@
 
 A loader tells; a convolution asks. Tensors are known by their memory and by how often it was written to, so that a
 narrowed view, as PyG's `trim_to_layer` takes it, is recognised, and a modified tensor, a copy or one that was given
-the memory of another later is not.
+the memory of another later is not. On a CPU what a loader tells is checked when it is first needed, and what stands
+there each time: NumPy and `.data` write without a trace. On a GPU the host would wait for that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.aggregate import Transposed, check_edges
 from pyg_direct.ops.loops import Looped, add_loops
-from pyg_direct.ops.offsets import compress
+from pyg_direct.ops.offsets import compress, is_in_order, mark_edges
 from pyg_direct.runtime.mode import ordinary_tensors
 
 
@@ -69,6 +70,39 @@ class SortedBatch:
         self._indptr: Tensor | None = None
         self._indptr_edges = -1
         self._made: dict[Any, Any] = {}
+        # Of the first edges, by their number: what tells them from others that are written over them.
+        self._marks: dict[int, int] = {}
+
+    def is_as_told(self, edge_index: Tensor) -> bool:
+        """Whether `edge_index`, the first edges of the batch, are in order on a CPU, and those that were met before."""
+        num_edges, is_new = edge_index.shape[1], not self._marks
+        if is_new and not self._read_all(self._widen(edge_index)):
+            return False
+        if num_edges not in self._marks:
+            # Others may have come since the batch was read.
+            if mark_edges(self._widen(edge_index)) != self._marks[self.shape[1]]:
+                return False
+            self._marks[num_edges] = mark_edges(edge_index)
+            return True
+        return is_new or mark_edges(edge_index) == self._marks[num_edges]
+
+    def _widen(self, edge_index: Tensor) -> Tensor:
+        """All edges of the batch whose first ones these are."""
+        return edge_index.as_strided(self.shape, self.stride)
+
+    def _read_all(self, edge_index: Tensor) -> bool:
+        """Note what the edges of each hop are; False where they are out of order, or lead to nodes of later hops."""
+        marks, begin, mark = {0: 0}, 0, 0
+        for end in accumulate(self._num_edges):
+            hop = edge_index[:, begin:end]
+            if end > begin and not is_in_order(hop, *self._read_bounds(edge_index[:, :end])):
+                return False
+            if 0 < begin < end and bool(edge_index[1, begin] < edge_index[1, begin - 1]):
+                return False
+            mark = (mark + mark_edges(hop, begin)) % 2**64
+            marks[end], begin = mark, end
+        self._marks = marks
+        return True
 
     def view(self, edge_index: Tensor) -> SortedEdges:
         """The edges of `edge_index`, which holds the first of the batch."""
@@ -213,7 +247,8 @@ class _Relations:
         storage = first.untyped_storage()
         self.storage, self.address, self._version = StorageWeakRef(storage), storage._cdata, first._version
         self.begin, self._dtype, self._max_degree = int(first.storage_offset()), first.dtype, max_degree
-        self._nodes, self._edges = nodes, edges
+        # Batches hold the lists, which programs may change.
+        self._nodes, self._edges = ({kind: tuple(own) for kind, own in counts.items()} for counts in (nodes, edges))
         # Of other batches that share the memory.
         self.beside: list[_Relations] = []
         self._kinds: dict[int, Any] | None = None
@@ -260,14 +295,12 @@ def register_relations(pairs: Mapping[Any, Tensor], num_sampled_nodes: Mapping[A
     _RELATIONS[relations.address] = relations
 
 
-def _find(place: tuple[int, int]) -> SortedBatch | None:
-    batch = _BATCHES.get(place)
-    relations = _RELATIONS.get(place[0]) if batch is None else None
-    if relations is not None:
-        batch = next(filter(None, (own.find(place[1]) for own in (relations, *relations.beside))), None)
-        if batch is not None:
-            _keep(place, batch)
-    return batch
+def _find_relation(place: tuple[int, int]) -> SortedBatch | None:
+    """The batch of a relation that shares memory with others and was not asked for yet."""
+    relations = _RELATIONS.get(place[0])
+    if relations is None:
+        return None
+    return next(filter(None, (own.find(place[1]) for own in (relations, *relations.beside))), None)
 
 
 def is_plain_tensor(edge_index: Any) -> bool:
@@ -296,7 +329,10 @@ def find_batch(edge_index: Tensor) -> SortedBatch | None:
         or edge_index.is_inference()
     ):
         return None
-    batch = _find((edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())))
+    place = edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())
+    batch, is_kept = _BATCHES.get(place), True
+    if batch is None:
+        batch, is_kept = _find_relation(place), False
     if (
         batch is None
         or edge_index._version != batch.version
@@ -306,6 +342,12 @@ def find_batch(edge_index: Tensor) -> SortedBatch | None:
         or edge_index.dtype != batch.dtype
     ):
         return None
+    if not edge_index.is_cuda and not batch.is_as_told(edge_index):
+        # What was made of them is of no use any more.
+        _BATCHES.pop(place, None)
+        return None
+    if not is_kept:
+        _keep(place, batch)
     return batch
 
 

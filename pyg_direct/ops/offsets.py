@@ -1,4 +1,4 @@
-"""Offsets of the runs of ascending ids, and back (see `kernels/offsets.py`)."""
+"""Offsets of the runs of ascending ids, and back; and the order of edges on a CPU (see `kernels/offsets.py`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels.offsets import find_offsets_gpu
-from pyg_direct.ops.launch import grid_for, is_heard, run_gpu, runs_on_gpu
+from pyg_direct.kernels.offsets import find_offsets_gpu, mark_edges_cpu, read_order_cpu
+from pyg_direct.ops.launch import grid_for, is_heard, run_cpu, run_gpu, runs_on_gpu, threads_for
 
 # So few numbers are repeated on a CPU by one thread: torch wakes all, however few there are.
 _FEW = 2**16
@@ -35,6 +35,28 @@ def repeat_each(values: Tensor, counts: Tensor, total: int) -> Tensor:
     if values.is_cuda or total > _FEW:
         return torch.repeat_interleave(values, counts, output_size=total)
     return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
+
+
+def mark_edges(edge_index: Tensor, first: int = 0) -> int:
+    """A number that tells edges `[2, E]` on a CPU from any others, and from the same in another order.
+
+    Those of parts, each with the number of its `first` edge, add up to that of all, modulo 2**64. To read 100,000 edges
+    takes 20 us, of the milliseconds that a layer takes for them.
+    """
+    out = np.empty(1, np.uint64)
+    # Others are woken for longer than this takes.
+    with threads_for(0):
+        run_cpu(mark_edges_cpu, *edge_index.unbind(0), first, out)
+    return int(out[0])
+
+
+def is_in_order(edge_index: Tensor, num_sources: int, num_targets: int) -> bool:
+    """Whether edges `[2, E]` on a CPU are sorted by target, and their ends lie below these numbers."""
+    out = np.empty(3, np.uint64)
+    with threads_for(0):
+        run_cpu(read_order_cpu, *edge_index.unbind(0), out)
+    falls, source, target = out.tolist()
+    return edge_index.shape[1] == 0 or (falls == 0 and source < num_sources and target < num_targets)
 
 
 def find_offsets(ordered: Tensor, num_rows: int) -> Tensor:

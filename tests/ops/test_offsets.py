@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyg_direct.ops import offsets
-from pyg_direct.ops.offsets import compress, expand, repeat_each
+from pyg_direct.ops.offsets import compress, expand, is_in_order, mark_edges, repeat_each
 from tests.poison import poisoned_memory
 
 RUNS = {"all": [0, 0, 1, 2, 2, 2], "with gaps": [2, 2, 7, 7, 7], "none behind": [0, 1, 1], "one": [5], "none": []}
@@ -45,3 +45,23 @@ def test_numbers_are_repeated_as_often_as_told(device, monkeypatch, few):
     assert repeat_each(values, counts, 6).tolist() == [7, 7, 7, 1, 1, 1]
     assert repeat_each(values.int(), counts.int(), 6).dtype == torch.int32
     assert repeat_each(values[:0], counts[:0], 0).tolist() == []
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_marks_tell_edges_and_their_orders_apart(dtype):
+    edges = torch.tensor([[1, 2, 0, 2, 1], [0, 0, 1, 1, 2]], dtype=dtype)
+    others = [edges[:, order] for order in ([1, 0, 2, 3, 4], [1, 0, 3, 2, 4], [0, 1, 2, 4, 3])] + [edges.flip(0)]
+
+    marks = {mark_edges(other) for other in [edges, *others]}
+
+    assert len(marks) == 5
+    assert (mark_edges(edges[:, :2]) + mark_edges(edges[:, 2:], 2)) % 2**64 == mark_edges(edges)
+
+
+@pytest.mark.parametrize(("row", "target", "expected"), [
+    ([2, 0, 1], [0, 0, 1], True), ([2, 0, 1], [1, 0, 1], False), ([3, 0, 1], [0, 0, 1], False),
+    ([2, 0, -1], [0, 0, 1], False), ([2, 0, 1], [0, 0, 2], False), ([2, 0, 1], [-1, 0, 1], False), ([], [], True),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_order_is_that_of_targets_within_bounds(row, target, expected, dtype):
+    assert is_in_order(torch.tensor([row, target], dtype=dtype), 3, 2) == expected
