@@ -24,7 +24,7 @@ from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.hosts import keep_once
 from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds, open_loader
 from pyg_direct.loader.options import settle_sharing, settle_workers
-from pyg_direct.loader.order import largest_fanout, note_hops
+from pyg_direct.loader.order import note_hops
 from pyg_direct.loader.output import check_output, to_output
 from pyg_direct.loader.own import device_for
 from pyg_direct.loader.pipeline import note_memory
@@ -254,7 +254,6 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         check_hops(self.num_neighbors, MAX_HOPS, "num_neighbors")
         assert self._recipe is not None
         self._recipe = replace_fields(self._recipe, fanouts=tuple(self.num_neighbors))
-        self._max_degree = largest_fanout([self.num_neighbors])
 
     def _prepare(self) -> Any:
         """Place what is not placed yet; reads `data` anew."""
@@ -354,7 +353,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         batch = self._attributes.build(self.data, sample, input_id, shared=shared, memory=memory)
         store = batch._store._mapping
         store.pop("seed_time", None)
-        note_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], self._max_degree)
+        note_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
         return batch
 
     def _build_output(self, attributes: Attributes, out: Any) -> Any:
@@ -383,7 +382,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             prefetch_factor=self.prefetch_factor)  # fmt: skip
         for item, sample in pool:
             on_device = Sample(sample.n_id.to(self.device), sample.edge_index.to(self.device),
-                               sample.e_id.to(self.device), sample.node_counts, sample.edge_counts)  # fmt: skip
+                               sample.e_id.to(self.device), sample.node_counts, sample.edge_counts,
+                               max_degree=sample.max_degree)  # fmt: skip
             yield self._build_plain(on_device, torch.tensor(list(item), dtype=torch.int64, device="cpu"))
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
-from pyg_direct.loader.order import largest_fanout, note_hops
+from pyg_direct.loader.order import note_hops
 from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.ops.upload import upload
@@ -86,8 +86,7 @@ class PlannedLinks:
                 store.pop(name, None)
             else:
                 store[name] = value
-        fanouts = [self._sampler.num_neighbors.values]
-        note_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], largest_fanout(fanouts))
+        note_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
         return batch
 
     def _find_labels(self, positions: Tensor, drawn: Tensor, num_pairs: int) -> Tensor | None:

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.aggregate import Transposed, check_edges
+from pyg_direct.ops.aggregate import Transposed
+from pyg_direct.ops.check import INDEX_DTYPES
 from pyg_direct.ops.loops import Looped, add_loops
 from pyg_direct.ops.offsets import compress, is_in_order, mark_edges
 from pyg_direct.runtime.mode import ordinary_tensors
@@ -76,8 +77,12 @@ class SortedBatch:
     def is_as_told(self, edge_index: Tensor) -> bool:
         """Whether `edge_index`, the first edges of the batch, are in order on a CPU, and those that were met before."""
         num_edges, is_new = edge_index.shape[1], not self._marks
-        if is_new and not self._read_all(self._widen(edge_index)):
-            return False
+        if is_new:
+            whole = self._widen(edge_index)
+            if not self.is_in_order(whole):
+                return False
+            self._marks[0] = 0
+            self._mark(whole)
         if num_edges not in self._marks:
             # Others may have come since the batch was read.
             if mark_edges(self._widen(edge_index)) != self._marks[self.shape[1]]:
@@ -90,19 +95,23 @@ class SortedBatch:
         """All edges of the batch whose first ones these are."""
         return edge_index.as_strided(self.shape, self.stride)
 
-    def _read_all(self, edge_index: Tensor) -> bool:
-        """Note what the edges of each hop are; False where they are out of order, or lead to nodes of later hops."""
-        marks, begin, mark = {0: 0}, 0, 0
+    def is_in_order(self, edge_index: Tensor) -> bool:
+        """Whether all edges are sorted, and lead to nodes of their hop or earlier ones; a GPU is waited for."""
+        begin = 0
         for end in accumulate(self._num_edges):
-            hop = edge_index[:, begin:end]
+            # With the last edge of the hop before.
+            hop = edge_index[:, max(begin - 1, 0) : end]
             if end > begin and not is_in_order(hop, *self._read_bounds(edge_index[:, :end])):
                 return False
-            if 0 < begin < end and bool(edge_index[1, begin] < edge_index[1, begin - 1]):
-                return False
-            mark = (mark + mark_edges(hop, begin)) % 2**64
-            marks[end], begin = mark, end
-        self._marks = marks
+            begin = end
         return True
+
+    def _mark(self, edge_index: Tensor) -> None:
+        """Note what the edges of each hop are."""
+        begin = mark = 0
+        for end in accumulate(self._num_edges):
+            mark = (mark + mark_edges(edge_index[:, begin:end], begin)) % 2**64
+            self._marks[end], begin = mark, end
 
     def view(self, edge_index: Tensor) -> SortedEdges:
         """The edges of `edge_index`, which holds the first of the batch."""
@@ -145,17 +154,6 @@ class SortedBatch:
         if not _is_capturing(made):
             self._made[key] = made
         return made
-
-    def check(self, edges: SortedEdges, num_sources: int, num_targets: int) -> None:
-        """Read on the CPU, once for all layers, that edges lead from so many sources to so many targets.
-
-        Raises:
-            IdError, ArgumentError: they do not.
-        """
-        key = "checked", edges.row.numel(), num_sources, num_targets
-        if key not in self._made:
-            check_edges(edges.indptr, edges.row, num_sources, num_targets)
-            self._made[key] = None
 
     def transpose(self, edges: SortedEdges, num_rows: int) -> Transposed:
         """The same edges by source; they are those of a view of this batch, or made of these and remembered."""
@@ -217,10 +215,39 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
     # Writes to such a tensor leave no trace.
     if edge_index.is_inference() or (num_edges > 0 and edge_index.stride(1) != 1):
         return
+    _keep((edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())),
+          SortedBatch(_read_form(edge_index), num_sampled_nodes, targets, num_sampled_edges, max_degree))  # fmt: skip
+
+
+def register_found(edge_index: Tensor, num_sampled_nodes: Any, num_sampled_edges: Any, num_sampled_targets: Any
+                   ) -> None:  # fmt: skip
+    """`register_sorted` of edges that code of a program has made, where they are in order and the counts fit.
+
+    A CPU looks when they are needed; a GPU is waited for.
+    """
+    lists = [list(given) if isinstance(given, (list, tuple)) else [-1]
+             for given in (num_sampled_nodes, num_sampled_edges, num_sampled_targets)]  # fmt: skip
+    nodes, counts, targets = lists
+    are_counts = all(type(count) is int and count >= 0 for part in lists for count in part)
+    if (
+        not are_counts
+        or len(nodes) != len(counts) + 1
+        or len(targets) != len(nodes)
+        or edge_index.dim() != 2
+        or edge_index.shape != (2, sum(counts))
+        or edge_index.dtype not in INDEX_DTYPES
+    ):
+        return
+    if edge_index.is_cuda and not SortedBatch(_read_form(edge_index), nodes, targets, counts, None).is_in_order(
+        edge_index
+    ):
+        return
+    register_sorted(edge_index, nodes, counts, None, targets)
+
+
+def _read_form(edge_index: Tensor) -> Form:
     storage = edge_index.untyped_storage()
-    form = Form(StorageWeakRef(storage), edge_index._version, edge_index.stride(), edge_index.dtype, edge_index.shape)
-    _keep((storage._cdata, int(edge_index.storage_offset())),
-          SortedBatch(form, num_sampled_nodes, targets, num_sampled_edges, max_degree))  # fmt: skip
+    return Form(StorageWeakRef(storage), edge_index._version, edge_index.stride(), edge_index.dtype, edge_index.shape)
 
 
 def _keep(place: tuple[int, int], batch: SortedBatch) -> None:

@@ -51,12 +51,17 @@ def mark_edges(edge_index: Tensor, first: int = 0) -> int:
 
 
 def is_in_order(edge_index: Tensor, num_sources: int, num_targets: int) -> bool:
-    """Whether edges `[2, E]` on a CPU are sorted by target, and their ends lie below these numbers."""
+    """Whether edges `[2, E]` are sorted by target, and their ends lie below these numbers; a GPU is waited for."""
+    if edge_index.is_cuda:
+        row, target = edge_index.unbind(0)
+        wrong = [(row < 0) | (row >= num_sources), (target < 0) | (target >= num_targets), target[1:] < target[:-1]]
+        return not bool(torch.cat(wrong).any())
     out = np.empty(3, np.uint64)
     with threads_for(0):
         run_cpu(read_order_cpu, *edge_index.unbind(0), out)
-    falls, source, target = out.tolist()
-    return edge_index.shape[1] == 0 or (falls == 0 and source < num_sources and target < num_targets)
+    falls, most_source, most_target = out.tolist()
+    is_inside = most_source < num_sources and most_target < num_targets
+    return edge_index.shape[1] == 0 or (falls == 0 and is_inside)
 
 
 def find_offsets(ordered: Tensor, num_rows: int) -> Tensor:
