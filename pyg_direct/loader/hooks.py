@@ -24,12 +24,13 @@ def _is_ours(method: Any) -> bool:
 
 
 def check_hooks(loader: Any) -> None:
-    """Batches are sampled ahead, several of them at a time, and not by `collate_fn`.
+    """Batches are sampled ahead, several of them at a time, and not by `collate_fn`, as ShaDow's is called too.
 
     Raises:
         NotImplementedError: the class, or the loader, has a `collate_fn` of its own.
     """
-    if is_said_anew(loader, "collate_fn"):
-        raise NotImplementedError(f"collate_fn of {type(loader).__qualname__} would not be called, as batches are "
-                                  "sampled ahead; say what it does to them in filter_fn, transform or "
-                                  "transform_sampler_output, or derive the class from PyG's loader")  # fmt: skip
+    for hook in ("collate_fn", "__collate__"):
+        if is_said_anew(loader, hook):
+            raise NotImplementedError(f"{hook} of {type(loader).__qualname__} would not be called, as batches are "
+                                      "sampled ahead; say what it does to them in filter_fn, transform or "
+                                      "transform_sampler_output, or derive the class from PyG's loader")  # fmt: skip

@@ -14,7 +14,9 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, EpochLoader, make_batch
+from pyg_direct.loader.hooks import is_said_anew
 from pyg_direct.loader.options import settle_workers
+from pyg_direct.loader.own import take_key, under_key
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.record import EpochRecord
 from pyg_direct.loader.superbatch import SharedRows
@@ -134,9 +136,12 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
         Raises:
             IdError: a node lies outside the graph.
         """
-        self._num_calls += 1
+        key = take_key()
+        if key is None:
+            key = call_key(self.seed, self._num_calls)
+            self._num_calls += 1
         nodes = batch.long() if isinstance(batch, Tensor) else torch.tensor(batch, dtype=torch.int64, device="cpu")
-        return self._draw(nodes, call_key(self.seed, self._num_calls - 1))
+        return self._draw(nodes, key)
 
     def _draw(self, nodes: Tensor, key: int) -> Any:
         n_id, batch_size, layers = self._sampler.sample(nodes, key=key)
@@ -163,13 +168,18 @@ class NeighborSampler(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
         return self._nodes
 
     def _submit(self, epoch: int, number: int, seeds: Seeds) -> Any:
-        return _Made(self._draw(seeds.nodes, batch_key(self.seed, epoch, number)))
+        key = batch_key(self.seed, epoch, number)
+        if not is_said_anew(self, "sample"):
+            return _Made(self._draw(seeds.nodes, key))
+        with under_key(key):
+            # A list, as PyG gives it one.
+            return _Made(self.sample(seeds.nodes.tolist()))
 
     def _is_own(self) -> bool:
-        return self._transform is None
+        return self._transform is None and not is_said_anew(self, "sample")
 
     def _is_told_by_batches(self) -> bool:
-        return self._transform is not None or self._values is not None
+        return not self._is_own() or self._values is not None
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         return sample.batch

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
+from pyg_direct.loader.links import draws_itself
 from pyg_direct.loader.order import note_hops
 from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.sampler import NeighborSampler
@@ -38,7 +39,7 @@ class PlannedLinks:
                 or not isinstance(nodes, int) or not 0 < nodes < MAX_NODES):  # fmt: skip
             return None
         if negatives is not None and (sampler.strict_negatives or negatives.src_weight is not None
-                                      or negatives.dst_weight is not None):  # fmt: skip
+                                      or negatives.dst_weight is not None or draws_itself(negatives)):  # fmt: skip
             return None
         plan = sampler._open_plan(unique_seeds=True)
         return plan if isinstance(plan, GpuPlan) else None
