@@ -23,6 +23,8 @@ _REDUCES = {
     aggr.MinAggregation: "min",
 }
 _NARROW = 8
+# Where nodes stand: the first of two dimensions, counted from either end.
+_FIRST = (-2, 0)
 # What `propagate` calls on the way, and an instance may have of its own.
 STEPS = frozenset(("message", "aggregate", "update", "edge_update", "message_and_aggregate"))
 
@@ -49,12 +51,16 @@ def find_reduce(self: Any) -> str:
 
 
 def is_plain(self: Any, edge_index: Any) -> bool:
-    """Whether nothing looks at the messages, and they flow as usual."""
+    """Whether nothing looks at the messages of these edges, and they flow as usual."""
+    return is_ordinary() and isinstance(edge_index, Tensor) and is_set_up(self)
+
+
+def is_set_up(self: Any) -> bool:
+    """Whether a convolution sums messages of its own, which nothing looks at, over nodes along the first dimension."""
     aggregation = self.aggr_module
     return (
-        is_ordinary()
-        and isinstance(edge_index, Tensor)
-        and type(aggregation) in _REDUCES
+        type(aggregation) in _REDUCES
+        and self.node_dim in _FIRST
         and self.flow == "source_to_target"
         and not self.explain
         and self.decomposed_layers == 1
