@@ -25,8 +25,9 @@ _REDUCES = {
 _NARROW = 8
 # Where nodes stand: the first of two dimensions, counted from either end.
 _FIRST = (-2, 0)
-# What `propagate` calls on the way, and an instance may have of its own.
+# What `propagate` calls on the way, and an instance may have of its own; and what a reduction calls.
 STEPS = frozenset(("message", "aggregate", "update", "edge_update", "message_and_aggregate"))
+_REDUCTION = frozenset(("forward", "reduce"))
 
 
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
@@ -60,6 +61,7 @@ def is_set_up(self: Any) -> bool:
     aggregation = self.aggr_module
     return (
         type(aggregation) in _REDUCES
+        and aggregation.__dict__.keys().isdisjoint(_REDUCTION)
         and self.node_dim in _FIRST
         and self.flow == "source_to_target"
         and not self.explain

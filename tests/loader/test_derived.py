@@ -4,11 +4,11 @@ import functools
 
 import pytest
 import torch
-from torch_geometric.nn import SAGEConv
+from torch_geometric.nn import GraphSAGE, SAGEConv
 from torch_geometric.sampler import BaseSampler, NegativeSampling
 
-from pyg_direct import HGTLoader, LinkNeighborLoader, NeighborLoader, accelerate, to_edge_index
-from pyg_direct.errors import IdError
+from pyg_direct import HGTLoader, LinkNeighborLoader, NeighborLoader, accelerate, infer, to_edge_index
+from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.loader import LinkLoader, NodeLoader, ShaDowKHopSampler
 from pyg_direct.loader.layers import NeighborSampler as LayerSampler
 from pyg_direct.nn.sorted import find_batch
@@ -363,3 +363,14 @@ def test_fanouts_that_are_set_while_batches_are_ahead_leave_their_bounds(real_de
             known = find_batch(edge_index)
             if edge_index.numel():
                 assert known.max_degree >= int(edge_index[1].bincount().max())
+
+
+def test_a_loader_that_a_program_changes_is_not_gone_past_in_inference():
+    class Mine(NeighborLoader):
+        def filter_fn(self, out):
+            return super().filter_fn(out)
+
+    model = GraphSAGE(16, 8, 2).eval()
+
+    with pytest.raises(ArgumentError, match=r"data must be a loader without a sampler, filter_fn"):
+        infer(model, Mine(make_plain(), [-1], batch_size=8, device="cpu"))

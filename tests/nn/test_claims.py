@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from torch_geometric.nn import conv as convs
+from torch_geometric.nn import Aggregation, conv as convs
 
 from pyg_direct import accelerate
 from pyg_direct.nn.sorted import register_sorted
@@ -76,12 +76,10 @@ def make_call(name, options, device):
 
 def is_left_to_pyg(layer, args):
     """Its result, and whether PyG's aggregation made it."""
-    asked, plain = [], layer.aggr_module.forward
-    layer.aggr_module.forward = lambda *args, **kwargs: asked.append(1) or plain(*args, **kwargs)
-    try:
+    asked, plain = [], Aggregation.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Aggregation, "__call__", lambda *args, **kwargs: asked.append(1) or plain(*args, **kwargs))
         made = layer(*args)
-    finally:
-        del layer.aggr_module.forward
     return made, bool(asked)
 
 
@@ -220,3 +218,49 @@ def test_nodes_along_another_dimension_are_left_to_pyg(device):
 
     assert_near([layer(x, edge_index)], [expected])
     assert claimed == {}
+
+
+def test_a_reduction_that_a_program_puts_on_a_layer_is_called(device):
+    batch, layer = Batch(device), convs.SAGEConv(WIDTH, OUT).to(device)
+    x, plain = torch.randn(batch.num_nodes, WIDTH, device=device), layer.aggr_module.forward
+    layer.aggr_module.forward = lambda *args, **kwargs: 2 * plain(*args, **kwargs)
+    expected = layer(x, batch.edge_index)
+
+    accelerated = accelerate(layer)
+
+    assert_near([layer(x, batch.edge_index)], [expected])
+    assert accelerated.convolutions == {}
+
+
+MATRICES = {
+    "lin_l": lambda: convs.SAGEConv(WIDTH, OUT),
+    "lin_r": lambda: convs.SAGEConv(WIDTH, OUT),
+    "lin_root": lambda: convs.GraphConv(WIDTH, OUT),
+    "lin": lambda: convs.GCNConv(WIDTH, OUT),
+    "lin of one head": lambda: convs.GATConv(WIDTH, OUT),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_forward_that_a_program_puts_on_a_matrix_is_called(device, name):
+    batch, layer = Batch(device), MATRICES[name]().to(device)
+    x, matrix = torch.randn(batch.num_nodes, WIDTH, device=device), getattr(layer, name.split()[0])
+    plain = matrix.forward
+    matrix.forward = lambda x: 2 * plain(x)
+    expected = layer(x, batch.edge_index)
+
+    accelerate(layer)
+
+    assert_near([layer(x, batch.edge_index)], [expected])
+
+
+def test_hooks_of_matrices_of_relations_are_called(device):
+    kind, edges = ("a", "to", "a"), Batch(device).edge_index
+    layer = convs.HGTConv(WIDTH, OUT, (["a"], [kind]), heads=2).to(device)
+    layer.k_rel.register_forward_hook(lambda module, args, out: 2 * out)
+    given = {"a": torch.randn(sum(NODES), WIDTH, device=device)}, {kind: edges}
+    expected = layer(*given)["a"]
+
+    accelerate(layer)
+
+    assert_near([layer(*given)["a"]], [expected])
