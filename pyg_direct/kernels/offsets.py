@@ -36,22 +36,36 @@ def find_offsets_gpu(ordered, out):
         row += np.int64(cuda.gridDim.x) * THREADS
 
 
-@cpu_kernel
-def mark_edges_cpu(row, target, first, out):
-    """A number that tells edges, of which the first is the number `first`, from others and from others' orders."""
-    mark, place = np.uint64(0), np.uint64(first)
-    for e in range(row.shape[0]):
-        mixed = np.uint64(row[e]) * _OF_SOURCE + np.uint64(target[e]) * _OF_TARGET + (place + np.uint64(e)) * _OF_PLACE
+@body
+def mark_run(row, target, first, last):
+    """A number that tells these edges, at their places, from any others."""
+    mark, ids, ends = np.uint64(0), row[first:last], target[first:last]
+    for e in range(ids.shape[0]):
+        mixed = np.uint64(ids[e]) * _OF_SOURCE + np.uint64(ends[e]) * _OF_TARGET + np.uint64(first + e) * _OF_PLACE
         mark += mixed ^ (mixed >> _SHIFT)
-    out[0] = mark
+    return mark
 
 
 @cpu_kernel
-def read_order_cpu(row, target, out):
-    """How often targets descend, and the largest source and target: negative ones are larger than all others."""
-    falls, most_source, most_target = np.uint64(0), np.uint64(0), np.uint64(0)
-    for e in range(row.shape[0]):
-        most_source, most_target = max(most_source, np.uint64(row[e])), max(most_target, np.uint64(target[e]))
-    for e in range(1, row.shape[0]):
-        falls += np.uint64(target[e] < target[e - 1])
-    out[0], out[1], out[2] = falls, most_source, most_target
+def mark_edges_cpu(row, target, out):
+    out[0] = mark_run(row, target, 0, row.shape[0])
+
+
+@cpu_kernel
+def read_hops_cpu(row, target, hops, marks):
+    """`hops` [H, 3]: where each ends, and what its sources and targets lie below; `marks` [H + 1]: those of edges up to
+    each end, and how often edges are out of order or bounds.
+    """
+    begin, mark, wrong = 0, np.uint64(0), np.uint64(0)
+    for h in range(hops.shape[0]):
+        end, sources, targets = hops[h, 0], np.uint64(hops[h, 1]), np.uint64(hops[h, 2])
+        mark += mark_run(row, target, begin, end)
+        marks[h] = mark
+        ids, ends = row[begin:end], target[begin:end]
+        for e in range(ids.shape[0]):
+            # Negative ones are larger than all others.
+            wrong += np.uint64(np.uint64(ids[e]) >= sources) + np.uint64(np.uint64(ends[e]) >= targets)
+        begin = end
+    for e in range(1, target.shape[0]):
+        wrong += np.uint64(target[e] < target[e - 1])
+    marks[hops.shape[0]] = wrong

@@ -156,6 +156,8 @@ class GeneralLoader(EpochLoader):
             return out
         if self._general is None:
             self._prepare()
+        # Whoever calls this may have changed it.
+        out.is_given = True
         batch = self._build(out)
         return batch if self.transform is None else self.transform(batch)
 
@@ -169,7 +171,7 @@ class GeneralLoader(EpochLoader):
             out = self.transform_sampler_output(out)
         if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
             raise TypeError(f"the sampler must return a SamplerOutput or a HeteroSamplerOutput, got {type(out)}")
-        is_ours = is_own(self._sampler) and self.transform_sampler_output is None
+        is_ours = is_own(self._sampler) and self.transform_sampler_output is None and not hasattr(out, "is_given")
         if not is_ours:
             out = self._finalise(out)
         if isinstance(self._general, StoreAttributes):

@@ -20,7 +20,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.aggregate import Transposed
 from pyg_direct.ops.check import INDEX_DTYPES
 from pyg_direct.ops.loops import Looped, add_loops
-from pyg_direct.ops.offsets import compress, is_in_order, mark_edges
+from pyg_direct.ops.offsets import compress, mark_edges, read_hops
 from pyg_direct.runtime.mode import ordinary_tensors
 
 
@@ -76,42 +76,27 @@ class SortedBatch:
 
     def is_as_told(self, edge_index: Tensor) -> bool:
         """Whether `edge_index`, the first edges of the batch, are in order on a CPU, and those that were met before."""
-        num_edges, is_new = edge_index.shape[1], not self._marks
-        if is_new:
-            whole = self._widen(edge_index)
-            if not self.is_in_order(whole):
+        num_edges = edge_index.shape[1]
+        if self._marks and num_edges in self._marks:
+            return mark_edges(edge_index) == self._marks[num_edges]
+        whole = edge_index.as_strided(self.shape, self.stride)
+        if not self._marks:
+            marks = self.find_marks(whole)
+            if marks is None:
                 return False
-            self._marks[0] = 0
-            self._mark(whole)
+            self._marks = {0: 0, **dict(zip(accumulate(self._num_edges), marks, strict=True))}
+        # Others may have come since the batch was read.
+        elif mark_edges(whole) != self._marks[self.shape[1]]:
+            return False
         if num_edges not in self._marks:
-            # Others may have come since the batch was read.
-            if mark_edges(self._widen(edge_index)) != self._marks[self.shape[1]]:
-                return False
             self._marks[num_edges] = mark_edges(edge_index)
-            return True
-        return is_new or mark_edges(edge_index) == self._marks[num_edges]
-
-    def _widen(self, edge_index: Tensor) -> Tensor:
-        """All edges of the batch whose first ones these are."""
-        return edge_index.as_strided(self.shape, self.stride)
-
-    def is_in_order(self, edge_index: Tensor) -> bool:
-        """Whether all edges are sorted, and lead to nodes of their hop or earlier ones; a GPU is waited for."""
-        begin = 0
-        for end in accumulate(self._num_edges):
-            # With the last edge of the hop before.
-            hop = edge_index[:, max(begin - 1, 0) : end]
-            if end > begin and not is_in_order(hop, *self._read_bounds(edge_index[:, :end])):
-                return False
-            begin = end
         return True
 
-    def _mark(self, edge_index: Tensor) -> None:
-        """Note what the edges of each hop are."""
-        begin = mark = 0
-        for end in accumulate(self._num_edges):
-            mark = (mark + mark_edges(edge_index[:, begin:end], begin)) % 2**64
-            self._marks[end], begin = mark, end
+    def find_marks(self, edge_index: Tensor) -> list[int] | None:
+        """Marks of all edges up to each hop's end; None unless they are sorted and lead to nodes met until then."""
+        sources, targets = accumulate(self._num_nodes), accumulate(self._num_targets)
+        next(sources, None)
+        return read_hops(edge_index, list(zip(accumulate(self._num_edges), sources, targets, strict=False)))
 
     def view(self, edge_index: Tensor) -> SortedEdges:
         """The edges of `edge_index`, which holds the first of the batch."""
@@ -238,9 +223,8 @@ def register_found(edge_index: Tensor, num_sampled_nodes: Any, num_sampled_edges
         or edge_index.dtype not in INDEX_DTYPES
     ):
         return
-    if edge_index.is_cuda and not SortedBatch(_read_form(edge_index), nodes, targets, counts, None).is_in_order(
-        edge_index
-    ):
+    batch = SortedBatch(_read_form(edge_index), nodes, targets, counts, None)
+    if edge_index.is_cuda and batch.find_marks(edge_index) is None:
         return
     register_sorted(edge_index, nodes, counts, None, targets)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels.offsets import find_offsets_gpu, mark_edges_cpu, read_order_cpu
+from pyg_direct.kernels.offsets import find_offsets_gpu, mark_edges_cpu, read_hops_cpu
 from pyg_direct.ops.launch import grid_for, is_heard, run_cpu, run_gpu, runs_on_gpu, threads_for
 
 # So few numbers are repeated on a CPU by one thread: torch wakes all, however few there are.
@@ -37,31 +39,38 @@ def repeat_each(values: Tensor, counts: Tensor, total: int) -> Tensor:
     return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
 
 
-def mark_edges(edge_index: Tensor, first: int = 0) -> int:
+def mark_edges(edge_index: Tensor) -> int:
     """A number that tells edges `[2, E]` on a CPU from any others, and from the same in another order.
 
-    Those of parts, each with the number of its `first` edge, add up to that of all, modulo 2**64. To read 100,000 edges
-    takes 20 us, of the milliseconds that a layer takes for them.
+    To read 100,000 edges takes 20 us, of the milliseconds that a layer takes for them.
     """
     out = np.empty(1, np.uint64)
     # Others are woken for longer than this takes.
     with threads_for(0):
-        run_cpu(mark_edges_cpu, *edge_index.unbind(0), first, out)
+        run_cpu(mark_edges_cpu, *edge_index.unbind(0), out)
     return int(out[0])
 
 
-def is_in_order(edge_index: Tensor, num_sources: int, num_targets: int) -> bool:
-    """Whether edges `[2, E]` are sorted by target, and their ends lie below these numbers; a GPU is waited for."""
+def read_hops(edge_index: Tensor, hops: Sequence[tuple[int, int, int]]) -> list[int] | None:
+    """`mark_edges` of those up to the end of each hop; None where targets descend, or ends of edges are out of bounds.
+
+    Args:
+        edge_index: Edges `[2, E]`, hop after hop. A GPU is waited for, and gives no marks.
+        hops: Where each ends, and what its sources and targets lie below.
+    """
     if edge_index.is_cuda:
         row, target = edge_index.unbind(0)
-        wrong = [(row < 0) | (row >= num_sources), (target < 0) | (target >= num_targets), target[1:] < target[:-1]]
-        return not bool(torch.cat(wrong).any())
-    out = np.empty(3, np.uint64)
+        wrong, begin = [target[1:] < target[:-1]], 0
+        for end, sources, targets in hops:
+            for ids, bound in ((row[begin:end], sources), (target[begin:end], targets)):
+                wrong.append((ids < 0) | (ids >= bound))
+            begin = end
+        return None if bool(torch.cat(wrong).any()) else []
+    marks = np.empty(len(hops) + 1, np.uint64)
     with threads_for(0):
-        run_cpu(read_order_cpu, *edge_index.unbind(0), out)
-    falls, most_source, most_target = out.tolist()
-    is_inside = most_source < num_sources and most_target < num_targets
-    return edge_index.shape[1] == 0 or (falls == 0 and is_inside)
+        run_cpu(read_hops_cpu, *edge_index.unbind(0), np.array(hops, np.int64).reshape(-1, 3), marks)
+    *made, wrong_edges = marks.tolist()
+    return None if wrong_edges else made
 
 
 def find_offsets(ordered: Tensor, num_rows: int) -> Tensor:

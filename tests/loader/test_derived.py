@@ -374,3 +374,26 @@ def test_a_loader_that_a_program_changes_is_not_gone_past_in_inference():
 
     with pytest.raises(ArgumentError, match=r"data must be a loader without a sampler, filter_fn"):
         infer(model, Mine(make_plain(), [-1], batch_size=8, device="cpu"))
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_samples_that_a_hook_of_a_program_changes_are_not_believed(real_device, name):
+    class Mine(type(LOADERS[name](NeighborSampler, real_device))):
+        def filter_fn(self, out):
+            return super().filter_fn(Shuffled.change(None, out))
+
+    plain = LOADERS[name](NeighborSampler, real_device, prefetch=0)
+    plain.__class__ = Mine
+
+    for batch in plain:
+        for edge_index in list_edges(batch):
+            assert find_batch(edge_index) is None or bool((edge_index[1].diff() >= 0).all())
+
+
+def test_ids_that_a_hook_of_a_program_changes_are_checked():
+    loader = LOADERS["nodes"](NeighborSampler, "cpu")
+    out = loader._sampler.sample_from_nodes(loader.input_data[torch.arange(4)])
+    out.node = out.node + 1000
+
+    with pytest.raises(IdError, match=r"must lie in \[0, "):
+        loader.filter_fn(out)
