@@ -213,7 +213,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         memory: list[Any] = []
         batch = self._general.build(self.data, sample, seeds.positions if known is None else known[seeds.positions],
                                     memory=memory)  # fmt: skip
-        note_hops(batch, sample.num_sampled_nodes, sample.num_sampled_edges, self._sampler.max_degree)
+        note_hops(batch, sample.num_sampled_nodes, sample.num_sampled_edges, sample.max_degree)
         if memory and self.device.type == "cuda":
             note_memory(batch, memory)
         return batch

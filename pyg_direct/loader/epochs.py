@@ -130,7 +130,7 @@ class EpochLoader(ReportedLoader):
 
     @property
     def _is_filtered(self) -> bool:
-        """Whether a class of the program's makes batches, by a `filter_fn` of its own, which may call ours."""
+        """Whether the program makes batches, by a `filter_fn` of its own, which may call ours."""
         return is_said_anew(self, "filter_fn")
 
     def _finish_batch(self, batch: Any) -> Any:
@@ -142,6 +142,8 @@ class EpochLoader(ReportedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of one that was resumed."""
+        # One may have been given since.
+        check_hooks(self)
         share = self._share()
         with ordinary_tensors():
             self._prepare()

@@ -19,7 +19,7 @@ from pyg_direct.loader.drawn import Drawn, Output
 from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.hetero import HeteroAttributes, TypeRanking
 from pyg_direct.loader.order import note_order
-from pyg_direct.loader.own import OwnSampler
+from pyg_direct.loader.own import OwnSampler, is_own
 from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.stores import StoreAttributes
@@ -40,8 +40,12 @@ class GeneralLoader(EpochLoader):
     custom_cls: Any
     input_data: Any
     store_dtype: torch.dtype | None = None
-    _sampler: Any
     _general: Any = None
+
+    @property
+    def _sampler(self) -> Any:
+        """The sampler, which a program may replace between epochs."""
+        raise NotImplementedError
 
     def _prepare(self) -> Any:
         ours = isinstance(self._sampler, OwnSampler)
@@ -67,7 +71,7 @@ class GeneralLoader(EpochLoader):
         raise NotImplementedError
 
     def _is_own(self) -> bool:
-        ours = isinstance(self._sampler, OwnSampler) and isinstance(self.data, (Data, HeteroData))
+        ours = is_own(self._sampler) and isinstance(self.data, (Data, HeteroData))
         return ours and super()._is_own()
 
     def _is_told_by_batches(self) -> bool:
@@ -124,10 +128,6 @@ class GeneralLoader(EpochLoader):
             note_memory(batch, [*memory, *(sample.out.metadata or ())])
         return batch
 
-    def _key(self, key: int | None) -> dict[str, int]:
-        """Only our sampler takes a key; others draw as they do."""
-        return {"key": key} if isinstance(self._sampler, OwnSampler) and key is not None else {}
-
     def __call__(self, index: Any) -> Any:
         """The batch around the seeds at these positions; each call draws anew."""
         self._prepare()
@@ -157,6 +157,8 @@ class GeneralLoader(EpochLoader):
             return out
         if self._general is None:
             self._prepare()
+        # Whoever calls this may have changed it.
+        out.is_given = True
         batch = self._build(out)
         return batch if self.transform is None else self.transform(batch)
 
@@ -170,8 +172,9 @@ class GeneralLoader(EpochLoader):
             out = self.transform_sampler_output(out)
         if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
             raise TypeError(f"the sampler must return a SamplerOutput or a HeteroSamplerOutput, got {type(out)}")
-        is_ours = isinstance(self._sampler, OwnSampler) and self.transform_sampler_output is None
-        out = self._finalise(out)
+        is_ours = is_own(self._sampler) and self.transform_sampler_output is None and not hasattr(out, "is_given")
+        if not is_ours:
+            out = self._finalise(out)
         if isinstance(self._general, StoreAttributes):
             batch = self._general.build(out)
         elif isinstance(out, HeteroSamplerOutput):
@@ -179,17 +182,15 @@ class GeneralLoader(EpochLoader):
         else:
             batch = self._build_homogeneous(out, self._general, is_ours)
         note_sample(batch, out)
-        if is_ours and self._sampler.sample_direction == "forward":
-            note_order(batch, out, self._sampler.max_degree)
+        is_told = isinstance(self._sampler, OwnSampler) and self.transform_sampler_output is None
+        if is_told and self._sampler.sample_direction == "forward":
+            note_order(batch, out, is_ours)
         self._place_inputs(batch, out)
         return batch
 
     def _finalise(self, out: Output) -> Output:
         """The output on the device, with edge ids of the graph instead of those of its sampler."""
-        perm = self._sampler.edge_permutation
-        if isinstance(self._sampler, OwnSampler) and self.transform_sampler_output is None:
-            return out
-        device = self.device
+        perm, device = self._sampler.edge_permutation, self.device
         if isinstance(out, HeteroSamplerOutput):
             node, row, col = ({k: v.to(device) for k, v in part.items()} for part in (out.node, out.row, out.col))
             edge = {k: _permute(v, None if perm is None else perm.get(k), device) for k, v in (out.edge or {}).items()}

@@ -131,7 +131,7 @@ def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, b
 
 
 def check_inference_loader(loader: NeighborLoader) -> None:
-    """A loader must go over all nodes in order, with all neighbors of one hop.
+    """A loader must go over all nodes in order, with all neighbors of one hop, and make its batches itself.
 
     Raises:
         ArgumentError: it does not.
@@ -144,6 +144,10 @@ def check_inference_loader(loader: NeighborLoader) -> None:
         raise ArgumentError("data must be a loader over all nodes in order; leave out input_nodes")
     if not isinstance(loader.sampler, torch.utils.data.SequentialSampler):
         raise ArgumentError("data must be a loader with shuffle=False")
+    if not loader._is_own():
+        raise ArgumentError("data must be a loader without a sampler, filter_fn or transform_sampler_output of the "
+                            "program's, as no batch would pass them; give its Data, or call model.inference(loader)"
+                            )  # fmt: skip
 
 
 class _Rows:

@@ -16,7 +16,9 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, EpochLoader, make_batch
+from pyg_direct.loader.hooks import is_said_anew
 from pyg_direct.loader.options import settle_workers
+from pyg_direct.loader.own import take_key, under_key
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.record import EpochRecord
 from pyg_direct.loader.superbatch import SharedRows
@@ -119,9 +121,12 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
         Raises:
             ArgumentError, ArgumentTypeError, IdError: `batch`, rule and value.
         """
-        self._num_calls += 1
         nodes = check_ids("batch", as_ids("batch", batch)).long()
-        return self._draw(nodes, call_key(self.seed, self._num_calls - 1))
+        key = take_key()
+        if key is None:
+            key = call_key(self.seed, self._num_calls)
+            self._num_calls += 1
+        return self._draw(nodes, key)
 
     def _draw(self, nodes: Tensor, key: int) -> Any:
         n_id, batch_size, layers = self._sampler.sample(nodes, key=key)
@@ -148,13 +153,18 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
         return self._nodes
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
-        return _Made(self._draw(seeds.nodes, key.of_batch(number)))
+        own = key.of_batch(number)
+        if not is_said_anew(self, "sample"):
+            return _Made(self._draw(seeds.nodes, own))
+        with under_key(own):
+            # A list, as PyG gives it one.
+            return _Made(self.sample(seeds.nodes.tolist()))
 
     def _is_own(self) -> bool:
-        return self._transform is None
+        return self._transform is None and not is_said_anew(self, "sample")
 
     def _is_told_by_batches(self) -> bool:
-        return self._transform is not None or self._values is not None
+        return not self._is_own() or self._values is not None
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         return sample.batch

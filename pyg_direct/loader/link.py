@@ -25,7 +25,7 @@ from pyg_direct.loader.linked import LinkedSampler
 from pyg_direct.loader.links import LoaderLinks, PendingLinks, tells_negatives
 from pyg_direct.loader.node import check_input_id, check_times
 from pyg_direct.loader.options import settle_workers
-from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
+from pyg_direct.loader.own import OwnSampler, ask, check_sampler, device_for, is_own
 from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.planned import PlannedLinks
 from pyg_direct.loader.pyg import Attributes
@@ -97,7 +97,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
         check_graph(data, is_sampled=False)
         check_store_dtype(store_dtype)
-        self.store_dtype, self._sampler = store_dtype, link_sampler
+        self.store_dtype = store_dtype
         edge_label_index = _read_links(data, edge_label_index)
         links = edge_label_index[1] if isinstance(edge_label_index, tuple) else edge_label_index
         count = None if links is None else links.shape[1]
@@ -149,6 +149,10 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         if isinstance(self._sampler, LinkedSampler):
             self._sampler.find_ways(given.input_type)
 
+    @property
+    def _sampler(self) -> Any:
+        return self.link_sampler
+
     def _input(self) -> Tensor:
         links = self.input_data
         # Both ends are then looked up for a whole epoch at once, where that takes little memory.
@@ -156,13 +160,13 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         return torch.stack([links.row, links.col], 1) if is_pair else links.row
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
-        out: Output = self._sampler.sample_from_edges(self.input_data[positions], neg_sampling=self.neg_sampling,
-                                                      **self._key(key))  # fmt: skip
+        out: Output = ask(self._sampler, "sample_from_edges", key, self.input_data[positions],
+                          neg_sampling=self.neg_sampling)  # fmt: skip
         return out
 
     def _samples_together(self) -> bool:
         # A sampler of a class of its own may draw in another way than ours.
-        return type(self._sampler) is NeighborSampler
+        return is_own(self._sampler, NeighborSampler)
 
     def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
         if not self._samples_together():
@@ -171,7 +175,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
 
     def _open_group(self, key: EpochKey) -> Together | None:
         # Uniform batches of a graph without types are sampled ahead, one by one.
-        is_plain = isinstance(self._sampler, NeighborSampler) and self._sampler._is_plain()
+        is_plain = self._submits() and self._sampler._is_plain()
         return None if is_plain else super()._open_group(key)
 
     def _find_planned(self) -> tuple[PlannedLinks, GpuPlan] | None:
@@ -189,12 +193,16 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         general = super()._prepare()
         self._planned = None
         # A sampler of a class of its own may draw in another way than ours.
-        if type(self._sampler) is NeighborSampler and isinstance(general, Attributes):
+        if is_own(self._sampler, NeighborSampler) and isinstance(general, Attributes):
             self._planned = PlannedLinks(self._sampler, self.input_data, self.neg_sampling)
         return general
 
+    def _submits(self) -> bool:
+        """Whether the sampler starts to sample without being waited for: a program's own is asked as PyG asks it."""
+        return isinstance(self._sampler, NeighborSampler) and is_own(self._sampler)
+
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
-        if not isinstance(self._sampler, NeighborSampler):
+        if not self._submits():
             return super()._submit(key, number, seeds)
         own = key.of_batch(number)
         found = self._find_planned()

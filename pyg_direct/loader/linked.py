@@ -10,7 +10,7 @@ from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, Negat
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_direct.graph.relation import EdgeType
-from pyg_direct.loader.links import Links, NegativeSource, PendingLinks, PositiveLinks
+from pyg_direct.loader.links import Links, NegativeSource, PendingLinks, PositiveLinks, draws_itself
 from pyg_direct.loader.opened import Opened
 from pyg_direct.loader.output import to_general_output
 from pyg_direct.loader.own import OwnSampler
@@ -130,7 +130,7 @@ class LinkedSampler(OwnSampler):
         if made is None:
             made = NegativeSource(self._opened.parts, edge_type, weights, self.strict_negatives, self.device)
             self._opened.plans[key] = made
-        return made  # type: ignore[no-any-return]
+        return made.drawn_by(neg_sampling) if draws_itself(neg_sampling) else made  # type: ignore[no-any-return]
 
     def _avoided(self, source: NegativeSource, index: EdgeSamplerInput) -> Edges | None:
         """Edges and positive links that negatives must not be, made once for a loader; None unless strict."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.upload import upload
 from pyg_direct.runtime.threads import one_thread
 from pyg_direct.sampling.excluded import Excluded
-from pyg_direct.sampling.negative import TRIES, Edges, EdgeSet, Nodes, draw_negatives
+from pyg_direct.sampling.negative import TRIES, AskedNodes, Edges, EdgeSet, Nodes, draw_negatives
 from pyg_direct.sampling.plan import Pending
 from pyg_direct.sampling.sample import Sample
 
@@ -119,6 +121,7 @@ class NegativeSource:
         self.sources = Nodes(ends.num_sources, weights[0], times[0], device)
         self.targets = Nodes(ends.num_targets, weights[1], times[1], device)
         self.edges: Edges | None = None
+        self._ends, self._times, self._device = ends, times, device
         # A weight kept alive keeps the id that this object is found by.
         self.weights = weights
         if strict and (edge_type is None or edge_type in parts.edges):
@@ -126,6 +129,25 @@ class NegativeSource:
         elif strict:
             none = torch.empty(0, dtype=torch.int64, device=device)
             self.edges = EdgeSet(none, none, ends.num_sources, ends.num_targets)
+
+    def drawn_by(self, neg_sampling: NegativeSampling) -> NegativeSource:
+        """The same, but for nodes that a program's own kind of `NegativeSampling` draws."""
+        made, ends = copy.copy(self), self._ends
+        made.sources, made.targets = (
+            AskedNodes(count, time, self._device, partial(_ask_for, neg_sampling, end))
+            for end, count, time in zip(("src", "dst"), (ends.num_sources, ends.num_targets), self._times, strict=True)
+        )
+        return made
+
+
+def draws_itself(neg_sampling: NegativeSampling) -> bool:
+    """Whether a program's class, or the program, draws negatives in another way than PyG does."""
+    return type(neg_sampling).sample is not NegativeSampling.sample or "sample" in neg_sampling.__dict__
+
+
+def _ask_for(neg_sampling: NegativeSampling, end: str, count: int, num_nodes: int) -> Tensor:
+    drawn: Tensor = neg_sampling.sample(count, end, num_nodes)
+    return drawn
 
 
 class Links:

@@ -18,15 +18,16 @@ from pyg_direct.graph.placed import ListReads, PlacedTopology
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.state import MAX_HOPS
 from pyg_direct.loader.batches import Seeds
+from pyg_direct.loader.drawn import Drawn
 from pyg_direct.loader.epochs import ALONE, EpochLoader
 from pyg_direct.loader.general import note_sample, read_positions
 from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.hosts import keep_once
 from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds, open_loader
 from pyg_direct.loader.options import settle_sharing, settle_workers
-from pyg_direct.loader.order import largest_fanout, note_hops
+from pyg_direct.loader.order import note_hops
 from pyg_direct.loader.output import check_output, to_output
-from pyg_direct.loader.own import device_for
+from pyg_direct.loader.own import device_for, take_key, under_key
 from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.plain import NodeSampler, check_choices, is_plain, read_input_nodes
@@ -263,7 +264,6 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         check_hops(self.num_neighbors, MAX_HOPS, "num_neighbors")
         assert self._recipe is not None
         self._recipe = replace_fields(self._recipe, fanouts=tuple(self.num_neighbors))
-        self._max_degree = largest_fanout([self.num_neighbors])
 
     def _prepare(self) -> Any:
         """Place what is not placed yet; reads `data` anew."""
@@ -303,8 +303,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     def _sample_now(self, seeds: Tensor) -> Sample:
         if self._attributes is None or self._plan_recipe is not self._recipe:
             self._prepare()
-        key = call_key(self.seed, self._num_calls)
-        self._num_calls += 1
+        key = take_key()
+        if key is None:
+            key = call_key(self.seed, self._num_calls)
+            self._num_calls += 1
         seeds = check_ids("index", seeds, int(self.data.num_nodes)).long()
         sample: Sample = self._plan.sample(seeds, key)
         return sample
@@ -315,6 +317,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             return super().__call__(index)
         self._prepare()
         positions = read_positions(index, len(self.dataset))
+        if not NodeSampler.serves(self.node_sampler):
+            return self._finish_batch(self._finish_drawn(self._ask(positions, None)))
         return self._finish_batch(self._build_plain(self._sample_now(self.input_data.node[positions]), positions))
 
     def filter_fn(self, out: Any) -> Any:
@@ -336,6 +340,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         if self._recipe is None:
             return super()._submit(key, number, seeds)
+        if not NodeSampler.serves(self.node_sampler):
+            # A program has put something of its own there since.
+            with under_key(key.of_batch(number)):
+                return Drawn(self._ask(seeds.positions, None))
         submit = self._plan.submit if isinstance(self._plan, GpuPlan) else self._plan.sample
         pending: Pending | Sample = submit(seeds.nodes, key.of_batch(number))
         return pending
@@ -343,6 +351,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         if self._recipe is None:
             return super()._fetch(sample, number, seeds, shared)
+        if isinstance(sample, Drawn):
+            return self._finish_drawn(sample.out)
         memory: list[Any] = []
         batch = self._build_plain(sample, seeds.positions, shared, memory)
         if memory and self.device.type == "cuda":
@@ -360,21 +370,35 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         batch = self._attributes.build(self.data, sample, input_id, shared=shared, memory=memory)
         store = batch._store._mapping
         store.pop("seed_time", None)
-        note_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], self._max_degree)
+        note_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
         return batch
 
+    def _finish_drawn(self, out: Any) -> Any:
+        """The batch of what a program's sampler returned."""
+        if self._is_filtered:
+            return self.filter_fn(out)
+        assert self._attributes is not None
+        if self.transform_sampler_output is not None:
+            out = self.transform_sampler_output(out)
+        return self._build_output(self._attributes, out)
+
     def _build_output(self, attributes: Attributes, out: Any) -> Any:
-        """The batch of a sample in PyG's form, as a user's transform may have left it."""
-        batch = self._build_homogeneous(check_output(out), attributes, False)
+        """The batch of a sample in PyG's form, as a user's transform or sampler may have left it."""
+        out = self._finalise(check_output(out))
+        batch = self._build_homogeneous(out, attributes, False)
         note_sample(batch, out)
         self._place_inputs(batch, out)
         return batch
 
     def _is_own(self) -> bool:
-        return EpochLoader._is_own(self) if self._recipe is not None else super()._is_own()
+        if self._recipe is None:
+            return super()._is_own()
+        return EpochLoader._is_own(self) and NodeSampler.serves(self.node_sampler)
 
     def _open_group(self, key: EpochKey) -> Any:
-        return super()._open_group(key) if self._recipe is None else EpochLoader._open_group(self, key)
+        if self._recipe is None:
+            return super()._open_group(key)
+        return EpochLoader._open_group(self, key) if self._is_own() else None
 
     def _shared(self) -> Mapping[str, Any]:
         return {} if self._attributes is None else self._attributes.on_host()
@@ -392,7 +416,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             samples = iter(pool)
         for item, sample in samples:
             on_device = Sample(sample.n_id.to(self.device), sample.edge_index.to(self.device),
-                               sample.e_id.to(self.device), sample.node_counts, sample.edge_counts)  # fmt: skip
+                               sample.e_id.to(self.device), sample.node_counts, sample.edge_counts,
+                               max_degree=sample.max_degree)  # fmt: skip
             yield self._build_plain(on_device, torch.tensor(list(item), dtype=torch.int64, device="cpu"))
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:

@@ -17,7 +17,7 @@ from pyg_direct.loader.drawn import Output
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.options import settle_workers
-from pyg_direct.loader.own import OwnSampler, check_sampler, device_for
+from pyg_direct.loader.own import OwnSampler, ask, check_sampler, device_for, is_own
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.stores import list_relations
@@ -71,7 +71,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         check_sampler(self._sampler_name, node_sampler, "sample_from_nodes")
         check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
         check_store_dtype(store_dtype)
-        self.store_dtype, self._sampler = store_dtype, node_sampler
+        self.store_dtype = store_dtype
         check_graph(data, is_sampled=False)
         input_nodes, num_seeds = _read_seeds(data, input_nodes, self._seeds_name)
         size = _count_known(node_sampler, input_nodes, self._seeds_name)
@@ -86,16 +86,20 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         # As the positions that pick from them.
         given.time, given.input_id = (None if own is None else own.cpu() for own in (given.time, given.input_id))
 
+    @property
+    def _sampler(self) -> Any:
+        return self.node_sampler
+
     def _input(self) -> Tensor:
         return self.input_data.node  # type: ignore[no-any-return]
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
-        out: Output = self._sampler.sample_from_nodes(self.input_data[positions], **self._key(key))
+        out: Output = ask(self._sampler, "sample_from_nodes", key, self.input_data[positions])
         return out
 
     def _samples_together(self) -> bool:
         # A sampler of a class of its own may draw in another way than ours.
-        return type(self._sampler) is NeighborSampler
+        return is_own(self._sampler, NeighborSampler)
 
     def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
         if not self._samples_together():

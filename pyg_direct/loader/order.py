@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -12,27 +12,26 @@ from torch_geometric.sampler import HeteroSamplerOutput
 
 from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.loader.output import PackedOutput
-from pyg_direct.nn.sorted import find_batch, register_relations, register_sorted
+from pyg_direct.nn.sorted import find_batch, register_found, register_relations, register_sorted
 
 
-def largest_fanout(fanouts: Iterable[Iterable[int]]) -> int | None:
-    """Upper bound of the edges of a target, from fanouts of hops or relations; None where one takes all neighbors."""
-    flat = [fanout for part in fanouts for fanout in part]
-    return None if any(fanout < 0 for fanout in flat) else max(flat, default=0)
-
-
-def note_order(batch: Any, out: Any, max_degree: int | None) -> None:
+def note_order(batch: Any, out: Any, is_checked: bool = True) -> None:
     """Tell of the edges of a batch.
 
     Args:
         batch: The `Data` or `HeteroData` of a sample.
         out: The sample, or PyG's output of our sampler, whose edges lead from new nodes to known ones hop after hop;
             subgraphs, which have no hops, are not told of.
-        max_degree: Upper bound of the edges of a target of one relation.
+        is_checked: Whether the sample is as ours was made. What a class made that a program derives from it may be in
+            any order, and nothing is told of edges that are in another.
     """
     nodes, edges = out.num_sampled_nodes, out.num_sampled_edges
     if nodes is None or edges is None:
         return
+    if not is_checked:
+        _note_found(batch, nodes, edges)
+        return
+    max_degree = getattr(out, "max_degree", None)
     if not isinstance(out, HeteroSamplerOutput):
         note_hops(batch, nodes, edges, max_degree)
         return
@@ -44,6 +43,19 @@ def note_order(batch: Any, out: Any, max_degree: int | None) -> None:
         edge_index = batch._edge_store_dict[kind]._mapping.get("edge_index") if kind in out.row else None
         if type(edge_index) is Tensor:
             register_sorted(edge_index, nodes[kind[0]], counts, max_degree, nodes[kind[-1]])
+
+
+def _note_found(batch: Any, nodes: Any, edges: Any) -> None:
+    """Tell of edges that are in order after all, by the counts that a program's sampler gave; a GPU is waited for."""
+    if isinstance(nodes, Mapping) and isinstance(edges, Mapping) and isinstance(batch, HeteroData):
+        for kind, store in batch._edge_store_dict.items():
+            edge_index = store._mapping.get("edge_index")
+            if type(edge_index) is Tensor and kind in edges:
+                register_found(edge_index, nodes.get(kind[0]), edges[kind], nodes.get(kind[-1]))
+    elif isinstance(batch, Data):
+        edge_index = batch._store._mapping.get("edge_index")
+        if type(edge_index) is Tensor:
+            register_found(edge_index, nodes, edges, nodes)
 
 
 def note_hops(batch: Any, num_sampled_nodes: list[int], num_sampled_edges: list[int], max_degree: int | None) -> None:

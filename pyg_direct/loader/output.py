@@ -15,9 +15,11 @@ from pyg_direct.sampling.subgraph import GeneralSample
 
 def to_output(sample: Sample, input_id: Tensor | None = None) -> SamplerOutput:
     """A uniform sample in PyG's form."""
-    return SamplerOutput(node=sample.n_id, row=sample.edge_index[0], col=sample.edge_index[1], edge=sample.e_id,
-                         num_sampled_nodes=sample.num_sampled_nodes, num_sampled_edges=sample.num_sampled_edges,
-                         metadata=(input_id, None))  # fmt: skip
+    out = SamplerOutput(node=sample.n_id, row=sample.edge_index[0], col=sample.edge_index[1], edge=sample.e_id,
+                        num_sampled_nodes=sample.num_sampled_nodes, num_sampled_edges=sample.num_sampled_edges,
+                        metadata=(input_id, None))  # fmt: skip
+    out.max_degree = sample.max_degree
+    return out
 
 
 def check_output(out: Any) -> SamplerOutput:
@@ -37,6 +39,7 @@ class PackedOutput(HeteroSamplerOutput):  # type: ignore[misc]
     def __init__(self, sample: GeneralSample) -> None:
         self._sample: GeneralSample = sample
         self._ends: tuple[Any, Any] | None = None
+        self.max_degree = sample.max_degree
         super().__init__(sample.node, None, None, sample.edge, sample.batch, sample.num_sampled_nodes,
                          sample.num_sampled_edges)  # fmt: skip
 
@@ -93,5 +96,5 @@ def to_general_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput |
         None if edges is None else edges[LINKS],
     )  # fmt: skip
     # Of a graph in parts, rows of edges are with one of their ends.
-    out.sampled = sample.sampled
+    out.sampled, out.max_degree = sample.sampled, sample.max_degree
     return out

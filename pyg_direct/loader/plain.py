@@ -44,6 +44,12 @@ class NodeSampler:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
+    @classmethod
+    def serves(cls, sampler: Any) -> bool:
+        """Whether a sampler is one of these, and no program has put anything in its place, or in that of its method."""
+        return (type(sampler) is cls and "sample_from_nodes" not in sampler.__dict__
+                and cls.sample_from_nodes is _SAMPLE_FROM_NODES)  # fmt: skip
+
     @property
     def num_neighbors(self) -> list[int]:
         """Fanout of each hop; can be set, with effect on the next epoch."""
@@ -59,6 +65,9 @@ class NodeSampler:
         sample = self._loader._sample_now(seeds)
         input_id = torch.arange(seeds.numel(), device="cpu") if index.input_id is None else index.input_id
         return to_output(sample, input_id)
+
+
+_SAMPLE_FROM_NODES = NodeSampler.sample_from_nodes
 
 
 def read_input_nodes(input_nodes: Any, name: str = "input_nodes", kind: str | None = None) -> Tensor | None:

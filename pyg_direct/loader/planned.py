@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
-from pyg_direct.loader.order import largest_fanout, note_hops
+from pyg_direct.loader.links import draws_itself
+from pyg_direct.loader.order import note_hops
 from pyg_direct.loader.pyg import Attributes
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.ops.upload import upload
@@ -38,7 +39,7 @@ class PlannedLinks:
                 or not isinstance(nodes, int) or not 0 < nodes < MAX_NODES):  # fmt: skip
             return None
         if negatives is not None and (sampler.strict_negatives or negatives.src_weight is not None
-                                      or negatives.dst_weight is not None):  # fmt: skip
+                                      or negatives.dst_weight is not None or draws_itself(negatives)):  # fmt: skip
             return None
         plan = sampler._open_plan(unique_seeds=True)
         return plan if isinstance(plan, GpuPlan) else None
@@ -86,8 +87,7 @@ class PlannedLinks:
                 store.pop(name, None)
             else:
                 store[name] = value
-        fanouts = [self._sampler.num_neighbors.values]
-        note_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], largest_fanout(fanouts))
+        note_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
         return batch
 
     def _find_labels(self, positions: Tensor, drawn: Tensor, num_pairs: int) -> Tensor | None:

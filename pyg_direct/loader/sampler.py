@@ -21,7 +21,6 @@ from pyg_direct.loader.fanouts import keep_fanouts, read_fanouts
 from pyg_direct.loader.graph import read_parts
 from pyg_direct.loader.linked import LinkedSampler
 from pyg_direct.loader.opened import Opened
-from pyg_direct.loader.order import largest_fanout
 from pyg_direct.loader.output import to_general_output, to_output
 from pyg_direct.loader.placement import PLACES, check_place
 from pyg_direct.loader.plain import check_choices
@@ -174,12 +173,6 @@ class NeighborSampler(LinkedSampler):
     def node_time(self) -> Any:
         """Times of nodes, by type where there are types; None without."""
         return self._opened.parts.node_time
-
-    @property
-    def max_degree(self) -> int | None:
-        """Upper bound of the edges of one relation that a node of a sample has; None where all neighbors are taken."""
-        fanouts = self._fanouts()
-        return largest_fanout(fanouts.values() if isinstance(fanouts, dict) else [fanouts])
 
     def refresh(self) -> None:
         """Read the graph anew, so that edits of a `Data` or `HeteroData` take effect.

@@ -8,6 +8,7 @@ ordinary goes PyG's own way.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +19,20 @@ from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.nn import attention, gcn, gin, relational, root, transformer
 from pyg_direct.nn.attached import attach, detach
 from pyg_direct.nn.joined import forget_relations, watch_relations
-from pyg_direct.nn.propagate import MESSAGES, STEPS, is_own, propagate
+from pyg_direct.nn.propagate import (
+    MESSAGES,
+    STEPS,
+    find_reduce,
+    is_own,
+    is_set_up,
+    propagate,
+    wins_on_cpu,
+)
 from pyg_direct.nn.replayed import Replay, check, forget_replay, watch_passes
 from pyg_direct.nn.transformed import forget_graph, watch_graph
 from pyg_direct.nn.trimmed import forget_trimming, watch_trimming
 from pyg_direct.nn.whole import UnknownEdges
+from pyg_direct.ops.launch import runs_on_gpu
 
 _FORWARDS: dict[type, Callable[..., Any]] = {
     conv.SAGEConv: root.forward,
@@ -47,13 +57,20 @@ class Acceleration:
     """What `accelerate` changed.
 
     Attributes:
-        convolutions: Class of each accelerated convolution, by its name in the model.
         replay: What is replayed of the model's passes, with the numbers `replayed` and `ordinary`, and a `reason` where
             none is; None unless that was asked for.
     """
 
-    def __init__(self, model: torch.nn.Module, convolutions: dict[str, str], replay: Replay | None = None) -> None:
-        self._model, self.convolutions, self.replay = model, convolutions, replay
+    def __init__(self, model: torch.nn.Module, replay: Replay | None = None) -> None:
+        self._model, self.replay = model, replay
+
+    @property
+    def convolutions(self) -> dict[str, str]:
+        """Class of each accelerated convolution, by its name in the model.
+
+        Those whose options, hooks or narrow rows leave them to PyG's code now are not among them.
+        """
+        return {name: type(module).__name__ for name, module in self._model.named_modules() if is_served(module)}
 
     def undo(self) -> None:
         """Give the model and its convolutions their own code back."""
@@ -79,10 +96,12 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
     own models that are given `num_sampled_nodes_per_hop` also compute no rows that the next layer drops; dropout then
     falls on other rows than PyG's would. That of attention with loops falls on other edges. Results are those of PyG up
     to rounding. A whole graph that comes back is sorted once, and aggregated likewise (a small one only on a GPU, by
-    GCNConv, GATConv and GATv2Conv, and by all without a gradient); on a GPU without looking again at edges that torch
-    has not seen written to, as through `.data` or DLPack. Batches of other loaders, options that are not covered,
-    explanations, hooks on messages and compiled or traced models take PyG's own code, unchanged. The model can be
-    saved, copied and scripted as before; what is saved of it is PyG's alone, and loads where this package is not.
+    GCNConv, GATConv and GATv2Conv, and by all without a gradient). On a GPU neither those edges nor a batch's are
+    looked at again while torch has not seen them written to, as through `.data` or DLPack. Batches of other loaders,
+    options that are not covered, explanations, hooks on messages and compiled or traced models take PyG's own code,
+    unchanged. The model can be saved, copied and scripted as before; what is
+    saved of it is PyG's alone, and loads where this package is not. `convolutions` of what is returned, and its text,
+    name the layers that are served as they are set up: also after options, hooks or the device have changed.
 
     Steps of a small model take the host longer to launch than a GPU to compute. With `replay`, training passes of the
     model, forward and backward, are recorded as CUDA graphs after some, in places for batches that are a little larger,
@@ -122,20 +141,20 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
         check(model)
     for module in model.modules():
         forget_replay(module)
-    found = {name: module for name, module in model.named_modules() if accelerate_one(module)}
+    for module in model.modules():
+        accelerate_one(module)
     for module in model.modules():
         watch_trimming(module)
         watch_relations(module)
         watch_graph(module)
-    replayed = watch_passes(model) if replay else None
-    return Acceleration(model, {name: type(module).__name__ for name, module in found.items()}, replayed)
+    return Acceleration(model, watch_passes(model) if replay else None)
 
 
-def accelerate_one(module: torch.nn.Module) -> bool:
-    """Accelerate a convolution, and nothing that it holds; whether it is one that can be."""
-    kind = next((kind for kind in KINDS if isinstance(module, kind)), None)
+def accelerate_one(module: torch.nn.Module) -> None:
+    """Accelerate a convolution, and nothing that it holds."""
+    kind = _find_kind(module)
     if kind is None or not _is_untouched(module):
-        return False
+        return
     if kind in _PROPAGATES:
         attach(module, propagate=_PROPAGATES[kind], _unknown=UnknownEdges())
     part = _PARTS.get(kind)
@@ -144,7 +163,62 @@ def accelerate_one(module: torch.nn.Module) -> bool:
     if kind in _FORWARDS and type(module).forward is kind.__dict__["forward"]:
         # TorchScript compiles the `forward` of the instance.
         attach(module, forward=_FORWARDS[kind], __prepare_scriptable__=copy.copy)
-    return True
+
+
+def _find_kind(module: torch.nn.Module) -> type | None:
+    """The class of PyG's that a convolution is of, or derived from; None for others."""
+    return next((kind for kind in KINDS if isinstance(module, kind)), None)
+
+
+def is_served(module: Any) -> bool:
+    """Whether an accelerated convolution aggregates batches of our loaders, and not PyG's code, as it is set up now.
+
+    What a call brings besides is not known here: weights of edges make the maximum of a GraphConv PyG's.
+    """
+    kind = _find_kind(module)
+    if kind is None:
+        return False
+    replaced = {name: getattr(module.__dict__.get(name), "__func__", None) for name in ("forward", "propagate")}
+    by_forward = replaced["forward"] is not None and replaced["forward"] is _FORWARDS.get(kind)
+    by_propagate = replaced["propagate"] is not None and replaced["propagate"] is _PROPAGATES.get(kind)
+    if not (by_forward or by_propagate) or not is_set_up(module):
+        return False
+    if kind in (conv.RGCNConv, conv.HGTConv):
+        # Only there edges are told to be sorted.
+        return by_forward
+    reduce = find_reduce(module)
+    if kind is conv.GCNConv:
+        # Elsewhere PyG makes edges of its own where it adds loops, and weighs them where it normalises.
+        own = by_forward and module.normalize and not module.cached and reduce == "sum"
+        return _is_wide(module) and (own or not module.normalize
+                                     or (not module.add_self_loops and reduce in ("sum", "mean")))  # fmt: skip
+    if kind in (conv.GATConv, conv.GATv2Conv):
+        if by_forward and module.edge_dim is None and reduce == "sum" and not attention.is_watched(module):
+            return True
+        return not module.add_self_loops and reduce in ("sum", "mean") and _is_wide(module)
+    return _is_wide(module)
+
+
+def _is_wide(module: Any) -> bool:
+    """Whether rows that a convolution adds up are wide enough for the loops of a CPU; those of no known width are."""
+    tensor = next(itertools.chain(module.parameters(), module.buffers()), None)
+    if tensor is None or runs_on_gpu(tensor):
+        return True
+    width = module.heads * module.out_channels if hasattr(module, "heads") else _read_width(module)
+    return width is None or width <= 0 or wins_on_cpu(tensor.new_empty(0, width))
+
+
+def _read_width(module: Any) -> int | None:
+    """Numbers in the rows that SAGEConv, GraphConv, GCNConv, GINConv or GINEConv adds up."""
+    if isinstance(module, conv.GCNConv):
+        return int(module.out_channels)
+    first = getattr(module, "lin_l", getattr(module, "lin_rel", None))
+    parts = [first] if first is not None else module.nn.modules() if isinstance(module.nn, torch.nn.Module) else []
+    for part in parts:
+        width = getattr(part, "in_channels", getattr(part, "in_features", None))
+        if isinstance(width, int):
+            return width
+    return None
 
 
 def _is_untouched(module: Any) -> bool:

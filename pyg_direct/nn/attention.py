@@ -30,9 +30,14 @@ def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: An
     out = None
     if (edge_attr is None and not any(value is not None for value in (*args, *kwargs.values()))
             and type(self.aggr_module) is aggr.SumAggregation and is_plain(self, edge_index)
-            and not any(getattr(self, name) for name in _HOOKS)):  # fmt: skip
+            and not is_watched(self)):  # fmt: skip
         out = _attend(self, x, edge_index)
     return type(self).forward(self, x, edge_index, edge_attr, *args, **kwargs) if out is None else out
+
+
+def is_watched(self: Any) -> bool:
+    """Whether hooks look at the scores of edges."""
+    return any(getattr(self, name) for name in _HOOKS)
 
 
 def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:

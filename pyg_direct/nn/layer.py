@@ -56,9 +56,6 @@ def fit_edges(self: Any, batch: SortedBatch, rows: Tensor, own: Tensor, edge_ind
     ):
         return None
     edges = batch.view(edge_index)
-    if not on_gpu:
-        # A GPU is not waited for.
-        batch.check(edges, num_sources, num_targets)
     # What is sorted by source serves a batch once, and a whole graph in each step.
     sorts = not on_gpu or isinstance(batch, WholeGraph) or torch.are_deterministic_algorithms_enabled()
     return Fitting(edges, batch.transpose(edges, num_sources) if sorts and tracked else None)
@@ -72,7 +69,7 @@ def convolve(x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_we
         x: Rows of the sources, float32 or float64 `[N, C]`.
         own: Rows of the targets, `[T, D]`.
         weight, bias, own_weight: `[O, C]`, `[O]`, `[O, D]` of the dtype of the rows.
-        edges: Their ends lie below N and T, which is read on a CPU and on a GPU left to who sorted them.
+        edges: Their ends lie below N and T.
         reduce: `sum` or `mean`.
         transposed: The edges by source, where `x` gets a gradient; on a GPU None for gradients in any order, which
             need no sort.

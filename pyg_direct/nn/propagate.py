@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.gine import sum_messages
-from pyg_direct.nn.sorted import SortedBatch, SortedEdges, find_batch, is_plain_tensor, is_registered
+from pyg_direct.nn.sorted import SortedEdges, find_batch, is_plain_tensor, is_registered
 from pyg_direct.nn.whole import WholeGraph, find_whole, may_find
 from pyg_direct.ops.aggregate import DTYPES, aggregate
 from pyg_direct.ops.launch import is_ordinary, is_recorded, runs_on_gpu
@@ -23,8 +23,11 @@ _REDUCES = {
     aggr.MinAggregation: "min",
 }
 _NARROW = 8
-# What `propagate` calls on the way, and an instance may have of its own.
+# Where nodes stand: the first of two dimensions, counted from either end.
+_FIRST = (-2, 0)
+# What `propagate` calls on the way, and an instance may have of its own; and what a reduction calls.
 STEPS = frozenset(("message", "aggregate", "update", "edge_update", "message_and_aggregate"))
+_REDUCTION = frozenset(("forward", "reduce"))
 
 
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
@@ -49,12 +52,17 @@ def find_reduce(self: Any) -> str:
 
 
 def is_plain(self: Any, edge_index: Any) -> bool:
-    """Whether nothing looks at the messages, and they flow as usual."""
+    """Whether nothing looks at the messages of these edges, and they flow as usual."""
+    return is_ordinary() and isinstance(edge_index, Tensor) and is_set_up(self)
+
+
+def is_set_up(self: Any) -> bool:
+    """Whether a convolution sums messages of its own, which nothing looks at, over nodes along the first dimension."""
     aggregation = self.aggr_module
     return (
-        is_ordinary()
-        and isinstance(edge_index, Tensor)
-        and type(aggregation) in _REDUCES
+        type(aggregation) in _REDUCES
+        and aggregation.__dict__.keys().isdisjoint(_REDUCTION)
+        and self.node_dim in _FIRST
         and self.flow == "source_to_target"
         and not self.explain
         and self.decomposed_layers == 1
@@ -99,7 +107,7 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
         return None
     reduce = find_reduce(self)
     if make is _add_edge_rows:
-        return _sum_messages(self, source, batch, edges, num_targets, kwargs.get("edge_attr"))
+        return _sum_messages(self, source, edges, num_targets, kwargs.get("edge_attr"))
     made = make(self, source, edges, kwargs)
     if made is None:
         return None
@@ -122,8 +130,7 @@ def wins_on_cpu(rows: Tensor) -> bool:
     return rows.shape[1:].numel() >= _NARROW
 
 
-def _sum_messages(self: Any, x: Tensor, batch: SortedBatch, edges: SortedEdges, num_targets: int, attribute: Any
-                  ) -> Tensor | None:  # fmt: skip
+def _sum_messages(self: Any, x: Tensor, edges: SortedEdges, num_targets: int, attribute: Any) -> Tensor | None:
     """What a GINEConv makes of rows of sources and of edges."""
     num_edges, matrix = edges.row.numel(), self.lin
     if (
@@ -136,9 +143,6 @@ def _sum_messages(self: Any, x: Tensor, batch: SortedBatch, edges: SortedEdges, 
         or not (runs_on_gpu(x) or wins_on_cpu(x))
     ):
         return None
-    if not runs_on_gpu(x):
-        # A GPU is not waited for.
-        batch.check(edges, x.shape[0], num_targets)
     edge_rows = attribute if matrix is None else matrix(attribute)
     x, edge_rows = promote(x, edge_rows)
     return sum_messages(x, edge_rows, edges.indptr, edges.row, edges.target, num_targets, reduce=find_reduce(self),

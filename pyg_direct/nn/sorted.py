@@ -2,7 +2,8 @@
 
 A loader tells; a convolution asks. Tensors are known by their memory and by how often it was written to, so that a
 narrowed view, as PyG's `trim_to_layer` takes it, is recognised, and a modified tensor, a copy or one that was given
-the memory of another later is not.
+the memory of another later is not. On a CPU what a loader tells is checked when it is first needed, and what stands
+there each time: NumPy and `.data` write without a trace. On a GPU the host would wait for that.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.aggregate import Transposed, check_edges
+from pyg_direct.ops.aggregate import Transposed
+from pyg_direct.ops.check import INDEX_DTYPES
 from pyg_direct.ops.loops import Looped, add_loops
-from pyg_direct.ops.offsets import compress
+from pyg_direct.ops.offsets import compress, mark_edges, read_hops
 from pyg_direct.runtime.mode import ordinary_tensors
 
 
@@ -69,6 +71,32 @@ class SortedBatch:
         self._indptr: Tensor | None = None
         self._indptr_edges = -1
         self._made: dict[Any, Any] = {}
+        # Of the first edges, by their number: what tells them from others that are written over them.
+        self._marks: dict[int, int] = {}
+
+    def is_as_told(self, edge_index: Tensor) -> bool:
+        """Whether `edge_index`, the first edges of the batch, are in order on a CPU, and those that were met before."""
+        num_edges = edge_index.shape[1]
+        if self._marks and num_edges in self._marks:
+            return mark_edges(edge_index) == self._marks[num_edges]
+        whole = edge_index.as_strided(self.shape, self.stride)
+        if not self._marks:
+            marks = self.find_marks(whole)
+            if marks is None:
+                return False
+            self._marks = {0: 0, **dict(zip(accumulate(self._num_edges), marks, strict=True))}
+        # Others may have come since the batch was read.
+        elif mark_edges(whole) != self._marks[self.shape[1]]:
+            return False
+        if num_edges not in self._marks:
+            self._marks[num_edges] = mark_edges(edge_index)
+        return True
+
+    def find_marks(self, edge_index: Tensor) -> list[int] | None:
+        """Marks of all edges up to each hop's end; None unless they are sorted and lead to nodes met until then."""
+        sources, targets = accumulate(self._num_nodes), accumulate(self._num_targets)
+        next(sources, None)
+        return read_hops(edge_index, list(zip(accumulate(self._num_edges), sources, targets, strict=False)))
 
     def view(self, edge_index: Tensor) -> SortedEdges:
         """The edges of `edge_index`, which holds the first of the batch."""
@@ -111,17 +139,6 @@ class SortedBatch:
         if not _is_capturing(made):
             self._made[key] = made
         return made
-
-    def check(self, edges: SortedEdges, num_sources: int, num_targets: int) -> None:
-        """Read on the CPU, once for all layers, that edges lead from so many sources to so many targets.
-
-        Raises:
-            IdError, ArgumentError: they do not.
-        """
-        key = "checked", edges.row.numel(), num_sources, num_targets
-        if key not in self._made:
-            check_edges(edges.indptr, edges.row, num_sources, num_targets)
-            self._made[key] = None
 
     def transpose(self, edges: SortedEdges, num_rows: int) -> Transposed:
         """The same edges by source; they are those of a view of this batch, or made of these and remembered."""
@@ -183,10 +200,38 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
     # Writes to such a tensor leave no trace.
     if edge_index.is_inference() or (num_edges > 0 and edge_index.stride(1) != 1):
         return
+    _keep((edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())),
+          SortedBatch(_read_form(edge_index), num_sampled_nodes, targets, num_sampled_edges, max_degree))  # fmt: skip
+
+
+def register_found(edge_index: Tensor, num_sampled_nodes: Any, num_sampled_edges: Any, num_sampled_targets: Any
+                   ) -> None:  # fmt: skip
+    """`register_sorted` of edges that code of a program has made, where they are in order and the counts fit.
+
+    A CPU looks when they are needed; a GPU is waited for.
+    """
+    lists = [list(given) if isinstance(given, (list, tuple)) else [-1]
+             for given in (num_sampled_nodes, num_sampled_edges, num_sampled_targets)]  # fmt: skip
+    nodes, counts, targets = lists
+    are_counts = all(type(count) is int and count >= 0 for part in lists for count in part)
+    if (
+        not are_counts
+        or len(nodes) != len(counts) + 1
+        or len(targets) != len(nodes)
+        or edge_index.dim() != 2
+        or edge_index.shape != (2, sum(counts))
+        or edge_index.dtype not in INDEX_DTYPES
+    ):
+        return
+    batch = SortedBatch(_read_form(edge_index), nodes, targets, counts, None)
+    if edge_index.is_cuda and batch.find_marks(edge_index) is None:
+        return
+    register_sorted(edge_index, nodes, counts, None, targets)
+
+
+def _read_form(edge_index: Tensor) -> Form:
     storage = edge_index.untyped_storage()
-    form = Form(StorageWeakRef(storage), edge_index._version, edge_index.stride(), edge_index.dtype, edge_index.shape)
-    _keep((storage._cdata, int(edge_index.storage_offset())),
-          SortedBatch(form, num_sampled_nodes, targets, num_sampled_edges, max_degree))  # fmt: skip
+    return Form(StorageWeakRef(storage), edge_index._version, edge_index.stride(), edge_index.dtype, edge_index.shape)
 
 
 def _keep(place: tuple[int, int], batch: SortedBatch) -> None:
@@ -213,7 +258,8 @@ class _Relations:
         storage = first.untyped_storage()
         self.storage, self.address, self._version = StorageWeakRef(storage), storage._cdata, first._version
         self.begin, self._dtype, self._max_degree = int(first.storage_offset()), first.dtype, max_degree
-        self._nodes, self._edges = nodes, edges
+        # Batches hold the lists, which programs may change.
+        self._nodes, self._edges = ({kind: tuple(own) for kind, own in counts.items()} for counts in (nodes, edges))
         # Of other batches that share the memory.
         self.beside: list[_Relations] = []
         self._kinds: dict[int, Any] | None = None
@@ -260,14 +306,12 @@ def register_relations(pairs: Mapping[Any, Tensor], num_sampled_nodes: Mapping[A
     _RELATIONS[relations.address] = relations
 
 
-def _find(place: tuple[int, int]) -> SortedBatch | None:
-    batch = _BATCHES.get(place)
-    relations = _RELATIONS.get(place[0]) if batch is None else None
-    if relations is not None:
-        batch = next(filter(None, (own.find(place[1]) for own in (relations, *relations.beside))), None)
-        if batch is not None:
-            _keep(place, batch)
-    return batch
+def _find_relation(place: tuple[int, int]) -> SortedBatch | None:
+    """The batch of a relation that shares memory with others and was not asked for yet."""
+    relations = _RELATIONS.get(place[0])
+    if relations is None:
+        return None
+    return next(filter(None, (own.find(place[1]) for own in (relations, *relations.beside))), None)
 
 
 def is_plain_tensor(edge_index: Any) -> bool:
@@ -296,7 +340,10 @@ def find_batch(edge_index: Tensor) -> SortedBatch | None:
         or edge_index.is_inference()
     ):
         return None
-    batch = _find((edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())))
+    place = edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())
+    batch, is_kept = _BATCHES.get(place), True
+    if batch is None:
+        batch, is_kept = _find_relation(place), False
     if (
         batch is None
         or edge_index._version != batch.version
@@ -306,6 +353,12 @@ def find_batch(edge_index: Tensor) -> SortedBatch | None:
         or edge_index.dtype != batch.dtype
     ):
         return None
+    if not edge_index.is_cuda and not batch.is_as_told(edge_index):
+        # What was made of them is of no use any more.
+        _BATCHES.pop(place, None)
+        return None
+    if not is_kept:
+        _keep(place, batch)
     return batch
 
 

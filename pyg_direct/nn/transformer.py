@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.nn.dense import HeteroLinear
 
 from pyg_direct.nn.propagate import is_plain
 from pyg_direct.nn.sorted import SortedBatch, find_batch
+from pyg_direct.nn.trimmed import has_hooks
 from pyg_direct.ops.aggregate import DTYPES, aggregate
 from pyg_direct.ops.dot import dot
 from pyg_direct.ops.launch import is_recorded
@@ -75,7 +77,8 @@ def _construct_src_node_feat(self: Any, k_dict: Any, v_dict: Any, edge_index_dic
     numbers = [self.edge_types_map[kind] for kind in edge_index_dict]
     # Of relations in another order PyG takes other matrices.
     told = self.__dict__.get(_TOLD)
-    if told is None or not numbers or numbers != sorted(numbers) or self.k_rel.bias is not None:
+    if (told is None or not numbers or numbers != sorted(numbers) or self.k_rel.bias is not None
+            or not (_is_plain_matrix(self.k_rel) and _is_plain_matrix(self.v_rel))):  # fmt: skip
         return type(self)._construct_src_node_feat(self, k_dict, v_dict, edge_index_dict)
     heads, width = self.heads, self.out_channels // self.heads
     keys, values = (part.weight.view(heads, -1, width, width) for part in (self.k_rel, self.v_rel))
@@ -93,6 +96,11 @@ def _construct_src_node_feat(self: Any, k_dict: Any, v_dict: Any, edge_index_dic
     told.is_scaled = True
     k, v = torch.cat(made, dim=1).transpose(0, 1).split(heads, dim=1)
     return k, v, offsets
+
+
+def _is_plain_matrix(module: Any) -> bool:
+    """Whether these are PyG's matrices of relations, without a `forward` or hooks that a program put on them."""
+    return type(module) is HeteroLinear and "forward" not in module.__dict__ and not has_hooks(module)
 
 
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:

@@ -115,8 +115,8 @@ def _is_by_row(module: Any) -> bool:
 
 
 def is_linear(module: Any) -> bool:
-    """Whether this is one of PyG's matrices, and nothing but that."""
-    return type(module) is Linear and not has_hooks(module)
+    """Whether this is one of PyG's matrices, and nothing but that: programs may put another `forward` on it."""
+    return type(module) is Linear and "forward" not in module.__dict__ and not has_hooks(module)
 
 
 def has_hooks(module: Any) -> bool:

@@ -1,13 +1,15 @@
-"""Offsets of the runs of ascending ids, and back (see `kernels/offsets.py`)."""
+"""Offsets of the runs of ascending ids, and back; and the order of edges on a CPU (see `kernels/offsets.py`)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels.offsets import find_offsets_gpu
-from pyg_direct.ops.launch import grid_for, is_heard, run_gpu, runs_on_gpu
+from pyg_direct.kernels.offsets import find_offsets_gpu, mark_edges_cpu, read_hops_cpu
+from pyg_direct.ops.launch import grid_for, is_heard, run_cpu, run_gpu, runs_on_gpu, threads_for
 
 # So few numbers are repeated on a CPU by one thread: torch wakes all, however few there are.
 _FEW = 2**16
@@ -35,6 +37,40 @@ def repeat_each(values: Tensor, counts: Tensor, total: int) -> Tensor:
     if values.is_cuda or total > _FEW:
         return torch.repeat_interleave(values, counts, output_size=total)
     return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
+
+
+def mark_edges(edge_index: Tensor) -> int:
+    """A number that tells edges `[2, E]` on a CPU from any others, and from the same in another order.
+
+    To read 100,000 edges takes 20 us, of the milliseconds that a layer takes for them.
+    """
+    out = np.empty(1, np.uint64)
+    # Others are woken for longer than this takes.
+    with threads_for(0):
+        run_cpu(mark_edges_cpu, *edge_index.unbind(0), out)
+    return int(out[0])
+
+
+def read_hops(edge_index: Tensor, hops: Sequence[tuple[int, int, int]]) -> list[int] | None:
+    """`mark_edges` of those up to the end of each hop; None where targets descend, or ends of edges are out of bounds.
+
+    Args:
+        edge_index: Edges `[2, E]`, hop after hop. A GPU is waited for, and gives no marks.
+        hops: Where each ends, and what its sources and targets lie below.
+    """
+    if edge_index.is_cuda:
+        row, target = edge_index.unbind(0)
+        wrong, begin = [target[1:] < target[:-1]], 0
+        for end, sources, targets in hops:
+            for ids, bound in ((row[begin:end], sources), (target[begin:end], targets)):
+                wrong.append((ids < 0) | (ids >= bound))
+            begin = end
+        return None if bool(torch.cat(wrong).any()) else []
+    marks = np.empty(len(hops) + 1, np.uint64)
+    with threads_for(0):
+        run_cpu(read_hops_cpu, *edge_index.unbind(0), np.array(hops, np.int64).reshape(-1, 3), marks)
+    *made, wrong_edges = marks.tolist()
+    return None if wrong_edges else made
 
 
 def find_offsets(ordered: Tensor, num_rows: int) -> Tensor:

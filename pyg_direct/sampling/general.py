@@ -299,6 +299,7 @@ class GeneralPlan:
                 num_sampled_nodes=dict(zip(topo.node_types, sampled_nodes[own_types], strict=True)),
                 num_sampled_edges=dict(zip(topo.edge_types, sampled_edges[own_relations], strict=True)),
                 memory=outputs,
+                max_degree=self.recipe.max_degree,
             ))  # fmt: skip
         return samples
 

@@ -124,7 +124,7 @@ class CpuPlan:
         else:
             seen[nodes >> 5] = 0
         ids, edges, edge_ids = (torch.from_numpy(a) for a in (n_id, edge_index, e_id))
-        return Sample(ids, edges, edge_ids, node_counts, edge_counts)
+        return Sample(ids, edges, edge_ids, node_counts, edge_counts, max_degree=self.recipe.max_degree)
 
 
 def _expect_edges(recipe: Recipe, topology: PlacedTopology) -> int:

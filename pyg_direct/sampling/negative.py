@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels.state import NEGATIVE_DRAW
+from pyg_direct.ops.check import check_ids
 from pyg_direct.ops.draw import derive_key, draw_below, draw_bits
 
 # How often a strict negative is drawn anew before it is kept as it is.
@@ -94,6 +95,44 @@ class Nodes:
             place = torch.searchsorted(self._running[1:], share * total, right=True)
             place = torch.where(total > 0, place, 0).minimum(bound - 1)
         return (place if self._order is None else self._order[place]), is_allowed
+
+
+class AskedNodes(Nodes):
+    """Nodes that a program draws: by the `sample` of its own kind of PyG's `NegativeSampling`.
+
+    Args:
+        num_nodes: Their number.
+        time: When each begins to exist, integers `[N]`; None for always.
+        device: Where to draw.
+        sample: Draws so many of so many nodes: (count, number of nodes) -> ids.
+    """
+
+    def __init__(self, num_nodes: int, time: Tensor | None, device: torch.device, sample: Callable[[int, int], Tensor]
+                 ) -> None:  # fmt: skip
+        super().__init__(num_nodes, None, None, device)
+        self._sample, self._device, self._since = sample, device, None if time is None else time.to(device)
+
+    def draw(self, numbers: Tensor, key: int, slot: int, until: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """As `Nodes.draw`; what the program draws depends on no key.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: it gives other nodes, or not as many as it was asked for.
+        """
+        nodes = self._ask(numbers.numel())
+        if self._since is None or until is None:
+            return nodes, None
+        for _ in range(TRIES):
+            late = self._since[nodes] > until
+            if not bool(late.any()):
+                break
+            nodes[late] = self._ask(int(late.sum()))
+        return nodes, self._since[nodes] <= until
+
+    def _ask(self, count: int) -> Tensor:
+        nodes = check_ids("neg_sampling.sample", self._sample(count, self._count).cpu(), self._count).long()
+        if nodes.numel() != count:
+            raise ArgumentError(f"neg_sampling.sample must give {count} nodes, got {nodes.numel()}")
+        return nodes.to(self._device, copy=True)
 
 
 class Pairs(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.check import check_fanouts
-from pyg_direct.sampling.sample import check_hops
+from pyg_direct.sampling.sample import check_hops, largest_fanout
 
 # Keys of hops must differ from each other only; the bound keeps plans comparable with those of homogeneous graphs.
 _MAX_HOPS = 31
@@ -55,6 +56,11 @@ class GeneralRecipe:
         window = self.time_window
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or not 0 <= window < 2**63):
             raise ArgumentError(f"time_window must be None or an integer in [0, 2**63), got {window!r}")
+
+    @cached_property
+    def max_degree(self) -> int | None:
+        """Upper bound of the edges of one relation that a node of a sample has; None where all neighbors are taken."""
+        return largest_fanout(self.fanouts.values() if isinstance(self.fanouts, Mapping) else [self.fanouts])
 
     def table(self, topo: HeteroTopo) -> np.ndarray:
         """Fanouts by hop and relation, int64 `[H, R]`.

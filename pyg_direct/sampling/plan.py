@@ -350,7 +350,8 @@ class GpuPlan:
                 slot.ids, slot.nodes, edge_index, e_id, n_id)  # fmt: skip
         placed = self._place(slot, seeds, node_counts[0]) if isinstance(seeds, Ends) else None
         slot.note_export()
-        return Sample(n_id, edge_index, e_id, node_counts, edge_counts, (n_id, memory, *(placed or ())), placed)
+        return Sample(n_id, edge_index, e_id, node_counts, edge_counts, (n_id, memory, *(placed or ())), placed,
+                      self.recipe.max_degree)  # fmt: skip
 
     def _place(self, slot: Slot, ends: Ends, num_seeds: int) -> PlacedEnds:
         """Where the ends, which are left in `arrived`, stand among the seeds."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -25,6 +26,7 @@ class Sample:
         edge_counts: Edges up to and including each hop, length H + 1; edge_counts[0] = 0.
         memory: What the memory of all of them belongs to, where that is known.
         ends: Of a sample around links: where their ends stand among the nodes.
+        max_degree: Upper bound of the edges of a node; None for none.
     """
 
     n_id: Tensor
@@ -34,6 +36,7 @@ class Sample:
     edge_counts: list[int]
     memory: tuple[Tensor, ...] = ()
     ends: PlacedEnds | None = None
+    max_degree: int | None = None
 
     @property
     def num_sampled_nodes(self) -> list[int]:
@@ -76,6 +79,11 @@ class Recipe:
     layer_dependency: bool = False
     unique_seeds: bool = False
 
+    @cached_property
+    def max_degree(self) -> int | None:
+        """Upper bound of the edges of a node of a sample; None where all neighbors are taken."""
+        return largest_fanout([self.fanouts])
+
     def worst_case(self, num_seeds: int, num_nodes: int, num_edges: int) -> int | None:
         """Upper bound of the edges of a batch; None when a fanout takes all neighbors."""
         frontier, total, nodes = num_seeds, 0, num_seeds
@@ -92,6 +100,12 @@ class Recipe:
             first = num_seeds * self.fanouts[0] if self.fanouts else 0
             total = min(total, first + num_edges)
         return total
+
+
+def largest_fanout(fanouts: Iterable[Iterable[int]]) -> int | None:
+    """Upper bound of the edges of a target, from fanouts of hops or relations; None where one takes all neighbors."""
+    flat = [fanout for part in fanouts for fanout in part]
+    return None if any(fanout < 0 for fanout in flat) else max(flat, default=0)
 
 
 def check_hops(fanouts: Sequence[int], limit: int, name: str) -> None:

@@ -45,4 +45,4 @@ class SortingPlan:
         if not rows:
             return empty_sample(seeds, 0)
         edge_index = torch.stack([torch.cat(rows), torch.cat(columns)])
-        return Sample(n_id, edge_index, torch.cat(ids), node_counts, edge_counts)
+        return Sample(n_id, edge_index, torch.cat(ids), node_counts, edge_counts, max_degree=recipe.max_degree)

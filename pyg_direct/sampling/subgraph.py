@@ -28,6 +28,7 @@ class GeneralSample:
         num_sampled_edges: Edges of each hop; None likewise.
         memory: The tensors whose memory those of all types and relations share; empty where each has its own.
         sampled: What edges that kept their ids in both directions were made from, of a graph in parts; else None.
+        max_degree: Upper bound of the edges of one relation that an expanded node has; None for none.
     """
 
     node: dict[str, Tensor]
@@ -38,6 +39,7 @@ class GeneralSample:
     num_sampled_edges: dict[EdgeType, list[int]] | None
     memory: tuple[Tensor, ...] = ()
     sampled: GeneralSample | None = None
+    max_degree: int | None = None
 
     @property
     def row(self) -> dict[EdgeType, Tensor]:

@@ -6,6 +6,7 @@ from torch_geometric.sampler import NegativeSampling
 
 from pyg_direct import LinkNeighborLoader
 from pyg_direct.sampler import NeighborSampler
+from pyg_direct.sampling.general import GeneralPlan
 from tests.batches import make_data
 from tests.hetero_data import make_hetero
 from tests.hetero_graphs import make_parts
@@ -63,9 +64,9 @@ def test_a_graph_without_types_too(real_device, options):
 @pytest.mark.parametrize(("option", "sizes"), [("binary", [4, 2]), ("strict", [4, 2])])
 def test_they_are_sampled_in_one_call(monkeypatch, option, sizes):
     loader, seen = make_typed("cpu", option, super_batch=4), []
-    ask = NeighborSampler.sample_links_together
-    note = lambda sampler, inputs, *args: seen.append(len(inputs)) or ask(sampler, inputs, *args)  # noqa: E731
-    monkeypatch.setattr(NeighborSampler, "sample_links_together", note)
+    ask = GeneralPlan.sample_together
+    note = lambda plan, requests, keys: seen.append(len(requests)) or ask(plan, requests, keys)  # noqa: E731
+    monkeypatch.setattr(GeneralPlan, "sample_together", note)
 
     list(loader)
 

@@ -13,6 +13,7 @@ from pyg_direct.loader.pipeline import Pipeline, note_memory
 from pyg_direct.loader.together import GPU_ROOM, GrowingTogether, count_bytes, pause_collector
 from pyg_direct.nn.sorted import find_batch
 from pyg_direct.sampler import NeighborSampler
+from pyg_direct.sampling.general import GeneralPlan
 from tests.batches import make_data
 from tests.hetero_data import check_rows, make_hetero
 from tests.hetero_graphs import make_parts
@@ -67,11 +68,11 @@ def test_a_graph_without_types_too(real_device):
 
 def test_they_are_sampled_in_one_call(monkeypatch):
     loader, sizes = make_loader("cpu", super_batch=4), []
-    ask = type(loader._sampler).sample_together
+    ask = GeneralPlan.sample_together
     monkeypatch.setattr(
-        type(loader._sampler),
+        GeneralPlan,
         "sample_together",
-        lambda sampler, inputs, keys: sizes.append(len(inputs)) or ask(sampler, inputs, keys),
+        lambda plan, requests, keys: sizes.append(len(requests)) or ask(plan, requests, keys),
     )
 
     list(loader)
@@ -98,11 +99,11 @@ class TestGroupsThatGrow:
 
     @pytest.fixture
     def sizes(self, monkeypatch):
-        sizes, ask = [], NeighborSampler.sample_together
+        sizes, ask = [], GeneralPlan.sample_together
         monkeypatch.setattr(
-            NeighborSampler,
+            GeneralPlan,
             "sample_together",
-            lambda sampler, inputs, keys: sizes.append(len(inputs)) or ask(sampler, inputs, keys),
+            lambda plan, requests, keys: sizes.append(len(requests)) or ask(plan, requests, keys),
         )
         return sizes
 

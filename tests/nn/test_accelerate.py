@@ -45,7 +45,9 @@ def test_equals_pyg_with_calls_of_our_operator(device, name, loops, calls):
     got = run(conv, x, batch.edge_index, grad=grad, **extras)
 
     assert_near(got, own)
-    assert accelerated.convolutions == {"": type(conv).__name__}
+    # Narrow rows are torch's on a CPU.
+    is_served = runs_on_gpu(x) or width_of(conv) >= WIDTH
+    assert accelerated.convolutions == ({"": type(conv).__name__} if is_served else {})
     # Torch is faster at narrow rows on a CPU.
     left = ["sage narrow", "sage of 3"] * (not runs_on_gpu(x))
     assert (len(calls) > 0) == (name not in left)

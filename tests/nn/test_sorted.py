@@ -67,6 +67,48 @@ def test_memory_that_is_used_again_is_not_recognised():
     assert find_sorted(again) is None
 
 
+WRITES = {
+    "numpy, unsorted": lambda e: e.numpy().__setitem__((slice(None), slice(0, 3)), e.numpy()[:, [2, 1, 0]]),
+    "numpy, sources alone": lambda e: e.numpy().__setitem__((0, 1), 1),
+    "data": lambda e: e.data.__setitem__((0, 0), 2),
+    "numpy, out of range": lambda e: e.numpy().__setitem__((0, 0), 4),
+    "numpy, negative": lambda e: e.numpy().__setitem__((0, 0), -1),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("num_edges", [5, 2])
+def test_writes_that_leave_no_trace_are_seen_on_a_cpu(write, num_edges):
+    edge_index = make_edges()
+    view = edge_index[:, :num_edges]
+
+    assert find_sorted(view) is not None
+    WRITES[write](edge_index)
+
+    assert find_sorted(view) is None
+    assert find_sorted(edge_index) is None
+
+
+@pytest.mark.parametrize("write", ["numpy, unsorted", "numpy, out of range", "numpy, negative"])
+def test_what_a_loader_told_is_checked_before_it_is_used_on_a_cpu(write):
+    edge_index = make_edges()
+
+    WRITES[write](edge_index)
+
+    assert find_sorted(edge_index) is None
+    assert find_sorted(edge_index[:, :3]) is None
+
+
+def test_a_view_is_not_known_once_another_part_was_written_to_unseen():
+    edge_index = make_edges()
+    find_sorted(edge_index).indptr.tolist()
+
+    # Sorted still, but with other offsets.
+    edge_index.numpy()[1, 1] = 1
+
+    assert find_sorted(edge_index[:, :4]) is None
+
+
 def test_batches_are_forgotten_with_their_edges():
     gc.collect()
     edge_index = make_edges()
@@ -142,7 +184,7 @@ def test_relations_that_share_memory_are_known_each():
 def test_batches_that_share_memory_are_known_each():
     first, nodes, edges = make_relations()
     sizes = [pair.numel() or 2 for pair in first.values()]
-    memory = torch.empty(2 * sum(sizes), dtype=torch.int64)
+    memory = torch.zeros(2 * sum(sizes), dtype=torch.int64)
     parts = iter(torch.unsafe_split_with_sizes(memory, sizes * 2))
     batches = [{kind: next(parts)[: pair.numel()].view(2, -1) for kind, pair in first.items()} for _ in range(2)]
 
@@ -165,6 +207,26 @@ def test_a_write_makes_one_relation_unknown():
 
     assert find_batch(pairs["a", "r", "b"]) is None
     assert find_batch(pairs["a", "t", "a"]) is not None
+
+
+def test_a_write_to_a_relation_is_seen_on_a_cpu():
+    pairs, nodes, edges = make_relations()
+    module.register_relations(pairs, nodes, edges)
+
+    pairs["a", "t", "a"].numpy()[1, 0] = 2
+    assert find_batch(pairs["a", "t", "a"]) is None
+    assert find_batch(pairs["a", "r", "b"]) is not None
+
+
+def test_counts_that_a_program_changes_later_are_not_taken():
+    pairs, nodes, edges = make_relations()
+    module.register_relations(pairs, nodes, edges)
+
+    edges["a", "r", "b"].pop()
+    nodes["b"][0] = 7
+
+    assert find_batch(pairs["a", "t", "a"]).shape == (2, 4)
+    assert find_batch(pairs["a", "r", "b"]).fits(pairs["a", "r", "b"], 5, 4)
 
 
 def test_relations_are_forgotten_with_their_edges():

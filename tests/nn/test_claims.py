@@ -1,0 +1,266 @@
+"""What `accelerate` says that it serves is what it serves, for every option of the convolutions; results are PyG's."""
+
+import itertools
+
+import pytest
+import torch
+from torch_geometric.nn import Aggregation, conv as convs
+
+from pyg_direct import accelerate
+from pyg_direct.nn.sorted import register_sorted
+from tests.nn.convolutions import EDGES, NODES, OUT, WIDTH, Batch, assert_near
+
+
+def make_network(width=WIDTH):
+    return torch.nn.Linear(width, OUT)
+
+
+# Each makes a layer of a width, with more options; what it is called with beside rows and edges.
+LAYERS = {
+    "SAGEConv": (lambda width=WIDTH, **more: convs.SAGEConv(width, OUT, **more), ()),
+    "GraphConv": (lambda width=WIDTH, **more: convs.GraphConv(width, OUT, **more), ()),
+    "GraphConv of weights": (lambda **more: convs.GraphConv(WIDTH, OUT, **more), ("edge_weight",)),
+    "GCNConv": (lambda width=WIDTH, out=OUT, **more: convs.GCNConv(width, out, **more), ()),
+    "GCNConv of weights": (lambda **more: convs.GCNConv(WIDTH, OUT, **more), ("edge_weight",)),
+    "GINConv": (lambda width=WIDTH, **more: convs.GINConv(make_network(width), **more), ()),
+    "GINEConv": (lambda width=WIDTH, **more: convs.GINEConv(make_network(width), edge_dim=3, **more), ("edge_attr",)),
+    "GATConv": (lambda width=WIDTH, **more: convs.GATConv(width, OUT, **{"heads": 2, **more}), ()),
+    "GATConv of edges": (lambda **more: convs.GATConv(WIDTH, OUT, edge_dim=3, **more), ("edge_attr",)),
+    "GATv2Conv": (lambda width=WIDTH, **more: convs.GATv2Conv(width, OUT, **{"heads": 2, **more}), ()),
+    "GATv2Conv of edges": (lambda **more: convs.GATv2Conv(WIDTH, OUT, edge_dim=3, **more), ("edge_attr",)),
+    "RGCNConv": (lambda width=WIDTH, **more: convs.RGCNConv(width, OUT, 3, **more), ("edge_type",)),
+}
+AGGREGATIONS = ["add", "mean", "max", "std", ["add"]]
+# Loops of PyG's own, weights of its own, or none.
+OWN_EDGES = [{}, {"add_self_loops": False}]
+MORE = {
+    "SAGEConv": [{"root_weight": False}, {"project": True}, {"normalize": True}, {"width": 1}, {"width": -1},
+                 {"aggr": "lstm"}, {"aggr": "min"}, {"aggr": "median"}, {"aggr": ["mean", "max"]},
+                 {"aggr": "powermean", "aggr_kwargs": {"learn": True}}],
+    "GraphConv": [{"width": 1}],
+    "GCNConv": [{"normalize": False}, {"cached": True}, {"cached": True, "add_self_loops": False}, {"improved": True},
+                {"width": 1}, {"out": 3}, {"out": 3, "normalize": False}],
+    "GCNConv of weights": [{"normalize": False}, {"cached": True}],
+    "GINConv": [{"train_eps": True}, {"width": 1}],
+    "GINEConv": [{"train_eps": True}],
+    "GATConv": [{"residual": True, "concat": False}, {"heads": 1}],
+    "GATv2Conv": [{"residual": True}, {"share_weights": True}],
+    "RGCNConv": [{"num_bases": 2}, {"num_blocks": 2}, {"root_weight": False}, {"width": 1}],
+}  # fmt: skip
+
+
+def list_cases():
+    for name in LAYERS:
+        has_loops = name.startswith(("GCN", "GAT"))
+        several = [{"aggr": aggr} for aggr in AGGREGATIONS]
+        several = [{**a, **b} for a, b in itertools.product(several, OWN_EDGES if has_loops else [{}])]
+        several += [
+            {"flow": "target_to_source"},
+            {"decomposed_layers": 2},
+            *([] if "GIN" in name else [{"bias": False}]),
+        ]
+        for options in [*several, *MORE.get(name, [])]:
+            yield pytest.param(name, options, id=f"{name} {options}")
+
+
+def make_call(name, options, device):
+    """A layer, and what it is called with."""
+    torch.manual_seed(0)
+    make, names = LAYERS[name]
+    layer, batch = make(**options).to(device), Batch(device, loops=False)
+    batch.edge_type = torch.arange(sum(EDGES), device=device) % 3
+    width = max(options.get("width", WIDTH), 0) or WIDTH
+    x = torch.randn(batch.num_nodes, width, device=device)
+    return layer, (x, batch.edge_index, *(getattr(batch, each) for each in names))
+
+
+def is_left_to_pyg(layer, args):
+    """Its result, and whether PyG's aggregation made it."""
+    asked, plain = [], Aggregation.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Aggregation, "__call__", lambda *args, **kwargs: asked.append(1) or plain(*args, **kwargs))
+        made = layer(*args)
+    return made, bool(asked)
+
+
+@pytest.mark.parametrize(("name", "options"), [*list_cases()])
+def test_what_is_claimed_is_what_is_served(device, name, options):
+    plain, args = make_call(name, options, device)
+    try:
+        expected = plain(*args)
+    except (RuntimeError, AttributeError) as error:
+        expected = type(error)
+    layer, args = make_call(name, options, device)
+
+    claimed = accelerate(layer).convolutions
+
+    if isinstance(expected, type):
+        with pytest.raises(expected):
+            layer(*args)
+        return
+    got, is_left = is_left_to_pyg(layer, args)
+    assert_near([got], [expected])
+    # Only a call tells that there are weights, which no maximum takes.
+    is_told_late = name == "GraphConv of weights" and options.get("aggr") == "max"
+    assert claimed == ({} if is_left and not is_told_late else {"": type(layer).__name__})
+
+
+class Forward(convs.SAGEConv):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index).relu()
+
+
+class Message(convs.SAGEConv):
+    def message(self, x_j):
+        return 2 * x_j
+
+
+class Update(convs.GraphConv):
+    def update(self, inputs):
+        return 2 * inputs
+
+
+class Aggregate(convs.GINConv):
+    def aggregate(self, inputs, index, ptr=None, dim_size=None):
+        return 2 * super().aggregate(inputs, index, ptr, dim_size)
+
+
+class EdgeUpdate(convs.GATConv):
+    def edge_update(self, alpha_j, alpha_i, edge_attr, index, ptr, dim_size):
+        return 2 * super().edge_update(alpha_j, alpha_i, edge_attr, index, ptr, dim_size)
+
+
+class GcnForward(convs.GCNConv):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index).relu()
+
+
+class GatForward(convs.GATConv):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index).relu()
+
+
+class RelationalForward(convs.RGCNConv):
+    def forward(self, x, edge_index, edge_type=None):
+        return super().forward(x, edge_index, edge_type).relu()
+
+
+SUBCLASSES = {
+    Forward: (WIDTH, OUT), Message: (WIDTH, OUT), Update: (WIDTH, OUT), Aggregate: (make_network(),),
+    EdgeUpdate: (WIDTH, OUT), GcnForward: (WIDTH, OUT), GatForward: (WIDTH, OUT), RelationalForward: (WIDTH, OUT, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SUBCLASSES)
+def test_subclasses_are_claimed_where_they_are_served(device, kind):
+    batch, layer = Batch(device, loops=False), kind(*SUBCLASSES[kind]).to(device)
+    args = torch.randn(batch.num_nodes, WIDTH, device=device), batch.edge_index
+    args += (torch.arange(sum(EDGES), device=device) % 3,) if kind is RelationalForward else ()
+    expected = layer(*args)
+
+    claimed = accelerate(layer).convolutions
+
+    got, is_left = is_left_to_pyg(layer, args)
+    assert_near([got], [expected])
+    assert claimed == ({} if is_left else {"": kind.__name__})
+    assert is_left == (kind is not Forward)
+
+
+def test_the_claim_follows_what_changes(device):
+    batch, layer = Batch(device), convs.SAGEConv(WIDTH, OUT).to(device)
+    x, accelerated = torch.randn(batch.num_nodes, WIDTH, device=device), accelerate(layer)
+    seen = []
+
+    def note():
+        _, is_left = is_left_to_pyg(layer, (x, batch.edge_index))
+        seen.append((not is_left, "SAGEConv" in repr(accelerated)))
+
+    note()
+    hook = layer.register_message_forward_hook(lambda *args: None)
+    note()
+    hook.remove()
+    note()
+    layer.flow = "target_to_source"
+    note()
+    layer.flow = "source_to_target"
+    layer.aggr_module = convs.SAGEConv(WIDTH, OUT, aggr="std").aggr_module
+    note()
+
+    assert [both[0] for both in seen] == [True, False, True, False, False]
+    assert all(served == claimed for served, claimed in seen)
+    accelerated.undo()
+    assert accelerated.convolutions == {}
+
+
+def test_layers_of_types_are_claimed_where_they_are_served(device):
+    kind, edges = ("a", "to", "a"), Batch(device).edge_index
+    metadata = (["a"], [kind])
+    for options, expected in (({}, {"": "HGTConv"}), ({"flow": "target_to_source"}, {})):
+        layer = convs.HGTConv(WIDTH, OUT, metadata, heads=2, **options).to(device)
+        given = {"a": torch.randn(sum(NODES), WIDTH, device=device)}, {kind: edges}
+        plain = layer(*given)["a"]
+
+        claimed = accelerate(layer).convolutions
+
+        got, is_left = is_left_to_pyg(layer, given)
+        assert_near([got["a"]], [plain])
+        assert claimed == expected == ({} if is_left else {"": "HGTConv"})
+
+
+def test_nodes_along_another_dimension_are_left_to_pyg(device):
+    edge_index = Batch(device).edge_index
+    layer = convs.SAGEConv(sum(NODES), OUT, node_dim=-1, root_weight=False).to(device)
+    register_sorted(edge_index, NODES, EDGES)
+    x = torch.randn(sum(NODES), sum(NODES), device=device)
+    expected = layer(x, edge_index)
+
+    claimed = accelerate(layer).convolutions
+
+    assert_near([layer(x, edge_index)], [expected])
+    assert claimed == {}
+
+
+def test_a_reduction_that_a_program_puts_on_a_layer_is_called(device):
+    batch, layer = Batch(device), convs.SAGEConv(WIDTH, OUT).to(device)
+    x, plain = torch.randn(batch.num_nodes, WIDTH, device=device), layer.aggr_module.forward
+    layer.aggr_module.forward = lambda *args, **kwargs: 2 * plain(*args, **kwargs)
+    expected = layer(x, batch.edge_index)
+
+    accelerated = accelerate(layer)
+
+    assert_near([layer(x, batch.edge_index)], [expected])
+    assert accelerated.convolutions == {}
+
+
+MATRICES = {
+    "lin_l": lambda: convs.SAGEConv(WIDTH, OUT),
+    "lin_r": lambda: convs.SAGEConv(WIDTH, OUT),
+    "lin_root": lambda: convs.GraphConv(WIDTH, OUT),
+    "lin": lambda: convs.GCNConv(WIDTH, OUT),
+    "lin of one head": lambda: convs.GATConv(WIDTH, OUT),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_forward_that_a_program_puts_on_a_matrix_is_called(device, name):
+    batch, layer = Batch(device), MATRICES[name]().to(device)
+    x, matrix = torch.randn(batch.num_nodes, WIDTH, device=device), getattr(layer, name.split()[0])
+    plain = matrix.forward
+    matrix.forward = lambda x: 2 * plain(x)
+    expected = layer(x, batch.edge_index)
+
+    accelerate(layer)
+
+    assert_near([layer(x, batch.edge_index)], [expected])
+
+
+def test_hooks_of_matrices_of_relations_are_called(device):
+    kind, edges = ("a", "to", "a"), Batch(device).edge_index
+    layer = convs.HGTConv(WIDTH, OUT, (["a"], [kind]), heads=2).to(device)
+    layer.k_rel.register_forward_hook(lambda module, args, out: 2 * out)
+    given = {"a": torch.randn(sum(NODES), WIDTH, device=device)}, {kind: edges}
+    expected = layer(*given)["a"]
+
+    accelerate(layer)
+
+    assert_near([layer(*given)["a"]], [expected])
