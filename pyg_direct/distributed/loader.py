@@ -57,6 +57,7 @@ class _DistLoader(GeneralLoader):
         self._ranks.num_steps = max(counts) if uneven == "pad" else min(counts)
 
     def _prepare(self) -> Any:
+        self._check_seeds(self._sampler.num_nodes)
         if self._general is None:
             self._general = DistAttributes(self.graph, not self._sampler.disjoint)
         return self._general

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.features.feature import Feature
 from pyg_direct.loader.background import Background
 from pyg_direct.loader.batches import Seeds, can_share, describe_batches, iterate_batches
@@ -25,8 +25,9 @@ from pyg_direct.loader.report import ReportedLoader
 from pyg_direct.loader.slicer import find_learned, has_learned
 from pyg_direct.loader.steps import Steps
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
+from pyg_direct.ops.check import check_ids
 from pyg_direct.runtime.device import resolve_device
-from pyg_direct.runtime.mode import ordinary_tensors
+from pyg_direct.runtime.mode import ordinary_tensors, version_of
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.key import resolve_seed
 from pyg_direct.typing import Device
@@ -34,7 +35,7 @@ from pyg_direct.typing import Device
 # A batch that shares no rows with others.
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 # What a loader holds of the memory of its process.
-_PLACED = ("_attributes", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_recorder")
+_PLACED = ("_attributes", "_checked", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_recorder")
 _END = object()
 
 
@@ -103,6 +104,28 @@ class EpochLoader(ReportedLoader):
     def _prepare(self) -> Any:
         """Place what is not placed yet; reads the graph anew."""
         raise NotImplementedError
+
+    def _check_inputs(self, **parts: tuple[Tensor | None, int | None]) -> None:
+        """Check that the nodes of the graph as it is now include those that batches are made around.
+
+        Args:
+            parts: For each argument its ids, and how many nodes there are of their type, None where that is not known.
+
+        Raises:
+            IdError: there are fewer nodes than when the loader was made.
+        """
+        held = [(ids, 0 if ids is None else version_of(ids), size) for ids, size in parts.values()]
+        known = self.__dict__.get("_checked") or ()
+        if len(known) == len(held) and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(known, held, strict=True)):
+            return
+        for name, (ids, size) in parts.items():
+            try:
+                if ids is not None:
+                    check_ids(name.split("__")[0], ids, size)
+            except IdError as error:
+                raise IdError(f"{error}: the graph has fewer nodes than when the loader was made; make a new one "
+                              "for the nodes that are left") from error  # fmt: skip
+        self.__dict__["_checked"] = tuple(held)
 
     def _input(self) -> Tensor:
         """What the positions of an epoch pick from: the input nodes, int64 `[S]`, or something of their number."""

@@ -41,23 +41,38 @@ class GeneralLoader(EpochLoader):
     store_dtype: torch.dtype | None = None
     _sampler: Any
     _general: Any = None
+    # Whether this loader made its sampler, for the graph that it was given.
+    _made_sampler = False
 
     def _prepare(self) -> Any:
         ours = isinstance(self._sampler, OwnSampler)
         if ours:
+            if self._made_sampler and self._sampler.data is not self.data:
+                # Another graph, `loader.data = other`, is the sampler's too, which no one else has.
+                self._sampler.change_data(self.data)
             self._sampler.refresh()
+            self._check_seeds(self._sampler.num_nodes)
         topology = self._sampler._open_topology() if ours else None
+        return self._place_rows(topology)
+
+    def _check_seeds(self, sizes: Any) -> None:
+        """Check the seeds against the numbers of nodes that there are now, by type where there are types."""
+        raise NotImplementedError
+
+    def _place_rows(self, topology: Any) -> Any:
+        """Place what is not placed yet of the attributes; `topology` is that of a sampler of ours, else None."""
         options = self.device, self.placement, self.feature_cache, self.store_dtype, self.sharing
         if isinstance(self.data, HeteroData):
             ranking = topology if isinstance(topology, HeteroTopo) else None
             self._general = HeteroAttributes(self.data, ranking, *options)
         elif isinstance(self.data, Data):
+            counts = {} if topology is None else _count_items(topology)
             if isinstance(topology, HeteroTopo):
                 topology = TypeRanking(topology, topology.node_types[0])
-            self._general = Attributes(self.data, topology, *options)
+            self._general = Attributes(self.data, topology, *options, counts=counts)
         else:
             features, graph = self.data
-            self._general = StoreAttributes(features, graph, self.device, self.custom_cls)
+            self._general = StoreAttributes(features, graph, self.device, self.custom_cls, topology)
         return self._general
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
@@ -227,6 +242,13 @@ class GeneralLoader(EpochLoader):
         attributes = self._prepare() if self._general is None else self._general
         lines = [self._sampler.summarise()] if isinstance(self._sampler, OwnSampler) else []
         return lines, attributes.describe()
+
+
+def _count_items(topology: Any) -> dict[str, int]:
+    """Nodes and edges of a topology without types."""
+    if isinstance(topology, HeteroTopo):
+        return {"node": sum(topology.num_nodes.values()), "edge": sum(topology.num_edges.values())}
+    return {"node": topology.node_count, "edge": topology.edge_count}
 
 
 def _permute(edge: Tensor | None, perm: Tensor | None, device: torch.device) -> Tensor | None:

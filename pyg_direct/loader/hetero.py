@@ -22,7 +22,7 @@ from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.copied import copy_store
 from pyg_direct.loader.graph import refuse_features
 from pyg_direct.loader.output import PackedOutput
-from pyg_direct.loader.placed import PlacedRows
+from pyg_direct.loader.placed import PlacedRows, check_rows
 from pyg_direct.loader.slicer import Slicer, choose_slicer
 
 # Rows by (type, key), and the tensors whose memory they share.
@@ -56,6 +56,9 @@ class HeteroAttributes(PlacedRows):
         data: The graph; read anew for every epoch, so that edits take effect.
         topology: What ranks rows; None takes the first ones for hot.
         device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
+
+    Raises:
+        ArgumentError: an attribute has fewer rows than the topology has nodes, or edges, of its type.
     """
 
     def __init__(self, data: HeteroData, topology: HeteroTopo | None, device: torch.device, placement: str,
@@ -63,6 +66,7 @@ class HeteroAttributes(PlacedRows):
                  sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
         refuse_features(data)
+        counts = {} if topology is None else {**topology.num_nodes, **topology.num_edges}
         self._others: dict[tuple[Any, str], Slicer] = {}
         # Features go by one name each: "paper.x", "author writes paper.edge_attr".
         self._names: dict[tuple[Any, str], str] = {}
@@ -77,6 +81,7 @@ class HeteroAttributes(PlacedRows):
                 ranking = TypeRanking(topology, kind) if place == "node" and topology is not None else None
                 for key in self._sort_out(data, place, kind, store):
                     name = f"{kind if isinstance(kind, str) else ' '.join(kind)}.{key}"
+                    check_rows(f"data[{kind!r}].{key}", len(store[key]), place, counts.get(kind, 0))
                     self._names[kind, key], values[name], kinds[name] = name, store[key], place
                     rankings[name] = ranking
         self._place_all(values, kinds, rankings)

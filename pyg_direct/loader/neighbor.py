@@ -213,6 +213,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             if value != default:
                 raise ArgumentError(f"{name}={value!r} needs a Data that is sampled uniformly, without other options")
         self._recipe: Recipe | None = None
+        self._made_sampler = neighbor_sampler is None
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(
                 data, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
@@ -261,6 +262,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if self._recipe is None:
             return super()._prepare()
         topology = read_topology(self.data, self.device)
+        self._check_inputs(input_nodes=(self.input_data.node, topology.node_count))
         if self._plan_topology is not topology or self._plan_recipe is not self._recipe:
             placed = self._place_topology(topology)
             self._plan, self._plan_topology, self._placed = open_plan(placed, self._recipe), topology, placed
@@ -296,7 +298,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             self._prepare()
         key = call_key(self.seed, self._num_calls)
         self._num_calls += 1
-        seeds = check_ids("index", seeds, int(self.data.num_nodes)).long()
+        # Of the graph that the plan is of, which may have been edited since.
+        seeds = check_ids("index", seeds, self._plan_topology.node_count).long()
         sample: Sample = self._plan.sample(seeds, key)
         return sample
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import Listing, Ranked
 from pyg_direct.features.rowfile import as_tensor
@@ -27,6 +28,19 @@ def remember(table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], source: An
     for old in [k for k, (ref, made) in table.items() if ref() is None or made() is None]:
         del table[old]
     table[key] = (weakref.ref(source), weakref.ref(value))
+
+
+def check_rows(name: str, num_rows: int, kind: str, count: int) -> None:
+    """Check that an attribute has a row for each node, or each edge (`kind`), that a sampler may give.
+
+    Raises:
+        ArgumentError: it has fewer.
+    """
+    if num_rows < count:
+        raise ArgumentError(
+            f"{name} must have a row for each of the {count} {kind}s that batches are sampled from, got {num_rows}: "
+            "edit edges and rows together, or make a new loader for another graph"
+        )
 
 
 class PlacedRows:

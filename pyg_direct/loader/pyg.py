@@ -22,7 +22,7 @@ from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.copied import copy_data
 from pyg_direct.loader.counted import tell_count
 from pyg_direct.loader.graph import refuse_features
-from pyg_direct.loader.placed import PlacedRows, remember
+from pyg_direct.loader.placed import PlacedRows, check_rows, remember
 from pyg_direct.loader.placement import Placed
 from pyg_direct.loader.slicer import Slicer, choose_slicer
 from pyg_direct.loader.superbatch import SharedRows
@@ -102,15 +102,22 @@ class Attributes(PlacedRows):
         topology: What ranks rows; None takes the first ones for hot.
         device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
         edges: What ranks rows of edges; None leaves them without hot ones.
+        counts: How many `node`s and `edge`s there are to sample; each placed attribute must have as many rows.
+
+    Raises:
+        ArgumentError: an attribute has fewer rows.
     """
 
     def __init__(self, data: Data, topology: Listing | None, device: torch.device, placement: str,
                  feature_cache: int | str | None, store_dtype: torch.dtype | None = None,
-                 sharing: Mapping[str, str] = MappingProxyType({}), edges: Listing | None = None) -> None:  # fmt: skip
+                 sharing: Mapping[str, str] = MappingProxyType({}), edges: Listing | None = None,
+                 counts: Mapping[str, int] = MappingProxyType({})) -> None:  # fmt: skip
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
         refuse_features(data)
         self._others: dict[str, Callable[[Any, Sample], Any]] = {}
         kinds = self._sort_out(data)
+        for key, kind in kinds.items():
+            check_rows(f"data.{key}", len(data[key]), kind, counts.get(kind, 0))
         rankings = {key: topology if kind == "node" else edges for key, kind in kinds.items()}
         self._place_all({key: data[key] for key in kinds}, kinds, rankings)
         self._groups = group_narrow(self._node)
