@@ -188,6 +188,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, SavedRows, UpdatedRows, Reporte
             ArgumentTypeError: no tensor, or one that is not dense.
         """
         self._check_rows(cpu_tensor)
+        self._num_updates += 1
         with self._replacing():
             self._take(cpu_tensor)
         return self

@@ -31,6 +31,15 @@ class UpdatedRows:
     _handle: Any
     _spilled: Any
     _block: Any
+    # Calls that have changed rows.
+    _num_updates = 0
+
+    @property
+    def num_writes(self) -> int:
+        """Changes with every write to rows on a CPU, by `update_` or to the tensor they are of; on a GPU by the former.
+        """
+        hot = self._hot
+        return self._num_updates + (0 if hot is None or hot.is_cuda or hot.is_inference() else hot._version)
 
     def update_(self, ids: Tensor | Sequence[int], rows: Tensor) -> Any:
         """Replace the rows of ids by `rows`, wherever they lie; returns self.
@@ -70,6 +79,7 @@ class UpdatedRows:
             ids = gather_rows(self._order.to(target), ids, errors=self._errors) - 1
         if ids.numel() == 0:
             return self
+        self._num_updates += 1
         ids, rows = keep_last(ids.contiguous(), rows.contiguous())
         if hot.dtype != self._dtype:
             rows, exponents = narrow_rows(rows, hot.dtype)

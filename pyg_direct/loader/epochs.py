@@ -25,6 +25,7 @@ from pyg_direct.loader.report import ReportedLoader
 from pyg_direct.loader.slicer import find_learned, has_learned
 from pyg_direct.loader.steps import Steps
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
+from pyg_direct.loader.written import FreshRows, are_current
 from pyg_direct.ops.check import check_ids
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.mode import ordinary_tensors, version_of
@@ -35,7 +36,8 @@ from pyg_direct.typing import Device
 # A batch that shares no rows with others.
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 # What a loader holds of the memory of its process.
-_PLACED = ("_attributes", "_checked", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_recorder")
+_PLACED = ("_attributes", "_checked", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_recorder",
+           "_sampled_topology")  # fmt: skip
 _END = object()
 
 
@@ -52,6 +54,8 @@ class EpochLoader(ReportedLoader):
     transform: Any
     transform_sampler_output: Any
     num_workers: int
+    # Whether rows were written while an epoch ran: then they are read when a batch is asked for.
+    _reads_late = False
     # How processes of a group keep node attributes together; see `NeighborLoader`.
     sharing: Mapping[str, str] = MappingProxyType({})
 
@@ -104,6 +108,21 @@ class EpochLoader(ReportedLoader):
     def _prepare(self) -> Any:
         """Place what is not placed yet; reads the graph anew."""
         raise NotImplementedError
+
+    def _rows(self) -> Any:
+        """The attributes as they are placed; None where batches have none."""
+        return None
+
+    def _renew_rows(self) -> None:
+        """Place the attributes as the graph holds them now, of which batches are still sampled from as it was."""
+        raise NotImplementedError
+
+    def _current_rows(self) -> Any:
+        """The attributes, placed anew if they were written since."""
+        if not are_current(self._rows()):
+            with ordinary_tensors():
+                self._renew_rows()
+        return self._rows()
 
     def _check_inputs(self, **parts: tuple[Tensor | None, int | None]) -> None:
         """Check that the nodes of the graph as it is now include those that batches are made around.
@@ -273,6 +292,8 @@ class EpochLoader(ReportedLoader):
                 is_learned = True
         prefetch, group = (0, None) if is_learned else (self.prefetch, self._open_group(epoch))
         stages, work = self._stages(epoch, record, group), batches if group is None else group.group(batches)
+        fresh = FreshRows(self, partial(self._sample_again, epoch), stages.fetch, prefetch > 0 or group is not None)
+        stages = stages._replace(fetch=fresh.fetch)
         source: Background | Pipeline
         if self.device.type == "cpu" and prefetch > 0:
             # A function of the user's is called from one thread at a time.
@@ -286,16 +307,16 @@ class EpochLoader(ReportedLoader):
                 source.start()
             while first:
                 yield first.pop()
-            for _, made in source:
-                # A group's batches are forgotten one by one.
-                ready = made if isinstance(made, list) else [made]
-                while ready:
-                    yield ready.pop(0)
+            for number, made in source:
+                yield from fresh.hand_out(number, made)
         finally:
             source.close()
             if isinstance(source, Pipeline) and source.prefetch < prefetch:
                 # Memory that ran out once would run out in each epoch. Groups alone leave what was asked for.
                 self.prefetch = min(self.prefetch, source.prefetch)
+
+    def _sample_again(self, epoch: int, number: int, seeds: Seeds) -> Any:
+        return self._submit(epoch, number, seeds).finish()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: the next batch of the current epoch, in numbers and words that any file holds.

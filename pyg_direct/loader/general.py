@@ -41,6 +41,8 @@ class GeneralLoader(EpochLoader):
     store_dtype: torch.dtype | None = None
     _sampler: Any
     _general: Any = None
+    # What a sampler of ours samples from; None for others.
+    _sampled_topology: Any = None
     # Whether this loader made its sampler, for the graph that it was given.
     _made_sampler = False
 
@@ -52,15 +54,19 @@ class GeneralLoader(EpochLoader):
                 self._sampler.change_data(self.data)
             self._sampler.refresh()
             self._check_seeds(self._sampler.num_nodes)
-        topology = self._sampler._open_topology() if ours else None
-        return self._place_rows(topology)
+        self._sampled_topology = self._sampler._open_topology() if ours else None
+        self._renew_rows()
+        return self._general
 
     def _check_seeds(self, sizes: Any) -> None:
         """Check the seeds against the numbers of nodes that there are now, by type where there are types."""
         raise NotImplementedError
 
-    def _place_rows(self, topology: Any) -> Any:
-        """Place what is not placed yet of the attributes; `topology` is that of a sampler of ours, else None."""
+    def _rows(self) -> Any:
+        return self._general
+
+    def _renew_rows(self) -> None:
+        topology: Any = self._sampled_topology
         options = self.device, self.placement, self.feature_cache, self.store_dtype, self.sharing
         if isinstance(self.data, HeteroData):
             ranking = topology if isinstance(topology, HeteroTopo) else None
@@ -73,7 +79,6 @@ class GeneralLoader(EpochLoader):
         else:
             features, graph = self.data
             self._general = StoreAttributes(features, graph, self.device, self.custom_cls, topology)
-        return self._general
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
         """What the sampler makes of the seeds at these positions."""
@@ -171,6 +176,7 @@ class GeneralLoader(EpochLoader):
             return out
         if self._general is None:
             self._prepare()
+        self._current_rows()
         batch = self._build(out)
         return batch if self.transform is None else self.transform(batch)
 

@@ -24,6 +24,7 @@ from pyg_direct.loader.graph import refuse_features
 from pyg_direct.loader.output import PackedOutput
 from pyg_direct.loader.placed import PlacedRows, check_rows
 from pyg_direct.loader.slicer import Slicer, choose_slicer
+from pyg_direct.loader.written import Marks
 
 # Rows by (type, key), and the tensors whose memory they share.
 Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
@@ -85,6 +86,8 @@ class HeteroAttributes(PlacedRows):
                     self._names[kind, key], values[name], kinds[name] = name, store[key], place
                     rankings[name] = ranking
         self._place_all(values, kinds, rankings)
+        # Afterwards: to move rows may write to them.
+        self.marks = Marks(data)
         of_nodes = {name: self._node[own] for name, own in self._names.items() if own in self._node}
         self._typed = TypedRows(of_nodes, topology.node_types) if topology is not None else None  # type: ignore[arg-type]
         together = set() if self._typed is None else self._typed.names

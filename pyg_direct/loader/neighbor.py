@@ -272,11 +272,24 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         is_first = self._attributes is None
         ranking = rank_rows(self, self._placed, self._plan) if is_first else Ranking.of(self._placed)
         edges = rank_edges(self, self._placed) if is_first else None
-        self._attributes = Attributes(self.data, ranking, self.device, self.placement, self.feature_cache,
-                                      self.store_dtype, self.sharing, edges)  # fmt: skip
+        self._place_attributes(ranking, edges)
         if self.device.type == "cuda":
             announce(describe([summarise(topology, self._placed), *self._attributes.summarise()]))
         return self._attributes
+
+    def _place_attributes(self, ranking: Any, edges: Any = None) -> None:
+        counts = {"node": self._plan_topology.node_count, "edge": self._plan_topology.edge_count}
+        self._attributes = Attributes(self.data, ranking, self.device, self.placement, self.feature_cache,
+                                      self.store_dtype, self.sharing, edges, counts)  # fmt: skip
+
+    def _rows(self) -> Any:
+        return super()._rows() if self._recipe is None else self._attributes
+
+    def _renew_rows(self) -> None:
+        if self._recipe is None:
+            super()._renew_rows()
+        else:
+            self._place_attributes(Ranking.of(self._placed))
 
     def _place_topology(self, topology: CSRTopo) -> PlacedTopology:
         place = self.topology_placement
@@ -324,7 +337,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             return super().filter_fn(out)
         if isinstance(out, Data):
             return out
-        attributes = self._attributes or self._prepare()
+        attributes = self._prepare() if self._attributes is None else self._current_rows()
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)
         batch = self._build_output(attributes, out)
@@ -387,6 +400,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         for item, sample in pool:
             on_device = Sample(sample.n_id.to(self.device), sample.edge_index.to(self.device),
                                sample.e_id.to(self.device), sample.node_counts, sample.edge_counts)  # fmt: skip
+            self._current_rows()
             yield self._build_plain(on_device, torch.tensor(list(item), dtype=torch.int64, device="cpu"))
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:

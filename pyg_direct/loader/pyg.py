@@ -26,6 +26,7 @@ from pyg_direct.loader.placed import PlacedRows, check_rows, remember
 from pyg_direct.loader.placement import Placed
 from pyg_direct.loader.slicer import Slicer, choose_slicer
 from pyg_direct.loader.superbatch import SharedRows
+from pyg_direct.loader.written import Marks
 from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.mode import version_of
 from pyg_direct.sampling.sample import Sample
@@ -123,6 +124,8 @@ class Attributes(PlacedRows):
         self._groups = group_narrow(self._node)
         grouped = {name for group in self._groups for name in group.names}
         self._single = {name: feature for name, feature in self._node.items() if name not in grouped}
+        # Afterwards: to move rows may write to them.
+        self.marks = Marks(data)
         # Other slicers may make what they like.
         self._is_all_known = {"edge_index", "num_nodes"}.issuperset(self._others)
 

@@ -17,6 +17,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.graph.hetero import HeteroTopo
 from pyg_direct.loader.placed import check_rows
 from pyg_direct.loader.rows import FeatureStore as OwnStore
+from pyg_direct.loader.written import Marks
 
 # Of several layouts of a relation, the one that needs no sorting comes first.
 _PREFERENCE = (EdgeLayout.CSC, EdgeLayout.COO, EdgeLayout.CSR)
@@ -178,6 +179,7 @@ class StoreAttributes:
         if topology is not None:
             _check_counts(features, topology)
         self._features, self._graph, self._device, self._class = features, graph, device, custom_cls
+        self.marks = Marks(features)
         self._edge_types = None if graph is None else list_relations(graph)
         self._num_edges = self._num_nodes = 0
         if graph is not None and self._edge_types == [None]:
