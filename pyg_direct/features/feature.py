@@ -362,6 +362,19 @@ class Feature(NamedRows, FiledRows, ProcessRows, SavedRows, UpdatedRows, Reporte
             self._block.check_process()
         return self._reader.read(ids)
 
+    def reads_in_place(self, table: Tensor) -> bool:
+        """Whether all rows are read from the memory of `table`, so that whatever is written there is read.
+
+        Args:
+            table: What the feature was made of, `[N, ...]`.
+        """
+        hot, place = self._hot, table.data_ptr()
+        if hot is None or self._spilled is not None or self._handle is not None or hot.dtype != table.dtype:
+            return False
+        if self._cold is not None:
+            return self.num_hot_rows == 0 and self._block is not None and self._block.address == place
+        return hot.data_ptr() == place and hot.stride() == table.stride()
+
     @property
     def whole(self) -> Tensor | None:
         """The table, `[N, ...]` of `dtype`, where all of it lies in GPU memory as it is read; None elsewhere."""

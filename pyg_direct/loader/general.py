@@ -25,6 +25,7 @@ from pyg_direct.loader.stores import StoreAttributes
 from pyg_direct.loader.superbatch import SharedRows, Work
 from pyg_direct.loader.together import GPU_ROOM, HOST_ROOM, GrowingTogether, Together
 from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.content import glance_only
 from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.host import available_bytes
 from pyg_direct.runtime.threads import one_thread
@@ -54,7 +55,9 @@ class GeneralLoader(EpochLoader):
                 self._sampler.change_data(self.data)
             self._sampler.refresh()
             self._check_seeds(self._sampler.num_nodes)
-        self._sampled_topology = self._sampler._open_topology() if ours else None
+        # Its tensors were compared a moment ago.
+        with glance_only():
+            self._sampled_topology = self._sampler._open_topology() if ours else None
         self._renew_rows()
         return self._general
 
@@ -148,7 +151,8 @@ class GeneralLoader(EpochLoader):
 
     def __call__(self, index: Any) -> Any:
         """The batch around the seeds at these positions; each call draws anew."""
-        self._prepare()
+        with glance_only():
+            self._prepare()
         positions = torch.as_tensor(index, device="cpu").reshape(-1)
         if positions.dtype == torch.bool or positions.numel() == 0:
             positions = positions.nonzero().view(-1)

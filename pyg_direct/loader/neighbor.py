@@ -36,6 +36,7 @@ from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.loader.workers import Positions, WorkerSampler, number_items
 from pyg_direct.ops.check import check_callables, check_fanouts, check_flag, check_ids
+from pyg_direct.ops.content import glance_only
 from pyg_direct.ops.neighbor import check_sampling
 from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.runtime.size import parse_size
@@ -320,7 +321,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         """The batch around the input nodes at these positions; each call draws anew."""
         if self._recipe is None:
             return super().__call__(index)
-        self._prepare()
+        with glance_only():
+            self._prepare()
         positions = torch.as_tensor(index, device="cpu").reshape(-1)
         if positions.dtype == torch.bool or positions.numel() == 0:
             positions = positions.nonzero().view(-1)

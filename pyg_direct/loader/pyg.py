@@ -27,12 +27,13 @@ from pyg_direct.loader.placement import Placed
 from pyg_direct.loader.slicer import Slicer, choose_slicer
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.loader.written import Marks
+from pyg_direct.ops.content import Content, has_content, read_content
 from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.mode import version_of
 from pyg_direct.sampling.sample import Sample
 
 _NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id")
-_TOPOLOGIES: dict[tuple[Any, ...], tuple[weakref.ref[Any], weakref.ref[CSRTopo]]] = {}
+_TOPOLOGIES: dict[tuple[Any, ...], tuple[weakref.ref[Any], weakref.ref[CSRTopo], Content]] = {}
 # Compressing on the GPU takes about this many bytes an edge at its peak.
 _COMPRESS_BYTES = 64
 
@@ -46,8 +47,9 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
         raise ArgumentTypeError("data.edge_index must be a tensor, got ndarray")
     key = (id(edges), version_of(edges), int(data.num_nodes), device)
     known = _TOPOLOGIES.get(key)
-    if known is not None and known[0]() is edges and known[1]() is not None:
+    if known is not None and known[0]() is edges and known[1]() is not None and has_content(edges, known[2]):
         return known[1]()  # type: ignore[return-value]
+    content = read_content(edges)
     if isinstance(edges, Tensor) and edges.layout == torch.strided:
         try:
             topology = _compress(edges, int(data.num_nodes), device)
@@ -60,7 +62,7 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
             raise ArgumentError(
                 f"data.num_nodes must equal the rows {topology.node_count} of adj_t, got {data.num_nodes}"
             )
-    remember(_TOPOLOGIES, key, edges, topology)
+    remember(_TOPOLOGIES, key, edges, topology, content)
     return topology
 
 
