@@ -363,7 +363,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, SavedRows, UpdatedRows, Reporte
         return self._reader.read(ids)
 
     def reads_in_place(self, table: Tensor) -> bool:
-        """Whether all rows are read from the memory of `table`, so that whatever is written there is read.
+        """Report whether all rows are read from the memory of `table`, so that whatever is written there is read.
 
         Args:
             table: What the feature was made of, `[N, ...]`.

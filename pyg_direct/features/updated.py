@@ -36,8 +36,7 @@ class UpdatedRows:
 
     @property
     def num_writes(self) -> int:
-        """Changes with every write to rows on a CPU, by `update_` or to the tensor they are of; on a GPU by the former.
-        """
+        """Number of writes to the rows: calls of `update_`, and on a CPU writes to the tensor that they are of."""
         hot = self._hot
         return self._num_updates + (0 if hot is None or hot.is_cuda or hot.is_inference() else hot._version)
 

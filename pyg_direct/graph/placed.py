@@ -109,7 +109,6 @@ class PlacedTopology:
         for block in self.blocks:
             block.check_process()
 
-
     def check_unchanged(self) -> None:
         """Check offsets and neighbors again where a program has written to the arrays that it gave.
 

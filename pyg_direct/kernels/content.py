@@ -1,7 +1,7 @@
-"""Sums that tell an array's contents from others, as good as certainly: each word is mixed with its place, then added.
+"""Sums of contents: each word of an array is mixed with its place, then added.
 
-The mixing is the first half of SplitMix64's (Steele, Lea & Flood, OOPSLA 2014): one changed word changes the sum, and so
-does a swap of two. Sums are equal for any number of threads.
+The mixing is the first half of SplitMix64's (Steele, Lea & Flood, OOPSLA 2014). A changed word, or a swap of two,
+changes the sum as good as certainly. Sums are equal for any number of threads.
 """
 
 from __future__ import annotations

@@ -110,15 +110,15 @@ class EpochLoader(ReportedLoader):
         raise NotImplementedError
 
     def _rows(self) -> Any:
-        """The attributes as they are placed; None where batches have none."""
+        """Attributes as they are placed; None where batches have none."""
         return None
 
     def _renew_rows(self) -> None:
-        """Place the attributes as the graph holds them now, of which batches are still sampled from as it was."""
+        """Place the attributes as the graph holds them now; what is sampled from stays."""
         raise NotImplementedError
 
     def _current_rows(self) -> Any:
-        """The attributes, placed anew if they were written since."""
+        """Attributes, placed anew if they were written since."""
         if not are_current(self._rows()):
             with ordinary_tensors():
                 self._renew_rows()

@@ -83,7 +83,8 @@ class Parts:
                                   edge_weight=self.edge_weight, direction=direction, is_sorted=is_sorted)  # fmt: skip
         except (ArgumentError, ArgumentTypeError) as error:
             raise type(error)(tell_count(_rename(str(error), self.names), self.data)) from error
-        for old in [k for k, (refs, made, _) in _TOPOLOGIES.items() if made() is None or any(r() is None for r in refs)]:
+        gone = [k for k, (refs, made, _) in _TOPOLOGIES.items() if made() is None or any(r() is None for r in refs)]
+        for old in gone:
             del _TOPOLOGIES[old]
         _TOPOLOGIES[key] = [weakref.ref(source) for source in sources], weakref.ref(topology), contents
         return topology

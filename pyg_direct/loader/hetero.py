@@ -67,7 +67,7 @@ class HeteroAttributes(PlacedRows):
                  sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
         refuse_features(data)
-        counts = {} if topology is None else {**topology.num_nodes, **topology.num_edges}
+        counts: dict[Any, int] = {} if topology is None else {**topology.num_nodes, **topology.num_edges}
         self._others: dict[tuple[Any, str], Slicer] = {}
         # Features go by one name each: "paper.x", "author writes paper.edge_attr".
         self._names: dict[tuple[Any, str], str] = {}

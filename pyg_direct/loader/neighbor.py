@@ -274,6 +274,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         ranking = rank_rows(self, self._placed, self._plan) if is_first else Ranking.of(self._placed)
         edges = rank_edges(self, self._placed) if is_first else None
         self._place_attributes(ranking, edges)
+        assert self._attributes is not None
         if self.device.type == "cuda":
             announce(describe([summarise(topology, self._placed), *self._attributes.summarise()]))
         return self._attributes

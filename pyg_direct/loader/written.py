@@ -43,7 +43,7 @@ class Marks:
                        for key, value in mapping.items() if key not in _SAMPLED]  # fmt: skip
 
     def are_current(self) -> bool:
-        """Whether nothing has been written, replaced or added since."""
+        """Report whether nothing has been written, replaced or added since."""
         for mapping, key, value, writes in self._parts:
             if mapping.get(key) is not value or _count_writes(value) != writes:
                 return False
@@ -96,11 +96,12 @@ class FreshRows:
         sample, item, rows = self._made.pop(number)
         is_group = isinstance(item, list)
         ready, samples = (made, list(sample)) if is_group else ([made], [sample])
-        work = list(item) if is_group else [(number, item)]
+        work: list[tuple[int, Any]] = list(item) if is_group else [(number, item)]
         del made, sample
         # A group's batches are forgotten one by one.
         while ready:
-            yield self._renew(ready.pop(0), samples.pop(0), *work.pop(0), rows)
+            own, seeds = work.pop(0)
+            yield self._renew(ready.pop(0), samples.pop(0), own, seeds, rows)
 
     def _renew(self, batch: Any, sample: Any, number: int, seeds: Any, rows: Any) -> Any:
         loader, is_later = self._loader, batch is LATER
@@ -126,7 +127,7 @@ class FreshRows:
 
 
 def are_current(rows: Any) -> bool:
-    """Whether the graph still holds the rows that were placed; True where that is not known."""
+    """Report whether the graph still holds the rows that were placed; True where that is not known."""
     marks: Marks | None = getattr(rows, "marks", None)
     return marks is None or marks.are_current()
 

@@ -54,7 +54,7 @@ def read_content(value: Any) -> Content:
 
 
 def has_content(value: Any, known: Content) -> bool:
-    """Whether a tensor holds what it held, as far as `WHOLE_BYTES` and `glance_only` let this be looked at.
+    """Report whether a tensor holds what it held, as far as `WHOLE_BYTES` and `glance_only` let this be looked at.
 
     Args:
         value: As of `read_content`.
@@ -74,7 +74,7 @@ def _list_parts(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         if getattr(value, "is_unified", False):
             # Its memory, once the GPU has written there.
-            value = value.on_cpu()
+            value = value.on_cpu()  # type: ignore[attr-defined]
         if value.layout == torch.strided:
             value = value.as_tensor() if hasattr(value, "as_tensor") else value
             return [value.detach().resolve_conj().resolve_neg()]
