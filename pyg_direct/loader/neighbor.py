@@ -57,7 +57,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     Args:
         data: A `Data` or `HeteroData` with `edge_index` or `adj_t`, or (`FeatureStore`, `GraphStore`). Edits before
-            an epoch take effect in it. Attributes of edges in a store go by edge id.
+            an epoch take effect in it, rows that are written while it runs in its next batch; see "Edits" below.
+            Attributes of edges in a store go by edge id.
         num_neighbors: Fanout of each hop, -1 for all neighbors; or these for each relation (dict, `NumNeighbors`).
         input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes; with types, a type or
             (type, seeds).
@@ -144,6 +145,16 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             unless `multiprocessing_context` says how to start them: `"spawn"` gives processes that sample on the CPU.
+
+    Edits. Of a `Data` or `HeteroData` an epoch samples edges, times and weights as they were when it began. Rows of
+    attributes are those of the moment when a batch is handed out, as with PyG's loader without workers. Torch counts
+    writes to a tensor: a batch that was made ahead of one is read again, with one warning, and from then on rows are
+    read when a batch is asked for. Writes through NumPy or `.data` are not counted. They are found when an epoch
+    begins, by comparing what was copied with the graph: all of a tensor up to 32 MiB, samples of a larger one, where
+    a run of 1/2048 of its bytes is found for certain and a single number hardly ever. Assign such a tensor anew
+    (`data.edge_index = data.edge_index.clone()`) to be sure. `loader(index)` compares samples from 64 KiB on. Within an
+    epoch such a write is seen only where rows are no copies, and not by batches made ahead. If there are fewer nodes
+    than the loader has seeds for, an `IdError` says so.
 
     Estimates. With `labor` a node's k picks among its d > k neighbors are those with the smallest of d independent
     uniform draws, each belonging to a neighbor. So any k of them are equally likely, each is picked with chance k / d,
