@@ -366,7 +366,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, SavedRows, UpdatedRows, Reporte
         """Report whether all rows are read from the memory of `table`, so that whatever is written there is read.
 
         Args:
-            table: What the feature was made of, `[N, ...]`.
+            table: What the feature was made of, `[N, ...]` of any dtype.
         """
         hot, place = self._hot, table.data_ptr()
         if hot is None or self._spilled is not None or self._handle is not None or hot.dtype != table.dtype:
