@@ -66,6 +66,7 @@ class _DistLoader(GeneralLoader):
         return agreed[0]
 
     def _prepare(self) -> Any:
+        self._check_seeds(self._sampler.num_nodes)
         if self._general is None:
             self._general = DistAttributes(self.graph, not self._sampler.disjoint)
         return self._general

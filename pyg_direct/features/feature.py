@@ -188,6 +188,7 @@ class Feature(NamedRows, FiledRows, ProcessRows, SavedRows, UpdatedRows, Reporte
             ArgumentTypeError: no tensor, or one that is not dense.
         """
         self._check_rows(cpu_tensor)
+        self._num_updates += 1
         with self._replacing():
             self._take(cpu_tensor)
         return self
@@ -360,6 +361,19 @@ class Feature(NamedRows, FiledRows, ProcessRows, SavedRows, UpdatedRows, Reporte
         if self._block is not None:
             self._block.check_process()
         return self._reader.read(ids)
+
+    def reads_in_place(self, table: Tensor) -> bool:
+        """Report whether all rows are read from the memory of `table`, so that whatever is written there is read.
+
+        Args:
+            table: What the feature was made of, `[N, ...]` of any dtype.
+        """
+        hot, place = self._hot, table.data_ptr()
+        if hot is None or self._spilled is not None or self._handle is not None or hot.dtype != table.dtype:
+            return False
+        if self._cold is not None:
+            return self.num_hot_rows == 0 and self._block is not None and self._block.address == place
+        return hot.data_ptr() == place and hot.stride() == table.stride()
 
     @property
     def whole(self) -> Tensor | None:

@@ -31,6 +31,14 @@ class UpdatedRows:
     _handle: Any
     _spilled: Any
     _block: Any
+    # Calls that have changed rows.
+    _num_updates = 0
+
+    @property
+    def num_writes(self) -> int:
+        """Number of writes to the rows: calls of `update_`, and on a CPU writes to the tensor that they are of."""
+        hot = self._hot
+        return self._num_updates + (0 if hot is None or hot.is_cuda or hot.is_inference() else hot._version)
 
     def update_(self, ids: Tensor | Sequence[int], rows: Tensor) -> Any:
         """Replace the rows of ids by `rows`, wherever they lie; returns self.
@@ -70,6 +78,7 @@ class UpdatedRows:
             ids = gather_rows(self._order.to(target), ids, errors=self._errors) - 1
         if ids.numel() == 0:
             return self
+        self._num_updates += 1
         ids, rows = keep_last(ids.contiguous(), rows.contiguous())
         if hot.dtype != self._dtype:
             rows, exponents = narrow_rows(rows, hot.dtype)

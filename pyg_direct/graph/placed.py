@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, CudaError
+from pyg_direct.ops.check import check_topology
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.device import budget_of, free_bytes
 from pyg_direct.runtime.memory import Block, allocate_or_fall_back, move
+from pyg_direct.runtime.mode import version_of
 from pyg_direct.runtime.probe import check_filled, choose_host_memory
 from pyg_direct.runtime.shared import find_shared, pin
 
@@ -72,6 +74,7 @@ class PlacedTopology:
             self.lists, self.starts = self.indices, self.indptr
         if self.pairs is None:
             self.pairs = self.indptr.new_empty(0)
+        self._versions = version_of(self.indptr), version_of(self.indices)
 
     @property
     def num_nodes(self) -> int:
@@ -105,6 +108,17 @@ class PlacedTopology:
         """Refuse use in a forked child of the process that placed the arrays."""
         for block in self.blocks:
             block.check_process()
+
+    def check_unchanged(self) -> None:
+        """Check offsets and neighbors again where a program has written to the arrays that it gave.
+
+        Raises:
+            ArgumentError, IdError: they are no rows any more.
+        """
+        versions = version_of(self.indptr), version_of(self.indices)
+        if versions != self._versions:
+            check_topology(self.indptr, self.indices)
+            self._versions = versions
 
 
 def choose_placement(num_bytes: int, device: torch.device) -> str:

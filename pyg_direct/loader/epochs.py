@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.features.feature import Feature
 from pyg_direct.loader.background import Background
 from pyg_direct.loader.batches import Seeds, can_share, describe_batches, is_shuffled, iterate_batches, open_positions
@@ -27,8 +27,10 @@ from pyg_direct.loader.report import ReportedLoader
 from pyg_direct.loader.slicer import find_learned, has_learned
 from pyg_direct.loader.steps import Steps
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
+from pyg_direct.loader.written import FreshRows, are_current
+from pyg_direct.ops.check import check_ids
 from pyg_direct.runtime.device import resolve_device
-from pyg_direct.runtime.mode import ordinary_tensors
+from pyg_direct.runtime.mode import ordinary_tensors, version_of
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.sampling.key import EpochKey, check_seed, draw_seed
 from pyg_direct.typing import Device
@@ -36,7 +38,8 @@ from pyg_direct.typing import Device
 # A batch that shares no rows with others.
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 # What a loader holds of the memory of its process.
-_PLACED = ("_attributes", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_recorder")
+_PLACED = ("_attributes", "_checked", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_recorder",
+           "_sampled_topology")  # fmt: skip
 _END = object()
 
 
@@ -54,6 +57,8 @@ class EpochLoader(ReportedLoader):
     transform: Any
     transform_sampler_output: Any
     num_workers: int
+    # Whether rows were written while an epoch ran: then they are read when a batch is asked for.
+    _reads_late = False
     # How processes of a group keep node attributes together; see `NeighborLoader`.
     sharing: Mapping[str, str] = MappingProxyType({})
 
@@ -107,6 +112,43 @@ class EpochLoader(ReportedLoader):
     def _prepare(self) -> Any:
         """Place what is not placed yet; reads the graph anew."""
         raise NotImplementedError
+
+    def _rows(self) -> Any:
+        """Attributes as they are placed; None where batches have none."""
+        return None
+
+    def _renew_rows(self) -> None:
+        """Place the attributes as the graph holds them now; what is sampled from stays."""
+        raise NotImplementedError
+
+    def _current_rows(self) -> Any:
+        """Attributes, placed anew if they were written since."""
+        if not are_current(self._rows()):
+            with ordinary_tensors():
+                self._renew_rows()
+        return self._rows()
+
+    def _check_inputs(self, **parts: tuple[Tensor | None, int | None]) -> None:
+        """Check that the nodes of the graph as it is now include those that batches are made around.
+
+        Args:
+            parts: For each argument its ids, and how many nodes there are of their type, None where that is not known.
+
+        Raises:
+            IdError: there are fewer nodes than when the loader was made.
+        """
+        held = [(ids, 0 if ids is None else version_of(ids), size) for ids, size in parts.values()]
+        known = self.__dict__.get("_checked") or ()
+        if len(known) == len(held) and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(known, held, strict=True)):
+            return
+        for name, (ids, size) in parts.items():
+            try:
+                if ids is not None:
+                    check_ids(name.split("__")[0], ids, size)
+            except IdError as error:
+                raise IdError(f"{error}: the graph has fewer nodes than when the loader was made; make a new one "
+                              "for the nodes that are left") from error  # fmt: skip
+        self.__dict__["_checked"] = tuple(held)
 
     def _input(self) -> Tensor:
         """What the positions of an epoch pick from: the input nodes, int64 `[S]`, or something of their number."""
@@ -290,6 +332,8 @@ class EpochLoader(ReportedLoader):
                 _tell_alone("what the program has for a batch draws random numbers, as training may: it is called")
         prefetch, group = (0, None) if is_learned or draws else (self.prefetch, self._open_group(key))
         stages, work = self._stages(key, record, group), batches if group is None else group.group(batches)
+        fresh = FreshRows(self, partial(self._sample_again, key), stages.fetch, prefetch > 0 or group is not None)
+        stages = stages._replace(fetch=fresh.fetch)
         source: Background | Pipeline
         if self.device.type == "cpu" and prefetch > 0:
             # A function of the user's is called from one thread at a time.
@@ -303,16 +347,16 @@ class EpochLoader(ReportedLoader):
                 source.start()
             while first:
                 yield first.pop()
-            for _, made in source:
-                # A group's batches are forgotten one by one.
-                ready = made if isinstance(made, list) else [made]
-                while ready:
-                    yield ready.pop(0)
+            for number, made in source:
+                yield from fresh.hand_out(number, made)
         finally:
             source.close()
             if isinstance(source, Pipeline) and source.prefetch < prefetch:
                 # Memory that ran out once would run out in each epoch. Groups alone leave what was asked for.
                 self.prefetch = min(self.prefetch, source.prefetch)
+
+    def _sample_again(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
+        return self._submit(key, number, seeds).finish()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: the next batch of the current epoch, in numbers and words that any file holds.

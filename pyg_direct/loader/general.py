@@ -26,6 +26,7 @@ from pyg_direct.loader.stores import StoreAttributes
 from pyg_direct.loader.superbatch import SharedRows, Work
 from pyg_direct.loader.together import GPU_ROOM, HOST_ROOM, GrowingTogether, Together
 from pyg_direct.ops.check import as_ids, check_ids
+from pyg_direct.ops.content import glance_only
 from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.host import available_bytes
 from pyg_direct.runtime.threads import one_thread
@@ -41,6 +42,10 @@ class GeneralLoader(EpochLoader):
     input_data: Any
     store_dtype: torch.dtype | None = None
     _general: Any = None
+    # What a sampler of ours samples from; None for others.
+    _sampled_topology: Any = None
+    # Whether this loader made its sampler, for the graph that it was given.
+    _made_sampler = False
 
     @property
     def _sampler(self) -> Any:
@@ -50,21 +55,39 @@ class GeneralLoader(EpochLoader):
     def _prepare(self) -> Any:
         ours = isinstance(self._sampler, OwnSampler)
         if ours:
+            if self._made_sampler and self._sampler.data is not self.data:
+                # Another graph, `loader.data = other`, is the sampler's too, which no one else has.
+                self._sampler.change_data(self.data)
             self._sampler.refresh()
-        topology = self._sampler._open_topology() if ours else None
-        by_adjacency = ours or isinstance(self._sampler, (NeighborSampler, HGTSampler))
+            self._check_seeds(self._sampler.num_nodes)
+        # Its tensors were compared a moment ago.
+        with glance_only():
+            self._sampled_topology = self._sampler._open_topology() if ours else None
+        self._renew_rows()
+        return self._general
+
+    def _check_seeds(self, sizes: Any) -> None:
+        """Check the seeds against the numbers of nodes that there are now, by type where there are types."""
+        raise NotImplementedError
+
+    def _rows(self) -> Any:
+        return self._general
+
+    def _renew_rows(self) -> None:
+        topology: Any = self._sampled_topology
+        by_adjacency = isinstance(self._sampler, (OwnSampler, NeighborSampler, HGTSampler))
         options = self.device, self.placement, self.feature_cache, self.store_dtype, self.sharing
         if isinstance(self.data, HeteroData):
             ranking = topology if isinstance(topology, HeteroTopo) else None
             self._general = HeteroAttributes(self.data, ranking, *options, by_adjacency=by_adjacency)
         elif isinstance(self.data, Data):
+            counts = {} if topology is None else _count_items(topology)
             if isinstance(topology, HeteroTopo):
                 topology = TypeRanking(topology, topology.node_types[0])
-            self._general = Attributes(self.data, topology, *options, by_adjacency=by_adjacency)
+            self._general = Attributes(self.data, topology, *options, counts=counts, by_adjacency=by_adjacency)
         else:
             features, graph = self.data
-            self._general = StoreAttributes(features, graph, self.device, self.custom_cls)
-        return self._general
+            self._general = StoreAttributes(features, graph, self.device, self.custom_cls, topology)
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
         """What the sampler makes of the seeds at these positions."""
@@ -130,7 +153,8 @@ class GeneralLoader(EpochLoader):
 
     def __call__(self, index: Any) -> Any:
         """The batch around the seeds at these positions; each call draws anew."""
-        self._prepare()
+        with glance_only():
+            self._prepare()
         out = self._ask(read_positions(index, len(self.dataset)), None)  # type: ignore[attr-defined]
         return self.filter_fn(out) if self._is_filtered else self._finish_batch(self._build(out))
 
@@ -159,6 +183,7 @@ class GeneralLoader(EpochLoader):
             self._prepare()
         # Whoever calls this may have changed it.
         out.is_given = True
+        self._current_rows()
         batch = self._build(out)
         return batch if self.transform is None else self.transform(batch)
 
@@ -243,6 +268,13 @@ def read_positions(index: Any, count: int) -> Tensor:
             raise ArgumentError(f"index must have shape [{count}] as a mask of the seeds, got [{positions.numel()}]")
         positions = positions.nonzero().view(-1)
     return check_ids("index", positions, count).long()
+
+
+def _count_items(topology: Any) -> dict[str, int]:
+    """Nodes and edges of a topology without types."""
+    if isinstance(topology, HeteroTopo):
+        return {"node": sum(topology.num_nodes.values()), "edge": sum(topology.num_edges.values())}
+    return {"node": topology.node_count, "edge": topology.edge_count}
 
 
 def _permute(edge: Tensor | None, perm: Tensor | None, device: torch.device) -> Tensor | None:

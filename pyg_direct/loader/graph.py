@@ -22,10 +22,11 @@ from pyg_direct.graph.pyg import as_rows, check_adjacency, derive, find_edges
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.counted import tell_count
 from pyg_direct.loader.stores import read_stores
+from pyg_direct.ops.content import Content, has_content, read_content
 from pyg_direct.runtime.mode import version_of
 from pyg_direct.sampling.negative import Edges, EdgeSet
 
-_TOPOLOGIES: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], weakref.ref[HeteroTopo]]] = {}
+_TOPOLOGIES: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], weakref.ref[HeteroTopo], list[Content]]] = {}
 
 
 @dataclass(eq=False)
@@ -72,8 +73,9 @@ class Parts:
         known = _TOPOLOGIES.get(key)
         if known is not None and known[1]() is not None:
             alive = [ref() for ref in known[0]]
-            if all(a is b for a, b in zip(alive, sources, strict=True)):
+            if all(a is b for a, b in zip(alive, sources, strict=True)) and all(map(has_content, sources, known[2])):
                 return known[1]()  # type: ignore[return-value]
+        contents = list(map(read_content, sources))
         if self.is_hetero:
             edges: Any = {name: _read_edges(value, direction) for name, value in self.edges.items()}
         else:
@@ -83,9 +85,10 @@ class Parts:
                                   edge_weight=self.edge_weight, direction=direction, is_sorted=is_sorted)  # fmt: skip
         except (ArgumentError, ArgumentTypeError) as error:
             raise type(error)(tell_count(_rename(str(error), self.names), self.data)) from error
-        for old in [k for k, (refs, made) in _TOPOLOGIES.items() if made() is None or any(r() is None for r in refs)]:
+        gone = [k for k, (refs, made, _) in _TOPOLOGIES.items() if made() is None or any(r() is None for r in refs)]
+        for old in gone:
             del _TOPOLOGIES[old]
-        _TOPOLOGIES[key] = [weakref.ref(source) for source in sources], weakref.ref(topology)
+        _TOPOLOGIES[key] = [weakref.ref(source) for source in sources], weakref.ref(topology), contents
         return topology
 
     def edge_set(self, edge_type: EdgeType | None, num_sources: int, num_targets: int, device: torch.device) -> Edges:

@@ -22,8 +22,9 @@ from pyg_direct.graph.relation import tell_apart
 from pyg_direct.loader.copied import copy_store
 from pyg_direct.loader.graph import place_rows, refuse_features
 from pyg_direct.loader.output import PackedOutput
-from pyg_direct.loader.placed import PlacedRows
+from pyg_direct.loader.placed import PlacedRows, check_rows
 from pyg_direct.loader.slicer import Slicer, choose_slicer, slice_adjacency
+from pyg_direct.loader.written import Marks
 
 # Rows by (type, key), and the tensors whose memory they share.
 Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
@@ -57,6 +58,9 @@ class HeteroAttributes(PlacedRows):
         topology: What ranks rows; None takes the first ones for hot.
         device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
         by_adjacency: See `Attributes`.
+
+    Raises:
+        ArgumentError: an attribute has fewer rows than the topology has nodes, or edges, of its type.
     """
 
     def __init__(self, data: HeteroData, topology: HeteroTopo | None, device: torch.device, placement: str,
@@ -64,6 +68,7 @@ class HeteroAttributes(PlacedRows):
                  sharing: Mapping[str, str] = MappingProxyType({}), by_adjacency: bool = True) -> None:  # fmt: skip
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
         refuse_features(data)
+        counts: dict[Any, int] = {} if topology is None else {**topology.num_nodes, **topology.num_edges}
         self._others: dict[tuple[Any, str], Slicer] = {}
         # Where the rows of the edges of a relation are, if not at their ids.
         places = {kind: place_rows(store, f"data[{kind}]", device) for kind, store in data.edge_items()
@@ -80,8 +85,12 @@ class HeteroAttributes(PlacedRows):
             for kind, store in stores:
                 ranking = TypeRanking(topology, kind) if place == "node" and topology is not None else None
                 for key in self._sort_out(data, place, kind, store):
+                    rows = counts.get(kind, 0) if kind not in self._places else store.edge_index.shape[1]
+                    check_rows(f"data[{kind!r}].{key}", len(store[key]), place, rows)
                     values[kind, key], kinds[kind, key], rankings[kind, key] = store[key], place, ranking
         self._place_all(values, kinds, rankings)
+        # Afterwards: to move rows may write to them.
+        self.marks = Marks(data)
         self._typed = None if topology is None else TypedRows(self._node, topology.node_types)
         together = set() if self._typed is None else self._typed.names
         for kind, key in (*values, *self._others):

@@ -191,6 +191,7 @@ class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
                  seed: int | None = None, prefetch: int = 1, most_neighbors: int = MOST_NEIGHBORS,
                  **kwargs: Any) -> None:  # fmt: skip
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
+        self._made_sampler = True
         sampler = HGTSampler(data, num_samples, is_sorted, device=device, placement=self.topology_placement,
                              seed=self.seed, most_neighbors=most_neighbors)  # fmt: skip
         kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)

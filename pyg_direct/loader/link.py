@@ -153,6 +153,11 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     def _sampler(self) -> Any:
         return self.link_sampler
 
+    def _check_seeds(self, sizes: Any) -> None:
+        given = self.input_data
+        ends = [sizes.get(given.input_type[end]) for end in (0, 2)] if isinstance(sizes, dict) else [sizes, sizes]
+        self._check_inputs(edge_label_index=(given.row, ends[0]), edge_label_index__targets=(given.col, ends[1]))
+
     def _input(self) -> Tensor:
         links = self.input_data
         # Both ends are then looked up for a whole epoch at once, where that takes little memory.
@@ -308,6 +313,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
             raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")
         device = device_for(device, neighbor_sampler)
         self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven)
+        self._made_sampler = neighbor_sampler is None
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(
                 data, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,

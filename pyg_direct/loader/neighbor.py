@@ -37,6 +37,7 @@ from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.loader.workers import Positions, WorkerSampler, number_items
 from pyg_direct.ops.check import check_callables, check_fanouts, check_flag, check_ids
+from pyg_direct.ops.content import glance_only
 from pyg_direct.ops.neighbor import check_sampling
 from pyg_direct.runtime.probe import choose_host_memory
 from pyg_direct.runtime.size import parse_size
@@ -58,9 +59,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     Args:
         data: A `Data` or `HeteroData` with `edge_index` or `adj_t`, or (`FeatureStore`, `GraphStore`). Edits before
-            an epoch take effect in it. Attributes of edges in a store go by edge id. Where there are both, `adj_t` is
-            sampled and edge ids are places in it, as in PyG; attributes of edges go by `edge_index`, whose edges may
-            stand in another order.
+            an epoch take effect in it, rows that are written while it runs in its next batch; see "Edits" below.
+            Attributes of edges in a store go by edge id. Where there are both, `adj_t` is sampled and edge ids are
+            places in it, as in PyG; attributes of edges go by `edge_index`, whose edges may stand in another order.
         num_neighbors: Fanout of each hop, -1 for all neighbors; or these for each relation (dict, `NumNeighbors`).
         input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes; with types, a type or
             (type, seeds).
@@ -154,6 +155,16 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             unless `multiprocessing_context` says how to start them: `"spawn"` gives processes that sample on the CPU.
 
+    Edits. Of a `Data` or `HeteroData` an epoch samples edges, times and weights as they were when it began. Rows of
+    attributes are those of the moment when a batch is handed out, as with PyG's loader without workers. Torch counts
+    writes to a tensor: a batch that was made ahead of one is read again, with one warning, and from then on rows are
+    read when a batch is asked for. Writes through NumPy or `.data` are not counted. They are found when an epoch
+    begins, by comparing what was copied with the graph: all of a tensor up to 32 MiB, samples of a larger one, where
+    a run of 1/2048 of its bytes is found for certain and a single number hardly ever. Assign such a tensor anew
+    (`data.edge_index = data.edge_index.clone()`) to be sure. `loader(index)` compares samples from 64 KiB on. Within an
+    epoch such a write is seen only where rows are no copies, and not by batches made ahead. If there are fewer nodes
+    than the loader has seeds for, an `IdError` says so.
+
     Estimates. With `labor` a node's k picks among its d > k neighbors are those with the smallest of d independent
     uniform draws, each belonging to a neighbor. So any k of them are equally likely, each is picked with chance k / d,
     and given the nodes that a hop expands, the mean over the picks has the expectation and the variance that it has
@@ -223,6 +234,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             if value != default:
                 raise ArgumentError(f"{name}={value!r} needs a Data that is sampled uniformly, without other options")
         self._recipe: Recipe | None = None
+        self._made_sampler = neighbor_sampler is None
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(
                 data, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
@@ -270,6 +282,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if self._recipe is None:
             return super()._prepare()
         topology = read_topology(self.data, self.device)
+        self._check_inputs(input_nodes=(self.input_data.node, topology.node_count))
         if self._plan_topology is not topology or self._plan_recipe is not self._recipe:
             placed = self._place_topology(topology)
             self._plan, self._plan_topology, self._placed = open_plan(placed, self._recipe), topology, placed
@@ -279,11 +292,25 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         is_first = self._attributes is None
         ranking = rank_rows(self, self._placed, self._plan) if is_first else Ranking.of(self._placed)
         edges = rank_edges(self, self._placed) if is_first else None
-        self._attributes = Attributes(self.data, ranking, self.device, self.placement, self.feature_cache,
-                                      self.store_dtype, self.sharing, edges)  # fmt: skip
+        self._place_attributes(ranking, edges)
+        assert self._attributes is not None
         if self.device.type == "cuda":
             announce(describe([summarise(topology, self._placed), *self._attributes.summarise()]))
         return self._attributes
+
+    def _place_attributes(self, ranking: Any, edges: Any = None) -> None:
+        counts = {"node": self._plan_topology.node_count, "edge": self._plan_topology.edge_count}
+        self._attributes = Attributes(self.data, ranking, self.device, self.placement, self.feature_cache,
+                                      self.store_dtype, self.sharing, edges, counts=counts)  # fmt: skip
+
+    def _rows(self) -> Any:
+        return super()._rows() if self._recipe is None else self._attributes
+
+    def _renew_rows(self) -> None:
+        if self._recipe is None:
+            super()._renew_rows()
+        else:
+            self._place_attributes(Ranking.of(self._placed))
 
     def _place_topology(self, topology: CSRTopo) -> PlacedTopology:
         place = self.topology_placement
@@ -307,7 +334,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if key is None:
             key = call_key(self.seed, self._num_calls)
             self._num_calls += 1
-        seeds = check_ids("index", seeds, int(self.data.num_nodes)).long()
+        # Of the graph that the plan is of, which may have been edited since.
+        seeds = check_ids("index", seeds, self._plan_topology.node_count).long()
         sample: Sample = self._plan.sample(seeds, key)
         return sample
 
@@ -315,7 +343,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         """The batch around the input nodes at these positions; each call draws anew."""
         if self._recipe is None:
             return super().__call__(index)
-        self._prepare()
+        with glance_only():
+            self._prepare()
         positions = read_positions(index, len(self.dataset))
         if not NodeSampler.serves(self.node_sampler):
             return self._finish_batch(self._finish_drawn(self._ask(positions, None)))
@@ -331,7 +360,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             return super().filter_fn(out)
         if isinstance(out, Data):
             return out
-        attributes = self._attributes or self._prepare()
+        attributes = self._prepare() if self._attributes is None else self._current_rows()
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)
         batch = self._build_output(attributes, out)
@@ -418,6 +447,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             on_device = Sample(sample.n_id.to(self.device), sample.edge_index.to(self.device),
                                sample.e_id.to(self.device), sample.node_counts, sample.edge_counts,
                                max_degree=sample.max_degree)  # fmt: skip
+            self._current_rows()
             yield self._build_plain(on_device, torch.tensor(list(item), dtype=torch.int64, device="cpu"))
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:

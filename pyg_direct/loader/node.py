@@ -93,6 +93,10 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     def _input(self) -> Tensor:
         return self.input_data.node  # type: ignore[no-any-return]
 
+    def _check_seeds(self, sizes: Any) -> None:
+        size = sizes.get(self.input_data.input_type) if isinstance(sizes, dict) else sizes
+        self._check_inputs(**{self._seeds_name: (self.input_data.node, size)})
+
     def _ask(self, positions: Tensor, key: int | None) -> Output:
         out: Output = ask(self._sampler, "sample_from_nodes", key, self.input_data[positions])
         return out

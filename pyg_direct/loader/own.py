@@ -61,6 +61,14 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
         """Read the graph anew, so that edits take effect."""
         raise NotImplementedError
 
+    def change_data(self, data: Any) -> None:
+        """Sample from another graph.
+
+        Args:
+            data: The graph, as of the constructor.
+        """
+        self.data = data
+
     def _open_topology(self) -> Any:
         """The topology, which ranks rows for caches."""
         raise NotImplementedError

@@ -10,23 +10,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.hotness import Listing, Ranked
 from pyg_direct.features.rowfile import as_tensor
 from pyg_direct.features.shares import Demand, share_budget
 from pyg_direct.loader.placement import Choice, Placed, Rows, choose_places
+from pyg_direct.ops.content import Content, has_content, read_content
 from pyg_direct.runtime.device import budget_of, free_bytes
 from pyg_direct.runtime.mode import version_of
 from pyg_direct.runtime.probe import choose_host_memory
 
-_FEATURES: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], weakref.ref[Feature]]] = {}
+_FEATURES: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], weakref.ref[Feature], Content | None]] = {}
 
 
-def remember(table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], source: Any, value: Any) -> None:
-    """Keep what was made of a source in a table, without keeping either alive; those that are gone leave it."""
-    for old in [k for k, (ref, made) in table.items() if ref() is None or made() is None]:
+def remember(table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], source: Any, value: Any, content: Any) -> None:
+    """Keep what was made of a source in a table, without keeping either alive; those that are gone leave it.
+
+    Args:
+        content: What the source held; None where the value is the source itself, elsewhere.
+    """
+    for old in [k for k, (ref, made, _) in table.items() if ref() is None or made() is None]:
         del table[old]
-    table[key] = (weakref.ref(source), weakref.ref(value))
+    table[key] = (weakref.ref(source), weakref.ref(value), content)
+
+
+def check_rows(name: str, num_rows: int, kind: str, count: int) -> None:
+    """Check that an attribute has a row for each node, or each edge (`kind`), that a sampler may give.
+
+    Raises:
+        ArgumentError: it has fewer.
+    """
+    if num_rows < count:
+        raise ArgumentError(
+            f"{name} must have a row for each of the {count} {kind}s that batches are sampled from, got {num_rows}: "
+            "edit edges and rows together, or make a new loader for another graph"
+        )
 
 
 class PlacedRows:
@@ -47,6 +66,8 @@ class PlacedRows:
                  sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
         self._device, self._placement, self._cache, self._store_dtype = device, placement, feature_cache, store_dtype
         self._sharing = dict(sharing)
+        # Whether attributes, by id, hold what their copies do.
+        self._compared: dict[int, bool] = {}
         # By key; with types, by (type or relation, key).
         self._node: dict[Any, Feature] = {}
         self._edge: dict[Any, Feature] = {}
@@ -140,7 +161,9 @@ class PlacedRows:
             # Scores of edges take GPU memory.
             feature.csr_topo = None
         # Moving gave the tensor another address: the key is made afterwards.
-        remember(_FEATURES, self._key(value, placement), value, feature)
+        content = None if feature.reads_in_place(as_tensor(value)) else read_content(value)
+        self._compared[id(value)] = True
+        remember(_FEATURES, self._key(value, placement), value, feature, content)
         return feature
 
     def _narrow(self, tensor: Tensor) -> dict[str, Any]:
@@ -156,8 +179,16 @@ class PlacedRows:
 
     def _find(self, value: Any, placement: str) -> Feature | None:
         """The feature that holds `value` in this placement already."""
-        source, feature = _FEATURES.get(self._key(value, placement), (None, None))
-        return feature() if source is not None and feature is not None and source() is value else None
+        source, feature, content = _FEATURES.get(self._key(value, placement), (None, None, None))
+        if source is None or feature is None or source() is not value:
+            return None
+        if content is not None:
+            # Asked for several times in a row.
+            if id(value) not in self._compared:
+                self._compared[id(value)] = has_content(value, content)
+            if not self._compared[id(value)]:
+                return None
+        return feature()
 
     def _name_all(self) -> dict[Any, str]:
         """Names of the placed attributes in messages and reports, each different, by key."""

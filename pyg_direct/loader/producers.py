@@ -19,12 +19,20 @@ import numpy as np
 import torch
 import torch.multiprocessing as mp
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, PygDirectError
+from pyg_direct.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceError,
+    LoaderWarning,
+    PygDirectError,
+    warn,
+)
 from pyg_direct.loader.batches import iterate_batches, open_positions
 from pyg_direct.loader.epochs import EpochLoader
 from pyg_direct.loader.ranks import Share
 from pyg_direct.loader.report import ReportedLoader
 from pyg_direct.loader.slicer import find_learned, has_learned
+from pyg_direct.loader.written import Marks
 from pyg_direct.runtime.device import resolve_device
 
 # How soon the end of a process is noticed by those that wait for it.
@@ -60,7 +68,8 @@ class Producers(ReportedLoader):
     each: those of CPU producers in shared memory, those of GPUs as handles of their memory, copied to `device` here.
     Iterating again asks the same processes for the next epoch; they end with this object, with this process, or by
     `close()`. One that is killed is named within seconds, by an error. `record` and `report` tell how long batches
-    were waited for and used here. A sampler of the program's is asked here for a whole epoch, as that begins.
+    were waited for and used here. A sampler of the program's is asked here for a whole epoch, as that begins. Rows that
+    are written while an epoch runs are not in its batches, or not at once; a warning says so.
 
     Args:
         loader: One of this package's loaders; also one with `ranks`.
@@ -100,6 +109,7 @@ class Producers(ReportedLoader):
         self._channels: list[Any] = []
         # An epoch that was left early has batches under way: each carries the number of its epoch here.
         self._turn = 0
+        self._has_told = False
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -149,7 +159,7 @@ class Producers(ReportedLoader):
         return [f"producers: {', '.join(map(str, self.devices))}"], {}
 
     def _take(self, epoch: int, step: int, drawn: int | None) -> Iterator[Any]:
-        turn = self._turn
+        turn, marks = self._turn, self._mark_rows()
         while True:
             if turn != self._turn:
                 raise PygDirectError("an epoch of these producers was begun anew; its older iterator has no batches")
@@ -162,8 +172,20 @@ class Producers(ReportedLoader):
             step += 1
             batch = what if self.device.type == "cpu" else what.to(self.device)
             self.loader._standing = (epoch, step, drawn)
+            if marks is not None and not marks.are_current():
+                marks, self._has_told = None, True
+                warn(
+                    "rows of loader.data were written while an epoch runs, which batches of other processes do not "
+                    "have, or not at once; iterate over the loader itself, with prefetch=0, or keep such rows apart "
+                    "and index them by batch.n_id",
+                    LoaderWarning,
+                )
             yield batch
         self.loader._standing = (epoch + 1, 0, None)
+
+    def _mark_rows(self) -> Marks | None:
+        """What the rows are now, to find writes by; None once these were told."""
+        return None if self._has_told else Marks(getattr(self.loader, "data", None))
 
     def _receive(self, lane: int, turn: int) -> tuple[int, Any]:
         while True:

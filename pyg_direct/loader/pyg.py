@@ -22,16 +22,18 @@ from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.loader.copied import copy_data
 from pyg_direct.loader.counted import tell_count
 from pyg_direct.loader.graph import place_rows, refuse_features
-from pyg_direct.loader.placed import PlacedRows, remember
+from pyg_direct.loader.placed import PlacedRows, check_rows, remember
 from pyg_direct.loader.placement import Placed
 from pyg_direct.loader.slicer import Slicer, choose_slicer, slice_adjacency
 from pyg_direct.loader.superbatch import SharedRows
+from pyg_direct.loader.written import Marks
+from pyg_direct.ops.content import Content, has_content, read_content
 from pyg_direct.runtime.device import free_bytes
 from pyg_direct.runtime.mode import version_of
 from pyg_direct.sampling.sample import Sample
 
 _NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id")
-_TOPOLOGIES: dict[tuple[Any, ...], tuple[weakref.ref[Any], weakref.ref[CSRTopo]]] = {}
+_TOPOLOGIES: dict[tuple[Any, ...], tuple[weakref.ref[Any], weakref.ref[CSRTopo], Content]] = {}
 # Compressing on the GPU takes about this many bytes an edge at its peak.
 _COMPRESS_BYTES = 64
 
@@ -45,8 +47,9 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
         raise ArgumentTypeError("data.edge_index must be a tensor, got ndarray")
     key = (id(edges), version_of(edges), int(data.num_nodes), device)
     known = _TOPOLOGIES.get(key)
-    if known is not None and known[0]() is edges and known[1]() is not None:
+    if known is not None and known[0]() is edges and known[1]() is not None and has_content(edges, known[2]):
         return known[1]()  # type: ignore[return-value]
+    content = read_content(edges)
     if isinstance(edges, Tensor) and edges.layout == torch.strided:
         try:
             topology = _compress(edges, int(data.num_nodes), device)
@@ -59,7 +62,7 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
             raise ArgumentError(
                 f"data.num_nodes must equal the rows {topology.node_count} of adj_t, got {data.num_nodes}"
             )
-    remember(_TOPOLOGIES, key, edges, topology)
+    remember(_TOPOLOGIES, key, edges, topology, content)
     return topology
 
 
@@ -104,12 +107,16 @@ class Attributes(PlacedRows):
         edges: What ranks rows of edges; None leaves them without hot ones.
         by_adjacency: Whether ids of edges are those of `adj_t`, where there is one, as our samplers and PyG's have
             them; else rows of edges go by ids as they are.
+        counts: How many `node`s and `edge`s there are to sample; each placed attribute must have as many rows.
+
+    Raises:
+        ArgumentError: an attribute has fewer rows.
     """
 
     def __init__(self, data: Data, topology: Listing | None, device: torch.device, placement: str,
                  feature_cache: int | str | None, store_dtype: torch.dtype | None = None,
                  sharing: Mapping[str, str] = MappingProxyType({}), edges: Listing | None = None,
-                 by_adjacency: bool = True) -> None:  # fmt: skip
+                 by_adjacency: bool = True, counts: Mapping[str, int] = MappingProxyType({})) -> None:  # fmt: skip
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
         refuse_features(data)
         self._others: dict[str, Callable[[Any, Sample], Any]] = {}
@@ -117,11 +124,17 @@ class Attributes(PlacedRows):
         self._places = place_rows(data._store, "data", device) if by_adjacency else None
         kinds = self._sort_out(data)
         edges = edges if self._places is None else None
+        if self._places is not None:
+            counts = {**counts, "edge": data.edge_index.shape[1]}
+        for key, kind in kinds.items():
+            check_rows(f"data.{key}", len(data[key]), kind, counts.get(kind, 0))
         rankings = {key: topology if kind == "node" else edges for key, kind in kinds.items()}
         self._place_all({key: data[key] for key in kinds}, kinds, rankings)
         self._groups = group_narrow(self._node)
         grouped = {name for group in self._groups for name in group.names}
         self._single = {name: feature for name, feature in self._node.items() if name not in grouped}
+        # Afterwards: to move rows may write to them.
+        self.marks = Marks(data)
         # Other slicers may make what they like.
         self._is_all_known = {"edge_index", "num_nodes"}.issuperset(self._others)
 

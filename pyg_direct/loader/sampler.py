@@ -190,6 +190,18 @@ class NeighborSampler(LinkedSampler):
         if not any(topology is kept for kept in self._opened.kept):
             self._opened = Opened(parts)
 
+    def change_data(self, data: Any) -> None:
+        """Sample from another graph.
+
+        Args:
+            data: The graph, as of the constructor.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: it is of another kind, or has no times or weights of these names.
+        """
+        opened = Opened(read_parts(data, self.time_attr, self.weight_attr))
+        self.data, self._opened = data, opened
+
     def sample_from_nodes(self, index: NodeSamplerInput, *, key: int | None = None
                           ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
         """Sample around nodes.

@@ -59,6 +59,7 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
             del data.adj_t
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
         self.depth, self.num_neighbors, self.replace = depth, num_neighbors, check_flag("replace", replace)
+        self._made_sampler = True
         sampler = NeighborSampler(data, [num_neighbors] * depth, "induced", self.replace, disjoint=True,
                                   device=device, placement=self.topology_placement, seed=self.seed)  # fmt: skip
         # PyG's `collate_fn` makes batches.

@@ -14,7 +14,10 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
+from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.loader.placed import check_rows
 from pyg_direct.loader.rows import FeatureStore as OwnStore
+from pyg_direct.loader.written import Marks
 
 # Of several layouts of a relation, the one that needs no sorting comes first.
 _PREFERENCE = (EdgeLayout.CSC, EdgeLayout.COO, EdgeLayout.CSR)
@@ -112,6 +115,23 @@ def _check_tables(features: FeatureStore, num_nodes: dict[Any, int], edges: dict
             )
 
 
+def _check_counts(features: FeatureStore, topology: HeteroTopo) -> None:
+    """Check tables of ours against what is sampled from: one with fewer rows may have been put after that was read."""
+    if not isinstance(features, OwnStore):
+        return
+    num_nodes, num_edges = sum(topology.num_nodes.values()), sum(topology.num_edges.values())
+    counts: dict[Any, int] = {**topology.num_nodes, **topology.num_edges}
+    for attr in features.get_all_tensor_attrs():
+        kind, num_rows, name = attr.group_name, features.find(attr).shape[0], f"the table {attr.attr_name!r}"
+        if topology.is_homogeneous:
+            is_edge = is_edge_attr(attr, num_rows, num_nodes, num_edges)
+            needed = num_edges if is_edge else num_nodes
+        else:
+            is_edge = not isinstance(kind, str)
+            name, needed = f"{name} of {kind!r}", counts.get(tuple(kind) if is_edge and kind else kind, 0)
+        check_rows(name, num_rows, "edge" if is_edge else "node", needed)
+
+
 def _read_times(features: FeatureStore, time_attr: str | None, num_nodes: Any, edges: dict[Any, Any]
                 ) -> tuple[Any, Any]:  # fmt: skip
     if time_attr is None:
@@ -148,11 +168,18 @@ class StoreAttributes:
             the sampler gives, and an attribute without a type belongs to edges where its name says so.
         device: The device of batches.
         custom_cls: What makes the empty batch, if not PyG's class.
+        topology: What a sampler of ours samples from.
+
+    Raises:
+        ArgumentError: a table of ours has fewer rows than the topology nodes, or edges, of its type.
     """
 
-    def __init__(self, features: FeatureStore, graph: GraphStore | None, device: torch.device, custom_cls: Any
-                 ) -> None:  # fmt: skip
+    def __init__(self, features: FeatureStore, graph: GraphStore | None, device: torch.device, custom_cls: Any,
+                 topology: HeteroTopo | None = None) -> None:  # fmt: skip
+        if topology is not None:
+            _check_counts(features, topology)
         self._features, self._graph, self._device, self._class = features, graph, device, custom_cls
+        self.marks = Marks(features)
         self._edge_types = None if graph is None else list_relations(graph)
         self._num_edges = self._num_nodes = 0
         if graph is not None and self._edge_types == [None]:

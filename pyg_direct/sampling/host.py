@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyg_direct.graph.placed import PlacedTopology
 from pyg_direct.kernels import bitmap, fresh as fresh_nodes, neighbor, relabel
+from pyg_direct.ops.check import check_below
 from pyg_direct.ops.launch import cpu_chunks, run_cpu, threads_for
 from pyg_direct.ops.neighbor import cpu_picks
 from pyg_direct.ops.relabel import cpu_bitmaps, num_words
@@ -53,7 +54,13 @@ class CpuPlan:
         self._most_seeds = self._most_edges = 0
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
-        """The batch of `seeds` (checked, int64 `[B]` on the CPU) under `key`."""
+        """The batch of `seeds`, int64 `[B]` on the CPU, under `key`.
+
+        Raises:
+            IdError: a seed lies outside the graph, or a neighbor does, which was written there later.
+        """
+        self.topology.check_unchanged()
+        check_below("seeds", seeds.numpy(), self.topology.num_nodes)
         if self.recipe.unique_seeds:
             seeds = seeds.unique()
         if seeds.numel() == 0:
@@ -97,6 +104,8 @@ class CpuPlan:
             kernel, option = cpu_picks(fanout, recipe.replace, recipe.sampling, recipe.layer_dependency)
             run_cpu(kernel, indptr, indices, frontier, offsets, np.uint64(key), hop, fanout, option, chunks, sources,
                     positions)  # fmt: skip
+            # What wrote them through NumPy is counted nowhere: a bitmap has no bit for an id beyond the last.
+            check_below("neighbors of the topology", sources, num_nodes)
             hops.append((begin, offsets, sources, positions))
             used = run_cpu(fresh_nodes.mark_fresh_cpu, sources, fresh, chunks)
             nodes = scratch.make_room(count, min(len(sources), num_nodes))

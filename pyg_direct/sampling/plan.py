@@ -123,10 +123,11 @@ class GpuPlan:
         """Enqueue a batch on torch's current stream and return at once.
 
         Args:
-            seeds: int64 `[B]`, on the CPU (checked before) or on the plan's GPU (checked by the kernels). Or the ends
-                of links, at least one, for a recipe with `unique_seeds`.
+            seeds: int64 `[B]`, on the CPU or on the plan's GPU; the kernels check them. Or the ends of links, at
+                least one, for a recipe with `unique_seeds`.
             key: Key of its draws.
         """
+        self.topology.check_unchanged()
         pending = Pending(self, seeds, key)
         if isinstance(seeds, Tensor) and (seeds.numel() == 0 or self.topology.num_nodes == 0):
             if seeds.numel() > 0:

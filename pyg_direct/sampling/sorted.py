@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.graph.placed import PlacedTopology
+from pyg_direct.ops.check import check_below
 from pyg_direct.ops.neighbor import sample_neighbors
 from pyg_direct.ops.relabel import relabel
 from pyg_direct.sampling.sample import Recipe, Sample, empty_sample
@@ -18,8 +19,15 @@ class SortingPlan:
         self.topology, self.recipe = topology, recipe
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
-        """The batch of `seeds` (int64 `[B]` on the device of the topology) under `key`."""
+        """The batch of `seeds` (int64 `[B]` on the device of the topology) under `key`.
+
+        Raises:
+            IdError: a seed lies outside the graph.
+        """
         topology, recipe = self.topology, self.recipe
+        topology.check_unchanged()
+        if not seeds.is_cuda:
+            check_below("seeds", seeds.numpy(), topology.num_nodes)
         if recipe.unique_seeds:
             seeds = seeds.unique()
         if seeds.numel() == 0:

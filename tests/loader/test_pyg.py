@@ -324,6 +324,9 @@ class RecordedFeature:
     def from_cpu_tensor(self, rows):
         self.is_on_gpu = self.cache >= rows.numel() * rows.element_size() > 0
 
+    def reads_in_place(self, table):
+        return False
+
 
 def test_what_is_on_the_gpu_stays_there_when_less_is_free_in_the_next_epoch(monkeypatch):
     data = Data(x=torch.ones(100, 64), y=torch.ones(100), edge_index=torch.zeros(2, 0).long(), num_nodes=100)
