@@ -25,6 +25,7 @@ from pyg_direct.loader.record import EpochRecord
 from pyg_direct.loader.steps import Steps
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.ops.draw import derive_key
+from pyg_direct.runtime.group import count_processes, gather, has_group
 from pyg_direct.runtime.stream import current_stream
 from pyg_direct.sampling.key import batch_key, resolve_seed
 from pyg_direct.sampling.plan import GpuPlan
@@ -39,22 +40,37 @@ class _DistLoader(GeneralLoader):
     _sampled: Any = None
 
     def _even_out(self, ranks: str) -> None:
-        """Have as many batches as the other processes, where each has seeds of its own and `uneven` asks for it."""
+        """Agree on equally many batches, if each process has seeds of its own; with `ranks="auto"` they follow."""
         uneven = self._ranks.uneven
         if ranks != "own" or uneven == "keep":
             return
-        if not can_share(self):  # type: ignore[arg-type]
-            raise ArgumentError("uneven must be 'keep' with ranks='own' and a sampler, batch_sampler or generator, got "
-                                f"{uneven!r}")  # fmt: skip
-        communicator = self.graph.communicator
-        counts = communicator.run(communicator.agree, len(self))
-        if len(counts) < communicator.size:
-            raise ArgumentError("uneven must be 'keep' with ranks='own' for clients of servers, which do not know each "
-                                f"other, got {uneven!r}")  # fmt: skip
+        try:
+            own = len(self)
+        except TypeError as error:
+            raise ArgumentError("sampler and batch_sampler must have a length with ranks='own', got one without: give "
+                                f"it __len__, or pass uneven='keep' instead of {uneven!r}") from error  # fmt: skip
+        counts = self._count_batches(own, uneven)
         if uneven == "pad" and 0 in counts and max(counts) > 0:
             raise ArgumentError("input_nodes, or links, must give each process a batch with ranks='own' and "
-                                f"uneven='pad', got none on rank {counts.index(0)}")  # fmt: skip
+                                f"uneven='pad', got none on rank {counts.index(0)}: give it some, or pass "
+                                "uneven='drop' or uneven='keep'")  # fmt: skip
         self._ranks.num_steps = max(counts) if uneven == "pad" else min(counts)
+
+    def _count_batches(self, own: int, uneven: str) -> list[int]:
+        """Batches of each process that another one may wait for."""
+        communicator = self.graph.communicator
+        counts: list[int] = communicator.run(communicator.agree, own)
+        num_clients = communicator.size
+        if len(counts) == num_clients:
+            return counts
+        # Clients of servers know each other by the process group that they train in, if at all.
+        if count_processes() == num_clients:
+            return gather(own, self.device if self.device.type == "cuda" else None)
+        if uneven == "drop" or has_group():
+            raise ArgumentError(f"uneven must be 'keep' with ranks='own' for clients of servers, unless a process "
+                                f"group has just these {num_clients} clients, got {uneven!r}")  # fmt: skip
+        # Without a process group no other client waits for this one.
+        return counts
 
     def _prepare(self) -> Any:
         if self._general is None:
@@ -158,6 +174,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
             training nodes of its part, of which more neighbors are near.
         uneven: Where processes have different numbers of batches; see `NeighborLoader`. With `ranks="own"`, `pad` gives
             each as many as the one with most has, and `drop` as many as the one with fewest; all make the loader then.
+            Clients of servers agree on it over the process group that they are in.
         seed: Seed of shuffling and draws, equal in all processes; None draws one from the generator of torch on rank 0,
             which clients of servers cannot where several share the batches.
         prefetch: Batches made ahead.
@@ -173,7 +190,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
                  replace: bool = False, subgraph_type: Any = "directional", disjoint: bool = False,
                  temporal_strategy: str = "uniform", time_attr: str | None = None, weight_attr: str | None = None,
                  transform: Any = None, transform_sampler_output: Any = None, *, seed: int | None = None,
-                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "keep", time_comparison: str = "<=",
+                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "pad", time_comparison: str = "<=",
                  time_window: int | None = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         self.graph, options = graph, _options(graph, seed, ranks, kwargs)
         sampler = DistNeighborSampler(
@@ -246,7 +263,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
                  neg_sampling_ratio: float | None = None, time_attr: str | None = None, weight_attr: str | None = None,
                  transform: Any = None, transform_sampler_output: Any = None, *,
                  strict_negatives: bool = False, exclude_target_edges: bool | str = False, seed: int | None = None,
-                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "keep", time_comparison: str = "<=",
+                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "pad", time_comparison: str = "<=",
                  time_window: int | None = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         self.graph, options = graph, _options(graph, seed, ranks, kwargs)
         if (edge_label_time is None) != (time_attr is None):

@@ -117,7 +117,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         uneven: With `ranks`, where w does not divide the number of batches: `pad`: the processes left without one in
             the last round sample the first seeds of the epoch anew, so that none waits for ever for the gradients of
             the others; `drop`: the last round is left out; `keep`: they stop, for evaluation or inside
-            `torch.distributed.algorithms.join.Join`.
+            `torch.distributed.algorithms.join.Join`. With `keep` and DDP outside of `Join` gradients are mixed in
+            silence: a process that stopped adds its next batch, of the next epoch, to the last one of the others.
         cache_policy: With processes of a `torch.distributed` group, one a GPU, which all iterate: they keep node
             attributes of more than 16 bytes a row together, once in host memory, those of the first process of a host;
             `device_replicate`: each GPU has hot rows of its own; `p2p_clique_replicate`: GPUs that NVLink joins read
