@@ -14,7 +14,7 @@ from pyg_direct.distributed.attributes import DistAttributes
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.sampler import DistNeighborSampler
 from pyg_direct.errors import ArgumentError
-from pyg_direct.loader.batches import Seeds, can_share
+from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, make_batch
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.link import LinkLoader

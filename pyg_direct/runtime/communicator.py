@@ -84,7 +84,8 @@ class Communicator:
             _check(device, backend, silence)
         self.device, self._wire = device, device if backend == "nccl" else _HOST
         self._connections = Connections()
-        self._ranks, self._silence, self._pulse = ranks, silence, None
+        self._ranks, self._silence = ranks, silence
+        self._pulse: Pulse | None = None
         self.rank, self.size = ranks.index(dist.get_rank()), len(ranks)
         self._word_group: Any = None
         self._own_group: Any = None

@@ -137,7 +137,7 @@ class Pulse:
 
 
 def open_store(timeout: float) -> Any:
-    """Open the store of the default group; over a connection of its own, which nobody else holds up, where it has some."""
+    """Open the store of the default group, over a connection of its own where it has some: nobody else holds it up."""
     store = dist.distributed_c10d._get_default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store
