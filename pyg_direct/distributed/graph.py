@@ -100,7 +100,7 @@ class DistGraph:
     def _open_all(self, folder: str | PathLike[str], check: str | None, device_cache_size: int | str, placement: str,
                   replicas: Any, share_rows: bool, share_graph: bool | str) -> None:  # fmt: skip
         # In turn, as what follows, so that what is wrong in one process is told to all.
-        self.communicator.run(self._check, device_cache_size, placement, share_graph, share_rows)
+        self.communicator.run(self._check, device_cache_size, placement, share_graph, share_rows, replicas)
         self.obstacle = self._find_obstacle(share_graph, folder)
         self.part: GraphPart = self.communicator.run(self._open, folder, check)
         self.pairs = PairExchange(self.part, self.communicator)
@@ -120,11 +120,16 @@ class DistGraph:
         if any(self.communicator.run(self.communicator.agree, int(replicas is not None))):
             self.communicator.run(self._keep, self.rows, folder, {} if replicas is None else replicas)
 
-    def _check(self, device_cache_size: int | str, placement: str, share_graph: bool | str, share_rows: bool) -> None:
+    def _check(self, device_cache_size: int | str, placement: str, share_graph: bool | str, share_rows: bool,
+               replicas: Any) -> None:  # fmt: skip
         # A graph on CPUs, in one memory, uses neither of the first two: what is wrong with them is told all the same.
         Feature(device=self.device, device_cache_size=device_cache_size, placement=placement)
         if share_graph not in (True, False, "auto"):
             raise ArgumentError(f"share_graph must be True, False or 'auto', got {share_graph!r}")
+        if share_graph is True and (share_rows or replicas is not None):
+            name, value = ("share_rows", share_rows) if share_rows else ("replicas", replicas)
+            raise ArgumentError(f"{name} needs share_graph=False or 'auto', as nothing is exchanged in one memory, got "
+                                f"{value!r}")  # fmt: skip
         ways = self.communicator.agree(2 * bool(share_graph) + bool(share_rows))
         other = next((rank for rank, way in enumerate(ways) if way != ways[0]), None)
         if other is not None:

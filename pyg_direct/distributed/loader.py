@@ -13,11 +13,11 @@ from pyg_direct.distributed.alike import check_alike
 from pyg_direct.distributed.attributes import DistAttributes
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.sampler import DistNeighborSampler
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, make_batch
 from pyg_direct.loader.general import GeneralLoader
-from pyg_direct.loader.link import LinkLoader
+from pyg_direct.loader.link import LinkLoader, check_strict
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.order import note_hops
 from pyg_direct.loader.pipeline import hold_for, note_memory
@@ -36,6 +36,7 @@ class _DistLoader(GeneralLoader):
     """What loaders of a graph in parts share: batches made in step with the other processes."""
 
     graph: DistGraph
+    _evens_out_alone = True
     # What the batch that is being built was sampled from, if in both directions.
     _sampled: Any = None
 
@@ -134,10 +135,24 @@ class _DistLoader(GeneralLoader):
         return batch
 
 
-def _options(graph: Any, seed: int | None, ranks: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+# Options of other loaders that a graph in parts has instead, or has not.
+_ELSEWHERE = {
+    "device": "give it to DistGraph",
+    "placement": "give it to DistGraph",
+    "feature_cache": "give DistGraph device_cache_size",
+    "store_dtype": "rows keep the dtype that they were partitioned with",
+    "custom_cls": "batches of a graph in parts are a Data or a HeteroData",
+    "subgraph_type": "it is 'induced'",
+}
+
+
+def _options(owner: type, graph: Any, seed: int | None, ranks: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments for the loaders that these are made of."""
     if not isinstance(graph, DistGraph):
         raise ArgumentError(f"graph must be a DistGraph, got {type(graph).__name__}")
+    for name in _ELSEWHERE:
+        if name in kwargs:
+            raise ArgumentTypeError(f"{owner.__name__} has no option {name}: {_ELSEWHERE[name]}")
     if kwargs.get("num_workers"):
         raise ArgumentError(f"num_workers must be 0 for a graph in parts, got {kwargs['num_workers']}")
     if ranks not in ("auto", "own"):
@@ -166,7 +181,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
     Args:
         graph: The graph.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, input_time, transform,
-            transform_sampler_output, time_comparison, time_window: See `NeighborLoader`.
+            transform_sampler_output, filter_per_worker, time_comparison, time_window: See `NeighborLoader`.
         input_nodes: Seeds of all processes: ids, a mask, or None for all nodes; with types, a type or (type, seeds).
             Equal in all processes, unless `ranks="own"`.
         time_attr, weight_attr: Any name, to sample by the times or weights that the graph was partitioned with.
@@ -189,16 +204,17 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
     def __init__(self, graph: DistGraph, num_neighbors: Any, input_nodes: Any = None, input_time: Tensor | None = None,
                  replace: bool = False, subgraph_type: Any = "directional", disjoint: bool = False,
                  temporal_strategy: str = "uniform", time_attr: str | None = None, weight_attr: str | None = None,
-                 transform: Any = None, transform_sampler_output: Any = None, *, seed: int | None = None,
+                 transform: Any = None, transform_sampler_output: Any = None,
+                 filter_per_worker: bool | None = None, *, seed: int | None = None,
                  prefetch: int = 1, ranks: Any = "auto", uneven: str = "pad", time_comparison: str = "<=",
                  time_window: int | None = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
-        self.graph, options = graph, _options(graph, seed, ranks, kwargs)
+        self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
         sampler = DistNeighborSampler(
             graph, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
             seed=options["seed"], time_comparison=time_comparison, time_window=time_window)  # fmt: skip
         super().__init__(graph.skeleton(), sampler, input_nodes, input_time, transform, transform_sampler_output,
-                         input_id=input_id, device=graph.device, prefetch=prefetch, uneven=uneven, **options,
-                         **kwargs)  # fmt: skip
+                         filter_per_worker, input_id=input_id, device=graph.device, prefetch=prefetch, uneven=uneven,
+                         **options, **kwargs)  # fmt: skip
         check_alike(self, ranks)
         self._even_out(ranks)
 
@@ -236,6 +252,8 @@ class DistSubGraphLoader(DistNeighborLoader):
     """
 
     def __init__(self, graph: DistGraph, num_neighbors: Any, input_nodes: Any = None, **kwargs: Any) -> None:
+        if "subgraph_type" in kwargs:
+            raise ArgumentTypeError(f"DistSubGraphLoader has no option subgraph_type: {_ELSEWHERE['subgraph_type']}")
         super().__init__(graph, num_neighbors, input_nodes, subgraph_type="induced", **kwargs)
 
 
@@ -245,8 +263,8 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
     Args:
         graph: The graph.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, transform,
-            transform_sampler_output, seed, prefetch, ranks, uneven, time_comparison, time_window, input_id, **kwargs:
-            See `DistNeighborLoader`.
+            transform_sampler_output, filter_per_worker, seed, prefetch, ranks, uneven, time_comparison, time_window,
+            input_id, **kwargs: See `DistNeighborLoader`.
         edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
             processes, unless `ranks="own"`.
         edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, strict_negatives, exclude_target_edges: See
@@ -261,11 +279,13 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
                  edge_label_time: Tensor | None = None, replace: bool = False, subgraph_type: Any = "directional",
                  disjoint: bool = False, temporal_strategy: str = "uniform", neg_sampling: Any = None,
                  neg_sampling_ratio: float | None = None, time_attr: str | None = None, weight_attr: str | None = None,
-                 transform: Any = None, transform_sampler_output: Any = None, *,
+                 transform: Any = None, transform_sampler_output: Any = None,
+                 filter_per_worker: bool | None = None, *,
                  strict_negatives: bool = False, exclude_target_edges: bool | str = False, seed: int | None = None,
                  prefetch: int = 1, ranks: Any = "auto", uneven: str = "pad", time_comparison: str = "<=",
                  time_window: int | None = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
-        self.graph, options = graph, _options(graph, seed, ranks, kwargs)
+        self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
+        check_strict(strict_negatives, neg_sampling, neg_sampling_ratio)
         if (edge_label_time is None) != (time_attr is None):
             raise ArgumentError("edge_label_time and time_attr must be given together")
         has_links = isinstance(edge_label_index, Tensor) or (
@@ -278,7 +298,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
             seed=options["seed"], time_comparison=time_comparison, time_window=time_window,
             strict_negatives=strict_negatives, exclude_target_edges=exclude_target_edges)  # fmt: skip
         super().__init__(graph.skeleton(), sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
-                         neg_sampling_ratio, transform, transform_sampler_output, input_id=input_id,
+                         neg_sampling_ratio, transform, transform_sampler_output, filter_per_worker, input_id=input_id,
                          device=graph.device, prefetch=prefetch, uneven=uneven, **options, **kwargs)  # fmt: skip
         check_alike(self, ranks)
         self._even_out(ranks)

@@ -26,6 +26,7 @@ from pyg_direct.loader.drawn import Drawn
 from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.links import NegativeSource
 from pyg_direct.loader.opened import Opened
+from pyg_direct.loader.plain import check_choices
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.runtime.stream import current_stream
 from pyg_direct.sampling.key import resolve_seed
@@ -97,6 +98,8 @@ class DistNeighborSampler(NeighborSampler):
         self.time_comparison, self.time_window = time_comparison, time_window
         self.strict_negatives, self.exclude_target_edges = bool(strict_negatives), exclude_target_edges
         self._read_recipe()
+        if time_attr is None:
+            check_choices(temporal_strategy, time_comparison, time_window)
         if graph.whole is not None:
             # By all processes at once; batches are made by each for itself.
             graph.whole.place_plain() if self._is_plain() else self._open_topology()

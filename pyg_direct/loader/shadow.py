@@ -54,6 +54,9 @@ class ShaDowKHopSampler(NodeLoader):
         self.depth, self.num_neighbors, self.replace = depth, num_neighbors, check_flag("replace", replace)
         sampler = NeighborSampler(data, [num_neighbors] * depth, "induced", self.replace, disjoint=True,
                                   device=device, placement=self.topology_placement, seed=self.seed)  # fmt: skip
+        if "filter_per_worker" in kwargs:
+            raise ArgumentTypeError(f"{type(self).__name__} has no option filter_per_worker: its collate_fn makes "
+                                    "batches, as PyG's")  # fmt: skip
         # PyG's `collate_fn` makes batches.
         kwargs["filter_per_worker"] = True
         self._open_general(data, sampler, node_idx, None, None, None, None, None, store_dtype, kwargs)

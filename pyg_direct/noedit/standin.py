@@ -96,6 +96,9 @@ def _make(cls: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     options = dict(cls.options)
     if options.get("device") == "data":
         options["device"] = _find_device(next(iter(arguments.values())))
+    if isinstance(next(iter(arguments.values())), tuple):
+        # Stores keep their rows themselves.
+        options.pop("feature_cache", None)
     if "transform" in inspect.signature(cls.ours).parameters:
         arguments["transform"] = partial(show_batch, arguments.get("transform"))
     with warnings.catch_warnings():
