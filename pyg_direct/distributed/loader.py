@@ -157,6 +157,10 @@ def _options(owner: type, graph: Any, seed: int | None, ranks: Any, kwargs: dict
         raise ArgumentError(f"num_workers must be 0 for a graph in parts, got {kwargs['num_workers']}")
     if ranks not in ("auto", "own"):
         raise ArgumentError(f"ranks must be 'auto' or 'own', got {ranks!r}")
+    for name in ("sampler", "batch_sampler", "generator") if ranks == "auto" else ():
+        if kwargs.get(name) is not None:
+            raise ArgumentError(f"{name} needs ranks='own', got ranks='auto', with which processes share the batches "
+                                "that the loader itself makes")  # fmt: skip
     if seed is None:
         # Numbers that are exchanged are at least 0.
         agreed = graph.communicator.run(graph.communicator.agree, resolve_seed(None) % 2**62)

@@ -174,9 +174,12 @@ class Formation:
         """What each member said; None where one has said `again` instead."""
         keys = [f"{what}/{rank}" for rank in range(len(self._ranks))]
         pause = _FIRST_PAUSE
-        while not self._store.check(keys):
+        while True:
+            # Before the words: one who comes late finds those of members that have given up.
             if self._store.check([_FAILED]):
                 raise RankError(self._store.get(_FAILED).decode(errors="replace"))
+            if self._store.check(keys):
+                return [self._store.get(key).decode() for key in keys]
             if again and self._store.check([again]):
                 return None
             if self._is_given_up:
@@ -190,7 +193,6 @@ class Formation:
                     raise RankError(words)
             time.sleep(pause)
             pause = min(1.5 * pause, _LAST_PAUSE)
-        return [self._store.get(key).decode() for key in keys]
 
 
 @contextmanager

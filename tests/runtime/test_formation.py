@@ -71,10 +71,13 @@ def fail_in_many_ways(rank, folder):
         heard["lost twice"] = hear(agree)
     with lost_connections(9 if is_last else 0):
         heard["always lost"] = hear(agree)
+    if is_last:
+        # It comes when it is given up.
+        dist.barrier()
+    heard["absent"] = hear(agree, timeout=1)
     if not is_last:
-        heard["absent"] = hear(agree, timeout=1)
-    dist.barrier()
-    # Its number was not taken by the one who did not come, but that of a group of two is another.
+        dist.barrier()
+    heard["after"] = hear(agree)
     group = dist.new_group([0, 1])
     if not is_last:
         heard["two"] = hear(agree, group=group)
@@ -97,7 +100,8 @@ def test_one_that_fails_is_named_at_once_and_lost_connections_are_made_anew(tmp_
         assert said["always lost"] == own["always lost"][0]
         assert said["always lost"].endswith("rank 2: connectFullMesh failed: connection closed by peer")
         assert said["absent"] == "RankError: rank 2 did not come within 1 seconds to form a group with the others"
-        assert said["two"] == "nothing"
+        assert own["absent"][0] == said["absent"]
+        assert said["after"] == own["after"][0] == said["two"] == "nothing"
         assert all(seconds < BESIDE for _, seconds in heard.values())
         # Nothing of groups that failed goes on.
         assert num_threads <= 2
