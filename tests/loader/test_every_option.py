@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
@@ -17,6 +18,7 @@ from pyg_direct import (
     CSRTopo,
     Feature,
     FeatureStore,
+    GraphedStep,
     GraphSageSampler,
     HGTLoader,
     LinkLoader,
@@ -35,6 +37,7 @@ from pyg_direct import (
 from pyg_direct.distributed import DistGraph, DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
 from pyg_direct.distributed.client import ClientGraph
 from pyg_direct.distributed.rows import Wanted
+from pyg_direct.dynamic import FrameTrainer, stream
 from pyg_direct.errors import LoaderWarning, PygDirectError
 from pyg_direct.loader import NeighborSampler as LayerSampler
 from pyg_direct.ops.keywords import list_options
@@ -495,6 +498,49 @@ OTHERS = {
         "cold_policy": Refused("some", "cold_policy must be one of")}),
     "FeatureStore": (FeatureStore, make_store, {**ROWS, "store_dtype": Seen(read_store, None, torch.float16)}),
 }  # fmt: skip
+
+
+MODEL = GraphSAGE(5, 4, num_layers=1)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+SNAPSHOTS = [Data(edge_index=DATA.edge_index, x=TABLE, y=TABLE[:, 0]) for _ in range(4)]
+
+
+def make_step(**options):
+    return GraphedStep(**{"model": MODEL, "compute": print, "optimizer": OPTIMIZER, **options})
+
+
+def make_stream(**options):
+    return stream(**{"signal": SNAPSHOTS, "device": "cpu", **options})
+
+
+def make_trainer(**options):
+    return FrameTrainer(**{"model": MODEL, "signal": SNAPSHOTS, "optimizer": OPTIMIZER, "device": "cpu", "window": 2,
+                           **options})  # fmt: skip
+
+
+MEMORY = {"device": Refused("tpu", "device must name"), "memory": Refused("lots", "memory must look like")}
+TRAINERS = {
+    "GraphedStep": (GraphedStep, make_step, {
+        "compute": Refused(3, "compute must be callable"), "optimizer": Refused(3, "optimizer must have step"),
+        "names": Refused("x", "names must be a list"), "warm_up": Refused(0, "warm_up must be at least 1"),
+        "margin": Refused(-1, "margin must lie in"), "spared": Refused(-1, "spared must be at least 0")}),
+    "FrameTrainer": (FrameTrainer, make_trainer, {
+        **MEMORY, "optimizer": Refused(3, "optimizer"), "window": Refused(0, "window must lie in"),
+        "loss": Refused(3, "loss must be callable"), "target": Refused("x", "target must be one of"),
+        "step": Refused(3, "step must be callable"), "replay": Refused(True, "replay must not be asked for on cpu")}),
+    "stream": (stream, make_stream, {
+        **MEMORY, "keep": Refused("x", "keep must be one of"), "group_size": Refused(3, "group_size must be one of"),
+        "form": Refused("x", "form must be one of")}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_trainers_and_streams_check_theirs(name):
+    kind, make, known = TRAINERS[name]
+
+    assert set(inspect.signature(kind).parameters) - {"model", "signal"} == set(known)
+    for option, case in known.items():
+        case.check(make, option)
 
 
 @pytest.mark.parametrize("name", OTHERS)
