@@ -253,6 +253,9 @@ class DistSubGraphLoader(DistNeighborLoader):
 
     Args:
         graph, num_neighbors, input_nodes, **kwargs: See `DistNeighborLoader`.
+
+    Raises:
+        ArgumentTypeError: `subgraph_type` is given.
     """
 
     def __init__(self, graph: DistGraph, num_neighbors: Any, input_nodes: Any = None, **kwargs: Any) -> None:
