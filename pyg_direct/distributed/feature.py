@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.ops.check import as_ids, check_ids
 from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.formation import failures_told
 from pyg_direct.runtime.stream import current_stream
 
 _KIND, _NAME = "nodes", "rows"
@@ -83,17 +85,18 @@ class DistFeature:
     """
 
     def __init__(self, feature: Tensor | Feature, info: PartitionInfo, comm: Any = None) -> None:
-        if not isinstance(feature, (Tensor, Feature)):
-            raise ArgumentTypeError(f"feature must be a tensor or a Feature, got {type(feature).__name__}")
-        self._table: Tensor | None = None
-        if isinstance(feature, Tensor):
-            # In one piece on the device, so that rows can be written.
-            self._table = feature.detach().to(resolve_device(info.device)).contiguous()
-            feature = Feature(device=info.device).from_cpu_tensor(self._table)
-        if feature.shape[0] != info.own.numel():
-            raise ArgumentError(f"feature must have a row for each of the {info.own.numel()} nodes of host "
-                                f"{info.host}, got {feature.shape[0]}")  # fmt: skip
-        device = feature.device
+        with failures_told() if comm is None else nullcontext():
+            if not isinstance(feature, (Tensor, Feature)):
+                raise ArgumentTypeError(f"feature must be a tensor or a Feature, got {type(feature).__name__}")
+            self._table: Tensor | None = None
+            if isinstance(feature, Tensor):
+                # In one piece on the device, so that rows can be written.
+                self._table = feature.detach().to(resolve_device(info.device)).contiguous()
+                feature = Feature(device=info.device).from_cpu_tensor(self._table)
+            if feature.shape[0] != info.own.numel():
+                raise ArgumentError(f"feature must have a row for each of the {info.own.numel()} nodes of host "
+                                    f"{info.host}, got {feature.shape[0]}")  # fmt: skip
+            device = feature.device
         comm = Communicator(device=device) if comm is None else getattr(comm, "communicator", comm)
         if (comm.rank, comm.size) != (info.host, info.hosts):
             raise ArgumentError(f"info must be of host {comm.rank} of {comm.size}, got {info.host} of {info.hosts}")

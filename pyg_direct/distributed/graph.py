@@ -24,6 +24,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.ops.check import as_ids, check_ids
 from pyg_direct.runtime.communicator import Communicator
 from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.formation import failures_told
 from pyg_direct.runtime.host import give_back_freed
 from pyg_direct.runtime.size import parse_size
 from pyg_direct.runtime.stream import current_stream
@@ -83,9 +84,10 @@ class DistGraph:
                  backend: str | None = None, check: str | None = "size", device_cache_size: int | str = 0,
                  placement: str = "unified", replicas: Any = None, share_rows: bool = False,
                  share_graph: bool | str = "auto", timeout: float = 600, silence: float = 30) -> None:  # fmt: skip
-        self.device = resolve_device(device)
-        if share_rows and self.device.type != "cpu":
-            raise ArgumentError(f"share_rows needs device='cpu', got {str(self.device)!r}")
+        with failures_told(group):
+            self.device = resolve_device(device)
+            if share_rows and self.device.type != "cpu":
+                raise ArgumentError(f"share_rows needs device='cpu', got {str(self.device)!r}")
         self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout,
                                          silence=silence)  # fmt: skip
         try:
@@ -97,10 +99,9 @@ class DistGraph:
 
     def _open_all(self, folder: str | PathLike[str], check: str | None, device_cache_size: int | str, placement: str,
                   replicas: Any, share_rows: bool, share_graph: bool | str) -> None:  # fmt: skip
-        # A graph on CPUs, in one memory, uses neither: what is wrong with them is told all the same.
-        Feature(device=self.device, device_cache_size=device_cache_size, placement=placement)
+        # In turn, as what follows, so that what is wrong in one process is told to all.
+        self.communicator.run(self._check, device_cache_size, placement, share_graph, share_rows, replicas)
         self.obstacle = self._find_obstacle(share_graph, folder)
-        # In turn, so that what is wrong with one part is told to all.
         self.part: GraphPart = self.communicator.run(self._open, folder, check)
         self.pairs = PairExchange(self.part, self.communicator)
         if self.obstacle is None:
@@ -119,10 +120,24 @@ class DistGraph:
         if any(self.communicator.run(self.communicator.agree, int(replicas is not None))):
             self.communicator.run(self._keep, self.rows, folder, {} if replicas is None else replicas)
 
-    def _find_obstacle(self, share_graph: bool | str, folder: str | PathLike[str]) -> str | None:
-        """Why the graph is not kept in one memory."""
+    def _check(self, device_cache_size: int | str, placement: str, share_graph: bool | str, share_rows: bool,
+               replicas: Any) -> None:  # fmt: skip
+        # A graph on CPUs, in one memory, uses neither of the first two: what is wrong with them is told all the same.
+        Feature(device=self.device, device_cache_size=device_cache_size, placement=placement)
         if share_graph not in (True, False, "auto"):
             raise ArgumentError(f"share_graph must be True, False or 'auto', got {share_graph!r}")
+        if share_graph is True and (share_rows or replicas is not None):
+            name, value = ("share_rows", share_rows) if share_rows else ("replicas", replicas)
+            raise ArgumentError(f"{name} needs share_graph=False or 'auto', as nothing is exchanged in one memory, got "
+                                f"{value!r}")  # fmt: skip
+        ways = self.communicator.agree(2 * bool(share_graph) + bool(share_rows))
+        other = next((rank for rank, way in enumerate(ways) if way != ways[0]), None)
+        if other is not None:
+            raise ArgumentError("share_graph=False and share_rows must be equal in all processes, got others on rank "
+                                f"{other} than on rank 0")  # fmt: skip
+
+    def _find_obstacle(self, share_graph: bool | str, folder: str | PathLike[str]) -> str | None:
+        """Why the graph is not kept in one memory."""
         obstacle = None
         if not share_graph:
             obstacle = "share_graph=False"

@@ -15,10 +15,10 @@ from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.sampler import DistNeighborSampler
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.relation import EdgeType
-from pyg_direct.loader.batches import Seeds, can_share
+from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, make_batch
 from pyg_direct.loader.general import GeneralLoader
-from pyg_direct.loader.link import LinkLoader, tell_several
+from pyg_direct.loader.link import LinkLoader, check_strict, tell_several
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.order import note_hops
 from pyg_direct.loader.pipeline import hold_for, note_memory
@@ -26,6 +26,7 @@ from pyg_direct.loader.record import EpochRecord
 from pyg_direct.loader.steps import Steps
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.ops.draw import derive_key
+from pyg_direct.runtime.group import count_processes, gather, has_group
 from pyg_direct.runtime.stream import current_stream
 from pyg_direct.sampling.key import EpochKey, check_seed
 from pyg_direct.sampling.plan import GpuPlan
@@ -36,25 +37,25 @@ class _DistLoader(GeneralLoader):
     """What loaders of a graph in parts share: batches made in step with the other processes."""
 
     graph: DistGraph
+    _evens_out_alone = True
     # What the batch that is being built was sampled from, if in both directions.
     _sampled: Any = None
 
     def _even_out(self, ranks: str) -> None:
-        """Have as many batches as the other processes, where each has seeds of its own and `uneven` asks for it."""
+        """Agree on equally many batches, if each process has seeds of its own; with `ranks="auto"` they follow."""
         uneven = self._ranks.uneven
         if ranks != "own" or uneven == "keep":
             return
-        if not can_share(self):  # type: ignore[arg-type]
-            raise ArgumentError("uneven must be 'keep' with ranks='own' and a sampler, batch_sampler or generator, got "
-                                f"{uneven!r}")  # fmt: skip
-        communicator = self.graph.communicator
-        counts = communicator.run(communicator.agree, len(self))
-        if len(counts) < communicator.size:
-            raise ArgumentError("uneven must be 'keep' with ranks='own' for clients of servers, which do not know each "
-                                f"other, got {uneven!r}")  # fmt: skip
+        try:
+            own = len(self)
+        except TypeError as error:
+            raise ArgumentError("sampler and batch_sampler must have a length with ranks='own', got one without: give "
+                                f"it __len__, or pass uneven='keep' instead of {uneven!r}") from error  # fmt: skip
+        counts = self._count_batches(own, uneven)
         if uneven == "pad" and 0 in counts and max(counts) > 0:
             raise ArgumentError("input_nodes, or links, must give each process a batch with ranks='own' and "
-                                f"uneven='pad', got none on rank {counts.index(0)}")  # fmt: skip
+                                f"uneven='pad', got none on rank {counts.index(0)}: give it some, or pass "
+                                "uneven='drop' or uneven='keep'")  # fmt: skip
         self._ranks.num_steps = max(counts) if uneven == "pad" else min(counts)
 
     def _agree_on(self, drawn: int) -> int:
@@ -64,6 +65,22 @@ class _DistLoader(GeneralLoader):
             return int(derive_key(drawn, graph.rank, 0))
         agreed: list[int] = graph.communicator.run(graph.communicator.agree, drawn)
         return agreed[0]
+
+    def _count_batches(self, own: int, uneven: str) -> list[int]:
+        """Batches of each process that another one may wait for."""
+        communicator = self.graph.communicator
+        counts: list[int] = communicator.run(communicator.agree, own)
+        num_clients = communicator.size
+        if len(counts) == num_clients:
+            return counts
+        # Clients of servers know each other by the process group that they train in, if at all.
+        if count_processes() == num_clients:
+            return gather(own, self.device if self.device.type == "cuda" else None)
+        if uneven == "drop" or has_group():
+            raise ArgumentError(f"uneven must be 'keep' with ranks='own' for clients of servers, unless a process "
+                                f"group has just these {num_clients} clients, got {uneven!r}")  # fmt: skip
+        # Without a process group no other client waits for this one.
+        return counts
 
     def _prepare(self) -> Any:
         self._check_seeds(self._sampler.num_nodes)
@@ -128,14 +145,32 @@ class _DistLoader(GeneralLoader):
         return batch
 
 
-def _options(graph: Any, seed: int | None, ranks: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+# Options of other loaders that a graph in parts has instead, or has not.
+_ELSEWHERE = {
+    "device": "give it to DistGraph",
+    "placement": "give it to DistGraph",
+    "feature_cache": "give DistGraph device_cache_size",
+    "store_dtype": "rows keep the dtype that they were partitioned with",
+    "custom_cls": "batches of a graph in parts are a Data or a HeteroData",
+    "subgraph_type": "it is 'induced'",
+}
+
+
+def _options(owner: type, graph: Any, seed: int | None, ranks: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments for the loaders that these are made of."""
     if not isinstance(graph, DistGraph):
         raise ArgumentError(f"graph must be a DistGraph, got {type(graph).__name__}")
+    for name in _ELSEWHERE:
+        if name in kwargs:
+            raise ArgumentTypeError(f"{owner.__name__} has no option {name}: {_ELSEWHERE[name]}")
     if kwargs.get("num_workers"):
         raise ArgumentError(f"num_workers must be 0 for a graph in parts, got {kwargs['num_workers']}")
     if ranks not in ("auto", "own"):
         raise ArgumentError(f"ranks must be 'auto' or 'own', got {ranks!r}")
+    for name in ("sampler", "batch_sampler", "generator") if ranks == "auto" else ():
+        if kwargs.get(name) is not None:
+            raise ArgumentError(f"{name} needs ranks='own', got ranks='auto', with which processes share the batches "
+                                "that the loader itself makes")  # fmt: skip
     size = graph.communicator.size
     if seed is None and ranks == "auto" and len(graph.communicator.run(graph.communicator.agree, 0)) < size:
         raise ArgumentError(f"seed must be given, equal in all {size} clients that share the batches, as they do not "
@@ -158,7 +193,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
     Args:
         graph: The graph.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, input_time, transform,
-            transform_sampler_output, time_comparison, time_window: See `NeighborLoader`.
+            transform_sampler_output, filter_per_worker, time_comparison, time_window: See `NeighborLoader`.
         input_nodes: Seeds of all processes: ids, a mask, or None for all nodes; with types, a type or (type, seeds).
             Equal in all processes, unless `ranks="own"`.
         time_attr, weight_attr: Any name, to sample by the times or weights that the graph was partitioned with.
@@ -166,6 +201,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
             training nodes of its part, of which more neighbors are near.
         uneven: Where processes have different numbers of batches; see `NeighborLoader`. With `ranks="own"`, `pad` gives
             each as many as the one with most has, and `drop` as many as the one with fewest; all make the loader then.
+            Clients of servers agree on it over the process group that they are in.
         seed: Seed of shuffling and draws, equal in all processes. None: each epoch follows torch's generator on rank 0,
             for which all processes meet as it begins; with `ranks="own"` each follows its own. Clients of servers that
             share the batches must give one.
@@ -181,16 +217,17 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
     def __init__(self, graph: DistGraph, num_neighbors: Any, input_nodes: Any = None, input_time: Tensor | None = None,
                  replace: bool = False, subgraph_type: Any = "directional", disjoint: bool = False,
                  temporal_strategy: str = "uniform", time_attr: str | None = None, weight_attr: str | None = None,
-                 transform: Any = None, transform_sampler_output: Any = None, *, seed: int | None = None,
-                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "keep", time_comparison: str = "<=",
+                 transform: Any = None, transform_sampler_output: Any = None,
+                 filter_per_worker: bool | None = None, *, seed: int | None = None,
+                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "pad", time_comparison: str = "<=",
                  time_window: int | None = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
-        self.graph, options = graph, _options(graph, seed, ranks, kwargs)
+        self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
         sampler = DistNeighborSampler(
             graph, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
             seed=options["seed"], time_comparison=time_comparison, time_window=time_window)  # fmt: skip
         super().__init__(graph.skeleton(), sampler, input_nodes, input_time, transform, transform_sampler_output,
-                         input_id=input_id, device=graph.device, prefetch=prefetch, uneven=uneven, **options,
-                         **kwargs)  # fmt: skip
+                         filter_per_worker, input_id=input_id, device=graph.device, prefetch=prefetch, uneven=uneven,
+                         **options, **kwargs)  # fmt: skip
         check_alike(self, ranks)
         self._even_out(ranks)
 
@@ -225,9 +262,14 @@ class DistSubGraphLoader(DistNeighborLoader):
 
     Args:
         graph, num_neighbors, input_nodes, **kwargs: See `DistNeighborLoader`.
+
+    Raises:
+        ArgumentTypeError: `subgraph_type` is given.
     """
 
     def __init__(self, graph: DistGraph, num_neighbors: Any, input_nodes: Any = None, **kwargs: Any) -> None:
+        if "subgraph_type" in kwargs:
+            raise ArgumentTypeError(f"DistSubGraphLoader has no option subgraph_type: {_ELSEWHERE['subgraph_type']}")
         super().__init__(graph, num_neighbors, input_nodes, subgraph_type="induced", **kwargs)
 
 
@@ -237,8 +279,8 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
     Args:
         graph: The graph.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, transform,
-            transform_sampler_output, seed, prefetch, ranks, uneven, time_comparison, time_window, input_id, **kwargs:
-            See `DistNeighborLoader`.
+            transform_sampler_output, filter_per_worker, seed, prefetch, ranks, uneven, time_comparison, time_window,
+            input_id, **kwargs: See `DistNeighborLoader`.
         edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
             processes, unless `ranks="own"`.
         edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, strict_negatives, exclude_target_edges: See
@@ -256,12 +298,14 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
                  edge_label_time: Tensor | None = None, replace: bool = False, subgraph_type: Any = "directional",
                  disjoint: bool = False, temporal_strategy: str = "uniform", neg_sampling: Any = None,
                  neg_sampling_ratio: float | None = None, time_attr: str | None = None, weight_attr: str | None = None,
-                 transform: Any = None, transform_sampler_output: Any = None, *,
+                 transform: Any = None, transform_sampler_output: Any = None,
+                 filter_per_worker: bool | None = None, *,
                  strict_negatives: bool = False, exclude_target_edges: bool | str = False, seed: int | None = None,
-                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "keep", time_comparison: str = "<=",
+                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "pad", time_comparison: str = "<=",
                  time_window: int | None = None, input_id: Tensor | None = None, rev_edge_type: EdgeType | None = None,
                  **kwargs: Any) -> None:  # fmt: skip
-        self.graph, options = graph, _options(graph, seed, ranks, kwargs)
+        self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
+        check_strict(strict_negatives, neg_sampling, neg_sampling_ratio)
         if (edge_label_time is None) != (time_attr is None):
             raise ArgumentError("edge_label_time and time_attr must be given together")
         has_links = isinstance(edge_label_index, Tensor) or (
@@ -278,7 +322,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
             strict_negatives=strict_negatives, exclude_target_edges=exclude_target_edges,
             rev_edge_type=rev_edge_type)  # fmt: skip
         super().__init__(graph.skeleton(), sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
-                         neg_sampling_ratio, transform, transform_sampler_output, input_id=input_id,
+                         neg_sampling_ratio, transform, transform_sampler_output, filter_per_worker, input_id=input_id,
                          device=graph.device, prefetch=prefetch, uneven=uneven, **options, **kwargs)  # fmt: skip
         check_alike(self, ranks)
         self._even_out(ranks)

@@ -26,6 +26,7 @@ from pyg_direct.loader.drawn import Drawn
 from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.links import NegativeSource
 from pyg_direct.loader.opened import Opened
+from pyg_direct.loader.plain import check_choices
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.targets import check_exclusion
 from pyg_direct.runtime.stream import current_stream
@@ -105,6 +106,8 @@ class DistNeighborSampler(NeighborSampler):
         self.strict_negatives, self.exclude_target_edges = bool(strict_negatives), exclude_target_edges
         self.rev_edge_type = rev_edge_type
         self._read_recipe()
+        if time_attr is None:
+            check_choices(temporal_strategy, time_comparison, time_window)
         if graph.whole is not None:
             # By all processes at once; batches are made by each for itself.
             graph.whole.place_plain() if self._is_plain() else self._open_topology()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -99,10 +100,21 @@ def iterate_batches(loader: DataLoader[Any], key: EpochKey, first: int, nodes: T
             # Batches hold them as `input_id`: a view would keep, and be saved with, the order of the whole epoch.
             yield number, Seeds(positions.clone(), own)
         return
-    for number, positions in enumerate(given):
+    for number, positions in enumerate(_take(given, share.num_steps)):
         if number >= first:
             chosen = torch.as_tensor(positions, dtype=torch.int64, device="cpu").reshape(-1)
             yield share.number_of(number) * stride + offset, Seeds(chosen, _pick(nodes, chosen))
+
+
+def _take(batches: Iterator[Any], count: int | None) -> Iterator[Any]:
+    """As many batches as processes agreed on: the first ones anew where there are fewer; None for all."""
+    given = []
+    for positions in islice(batches, count):
+        if count is not None:
+            given.append(positions)
+        yield positions
+    if count is not None and given:
+        yield from islice(cycle(given), count - len(given))
 
 
 def _draw_where_generators_are(source: Any) -> Iterator[Any]:

@@ -61,6 +61,8 @@ class EpochLoader(ReportedLoader):
     _reads_late = False
     # How processes of a group keep node attributes together; see `NeighborLoader`.
     sharing: Mapping[str, str] = MappingProxyType({})
+    # Whether processes whose seeds are their own, without `ranks`, still agree on the number of batches.
+    _evens_out_alone = False
 
     def enable_cpu_affinity(self, loader_cores: Any = None) -> AbstractContextManager[Any]:
         """PyG's way to pin workers to cores; does nothing where there are no workers.
@@ -102,6 +104,8 @@ class EpochLoader(ReportedLoader):
         self.placement, self.topology_placement = placement, topology_placement
         self.feature_cache, self.prefetch, self.super_batch = feature_cache, prefetch, super_batch
         self._ranks = Ranks(ranks, uneven)
+        if ranks is None and uneven != "pad" and not self._evens_out_alone:
+            raise ArgumentError(f"uneven={uneven!r} needs ranks, got None: this process has all batches")
         self.seed = check_seed(seed)
         # The epoch that the next iteration runs and its first batch; and what was drawn for it, if it was begun before.
         self._next_epoch = self._first_batch = 0

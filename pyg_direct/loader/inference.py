@@ -60,6 +60,10 @@ def inference_loader(data: Data, batch_size: int | None = None, **options: Any) 
     for name in ("num_neighbors", "input_nodes", "shuffle"):
         if name in options:
             raise ArgumentError(f"{name} is settled by layer-wise inference, got {options[name]!r}")
+    for name in ("store_dtype", "feature_cache", "cache_policy", "cold_policy", "hotness", "presample"):
+        if name in options:
+            raise ArgumentError(f"{name} is one of attributes, which batches of layer-wise inference have none of, got "
+                                f"{options[name]!r}")  # fmt: skip
     bare = _Bare(num_nodes=data.num_nodes)
     bare.__dict__["_rows"] = data.x
     bare["edge_index" if data.get("adj_t") is None else "adj_t"] = find_edges(data)
@@ -110,12 +114,15 @@ def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, b
     if model.jk_mode not in (None, "last"):
         raise ArgumentError(f"model must have jk=None or 'last', got {model.jk_mode!r}")
     if isinstance(data, NeighborLoader):
+        if options:
+            raise ArgumentError(f"{', '.join(options)} belong to the loader, where data is one: make it with them")
         loader = data
         check_inference_loader(loader)
         x = loader.data.x if x is None else x
         loader = inference_loader(loader.data, loader.batch_size if batch_size is None else batch_size,
                                   device=loader.device, topology_placement=loader.topology_placement,
-                                  prefetch=loader.prefetch, seed=loader.seed, generator=loader.generator)  # fmt: skip
+                                  topology_cache=loader.topology_cache, prefetch=loader.prefetch, seed=loader.seed,
+                                  generator=loader.generator)  # fmt: skip
     else:
         loader = inference_loader(data, batch_size, **options)
         x = data.x if x is None else x

@@ -61,8 +61,6 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
                  num_nodes: int | None = None, return_e_id: bool = True, transform: Callable[..., Any] | None = None,
                  *, device: Device = None, placement: str = "auto", seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
-        kwargs.pop("dataset", None)
-        kwargs.pop("collate_fn", None)
         if not isinstance(placement, str) or placement not in _MODES:
             raise ArgumentError(f"placement must be one of {', '.join(_MODES)}, got {placement!r}")
         self._settle(device, placement, None, None, 1, seed, prefetch, ranks, uneven)

@@ -24,8 +24,8 @@ from pyg_direct.loader.graph import check_graph, settle_filter
 from pyg_direct.loader.linked import LinkedSampler
 from pyg_direct.loader.links import LoaderLinks, PendingLinks, tells_negatives
 from pyg_direct.loader.node import check_input_id, check_times
-from pyg_direct.loader.options import settle_workers
-from pyg_direct.loader.own import OwnSampler, ask, check_sampler, device_for, is_own
+from pyg_direct.loader.options import check_custom_cls, check_stores, settle_workers
+from pyg_direct.loader.own import OwnSampler, ask, check_is_used, check_sampler, device_for, is_own
 from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.planned import PlannedLinks
 from pyg_direct.loader.pyg import Attributes
@@ -33,7 +33,7 @@ from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.stores import list_links, list_relations
 from pyg_direct.loader.superbatch import SharedRows
 from pyg_direct.loader.together import Together
-from pyg_direct.ops.check import check_callables, check_ids, in_short, tell_kind
+from pyg_direct.ops.check import check_callables, check_flag, check_ids, in_short, tell_kind
 from pyg_direct.sampling.key import EpochKey
 from pyg_direct.sampling.negative import check_weight
 from pyg_direct.sampling.plan import GpuPlan
@@ -97,6 +97,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
         check_graph(data, is_sampled=False)
         check_store_dtype(store_dtype)
+        check_stores(data, store_dtype=store_dtype, feature_cache=self.feature_cache)
+        check_custom_cls(data, custom_cls)
         self.store_dtype = store_dtype
         edge_label_index = _read_links(data, edge_label_index)
         links = edge_label_index[1] if isinstance(edge_label_index, tuple) else edge_label_index
@@ -311,6 +313,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
             is_set = ["'edge_label_time' is not set", "'time_attr' is not set"][time_attr is None]
             raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")
+        check_strict(strict_negatives, neg_sampling, neg_sampling_ratio)
         device = device_for(device, neighbor_sampler)
         self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven)
         self._made_sampler = neighbor_sampler is None
@@ -324,6 +327,13 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         elif strict_negatives or exclude_target_edges or rev_edge_type is not None:
             raise ArgumentError("strict_negatives, exclude_target_edges and rev_edge_type belong to the sampler, if "
                                 "one is given")  # fmt: skip
+        else:
+            check_is_used(neighbor_sampler, {"time_comparison": time_comparison, "time_window": time_window,
+                                             "topology_placement": topology_placement,
+                                             "topology_cache": topology_cache},
+                          {"replace": replace, "subgraph_type": subgraph_type, "disjoint": disjoint,
+                           "temporal_strategy": temporal_strategy, "time_attr": time_attr, "weight_attr": weight_attr,
+                           "is_sorted": is_sorted, "directed": directed})  # fmt: skip
         kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
         self._open_links(data, neighbor_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
@@ -345,6 +355,16 @@ def _read_negatives(neg_sampling: Any) -> NegativeSampling | None:
         kind = ArgumentError if isinstance(error, ValueError) else ArgumentTypeError
         raise kind("neg_sampling must be 'binary', 'triplet', a dict of their options or a NegativeSampling, got "
                    f"{neg_sampling!r}: {error}") from error  # fmt: skip
+
+
+def check_strict(strict_negatives: bool, neg_sampling: Any, neg_sampling_ratio: float | None) -> None:
+    """Strict negatives take negatives.
+
+    Raises:
+        ArgumentError: there are none.
+    """
+    if check_flag("strict_negatives", strict_negatives) and neg_sampling is None and not neg_sampling_ratio:
+        raise ArgumentError("strict_negatives=True needs neg_sampling, got None: there are no negatives")
 
 
 def _check_ratio(ratio: Any) -> None:

@@ -24,10 +24,10 @@ from pyg_direct.loader.general import note_sample, read_positions
 from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
 from pyg_direct.loader.hosts import keep_once
 from pyg_direct.loader.node import NodeLoader, check_input_id, count_seeds, open_loader
-from pyg_direct.loader.options import settle_sharing, settle_workers
+from pyg_direct.loader.options import check_custom_cls, check_stores, settle_sharing, settle_workers
 from pyg_direct.loader.order import note_hops
 from pyg_direct.loader.output import check_output, to_output
-from pyg_direct.loader.own import device_for, take_key, under_key
+from pyg_direct.loader.own import check_is_used, device_for, take_key, under_key
 from pyg_direct.loader.pipeline import note_memory
 from pyg_direct.loader.placement import announce, describe
 from pyg_direct.loader.plain import NodeSampler, check_choices, is_plain, read_input_nodes
@@ -128,7 +128,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         uneven: With `ranks`, where w does not divide the number of batches: `pad`: the processes left without one in
             the last round sample the first seeds of the epoch anew, so that none waits for ever for the gradients of
             the others; `drop`: the last round is left out; `keep`: they stop, for evaluation or inside
-            `torch.distributed.algorithms.join.Join`.
+            `torch.distributed.algorithms.join.Join`. With `keep` and DDP outside of `Join` gradients are mixed in
+            silence: a process that stopped adds its next batch, of the next epoch, to the last one of the others.
         cache_policy: With processes of a `torch.distributed` group, one a GPU, which all iterate: they keep node
             attributes of more than 16 bytes a row together, once in host memory, those of the first process of a host;
             `device_replicate`: each GPU has hot rows of its own; `p2p_clique_replicate`: GPUs that NVLink joins read
@@ -215,11 +216,19 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if topology_cache not in (None, "auto"):
             parse_size(topology_cache, 0, "topology_cache")
         self.topology_cache = topology_cache
+        check_is_used(neighbor_sampler, {"time_comparison": time_comparison, "time_window": time_window,
+                                         "topology_placement": topology_placement, "topology_cache": topology_cache},
+                      {"replace": replace, "subgraph_type": subgraph_type, "disjoint": disjoint,
+                       "temporal_strategy": temporal_strategy, "time_attr": time_attr, "weight_attr": weight_attr,
+                       "is_sorted": is_sorted, "directed": directed})  # fmt: skip
+        check_stores(data, cache_policy=cache_policy)
+        check_flag("is_sorted", is_sorted)
         kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
         layer_dependency = check_flag("layer_dependency", layer_dependency)
         plain = is_plain(data, num_neighbors, neighbor_sampler, time_attr, weight_attr,
                          check_flag("disjoint", disjoint), subgraph_type, check_flag("directed", directed))  # fmt: skip
         if plain:
+            check_custom_cls(data, custom_cls)
             check_choices(temporal_strategy, time_comparison, time_window)
             fanouts = list(num_neighbors.values) if isinstance(num_neighbors, NumNeighbors) else num_neighbors
             self._open_plain(data, fanouts, input_nodes, replace, transform, transform_sampler_output, input_id,

@@ -16,7 +16,7 @@ from pyg_direct.features.store import check_store_dtype
 from pyg_direct.loader.drawn import Output
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.graph import check_graph, count_nodes, settle_filter
-from pyg_direct.loader.options import settle_workers
+from pyg_direct.loader.options import check_custom_cls, check_stores, settle_workers
 from pyg_direct.loader.own import OwnSampler, ask, check_sampler, device_for, is_own
 from pyg_direct.loader.plain import read_input_nodes
 from pyg_direct.loader.sampler import NeighborSampler
@@ -71,6 +71,8 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         check_sampler(self._sampler_name, node_sampler, "sample_from_nodes")
         check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
         check_store_dtype(store_dtype)
+        check_stores(data, store_dtype=store_dtype, feature_cache=self.feature_cache)
+        check_custom_cls(data, custom_cls)
         self.store_dtype = store_dtype
         check_graph(data, is_sampled=False)
         input_nodes, num_seeds = _read_seeds(data, input_nodes, self._seeds_name)

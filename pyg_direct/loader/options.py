@@ -16,7 +16,12 @@ from pyg_direct.ops.keywords import list_options, refuse_unknown
 
 # Only workers need these; None and the defaults of torch are not worth a word.
 _WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
-                   "pin_memory_device": "", "worker_init_fn": None, "timeout": 0}  # fmt: skip
+                   "pin_memory_device": "", "worker_init_fn": None, "timeout": 0, "multiprocessing_context": None,
+                   "in_order": True}  # fmt: skip
+# What workers that are started have no use for: they hand samples on, in order, and end with their epoch.
+_NO_WORKERS_OPTIONS = ("persistent_workers", "pin_memory", "pin_memory_device", "in_order")
+# PyG's loaders take these and drop them: the loader has its own.
+_DROPPED = ("dataset", "collate_fn")
 # What may be left for DataLoader; one is of PyG's.
 _TORCH_OPTIONS = ("filter_per_worker", *list_options(torch.utils.data.DataLoader))
 
@@ -34,6 +39,7 @@ def settle_workers(owner: type, kwargs: dict[str, Any], device: torch.device, *,
     """
     refuse_unknown(owner, kwargs, _TORCH_OPTIONS)
     _check_options(kwargs)
+    kwargs = _drop(kwargs)
     if num_seeds == 0:
         # torch refuses to shuffle nothing.
         kwargs = {k: v for k, v in kwargs.items() if k != "shuffle"}
@@ -45,7 +51,9 @@ def settle_workers(owner: type, kwargs: dict[str, Any], device: torch.device, *,
                 f"multiprocessing_context must be 'spawn' with device={device}, got {method!r}: GPU memory and unified "
                 "memory cannot be used in forked processes"
             )
-        return kwargs
+        unused = {k: kwargs[k] for k in _NO_WORKERS_OPTIONS if kwargs.get(k, _WORKER_OPTIONS[k]) != _WORKER_OPTIONS[k]}
+        say_unused(unused, "workers hand on samples in order, and end with their epoch")
+        return {k: v for k, v in kwargs.items() if k not in unused}
     absorbed = {k: v for k, v in kwargs.items() if k in _WORKER_OPTIONS and v != _WORKER_OPTIONS[k]}
     if absorbed:
         given = ", ".join(f"{k}={v!r}" for k, v in absorbed.items())
@@ -54,7 +62,49 @@ def settle_workers(owner: type, kwargs: dict[str, Any], device: torch.device, *,
             f"{given}: not needed and not used, as sampling and features come from the device itself{start}",
             LoaderWarning,
         )
-    return {k: v for k, v in kwargs.items() if k not in _WORKER_OPTIONS and k != "multiprocessing_context"}
+    return {k: v for k, v in kwargs.items() if k not in _WORKER_OPTIONS}
+
+
+def say_unused(given: Mapping[str, Any], reason: str) -> None:
+    """Warn once about arguments that PyG or torch take without an effect.
+
+    Args:
+        given: These, by name; nothing is said where there are none.
+        reason: Why they have none.
+    """
+    if given:
+        warn(f"{', '.join(f'{k}={_show(v)}' for k, v in given.items())}: not used, as {reason}", LoaderWarning)
+
+
+def _show(value: Any) -> str:
+    return getattr(value, "__qualname__", None) or repr(value)
+
+
+def _drop(kwargs: dict[str, Any]) -> dict[str, Any]:
+    say_unused({k: v for k, v in kwargs.items() if k in _DROPPED and v is not None}, "the loader has its own")
+    return {k: v for k, v in kwargs.items() if k not in _DROPPED}
+
+
+def check_stores(data: Any, **given: Any) -> None:
+    """Refuse options of rows for a graph in stores, which keep their own.
+
+    Args:
+        data: What the loader was given.
+        **given: The options, by name; None is none.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    for name, value in given.items():
+        if value is not None and isinstance(data, (tuple, list)):
+            raise ArgumentError(f"{name} must be None for a graph in stores, which keep their rows themselves, got "
+                                f"{value!r}: give it to the FeatureStore, as far as that has it")  # fmt: skip
+
+
+def check_custom_cls(data: Any, custom_cls: Any) -> None:
+    """Say that a class of batches is not used for a graph that is in no stores, as in PyG."""
+    if custom_cls is not None and not isinstance(data, (tuple, list)):
+        say_unused({"custom_cls": custom_cls}, "batches have the class of data, unless that is in stores")
 
 
 def _check_options(kwargs: Mapping[str, Any]) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch_geometric.sampler import BaseSampler
 
-from pyg_direct.errors import ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.loader.options import say_unused
 from pyg_direct.sampling.key import call_key
 from pyg_direct.typing import Device
 
@@ -149,6 +150,32 @@ def check_sampler(name: str, sampler: Any, method: str) -> None:
     """Raise unless a sampler, an argument of this name, can be asked for samples by `method`."""
     if not callable(getattr(sampler, method, None)):
         raise ArgumentTypeError(f"{name} must have {method}, as PyG's BaseSampler, got {type(sampler).__name__}")
+
+
+# Of the arguments that a sampler is made of.
+_DEFAULTS = {"replace": False, "subgraph_type": "directional", "disjoint": False, "temporal_strategy": "uniform",
+             "is_sorted": False, "directed": True, "time_comparison": "<="}  # fmt: skip
+
+
+def check_is_used(sampler: Any, own: Mapping[str, Any], of_pyg: Mapping[str, Any]) -> None:
+    """Refuse options of sampling beside a sampler, which has its own; PyG drops those that it has, which is said.
+
+    Args:
+        sampler: The sampler given; None where the loader makes one of these options.
+        own, of_pyg: Options that PyG does not have, and that it has, by name.
+
+    Raises:
+        ArgumentError: one of `own` is given beside a sampler.
+    """
+    if sampler is None:
+        return
+    for name, value in own.items():
+        if value != _DEFAULTS.get(name):
+            raise ArgumentError(f"{name}={value!r} needs neighbor_sampler=None: it belongs to the sampler, if one is "
+                                "given")  # fmt: skip
+    unused = {name: value for name, value in of_pyg.items()
+              if getattr(value, "value", value) != _DEFAULTS.get(name)}  # fmt: skip
+    say_unused(unused, "they belong to neighbor_sampler, which is given")
 
 
 def device_for(device: Device, sampler: Any) -> Device:

@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput, NumNeighbors, SamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.loader.options import say_unused
 from pyg_direct.loader.output import to_output
 from pyg_direct.ops.check import in_short
 from pyg_direct.sampling.options import GeneralRecipe
@@ -26,7 +27,7 @@ def is_plain(data: Any, num_neighbors: Any, neighbor_sampler: Any, time_attr: st
 
 
 def check_choices(temporal_strategy: str, time_comparison: str, time_window: int | None) -> None:
-    """Refuse unknown words also where they have no effect.
+    """Refuse words of times where there are none, also unknown ones; PyG takes a strategy then, which is said.
 
     Raises:
         ArgumentError: named argument, rule and value.
@@ -34,6 +35,10 @@ def check_choices(temporal_strategy: str, time_comparison: str, time_window: int
     GeneralRecipe([], temporal_strategy=temporal_strategy, time_comparison=time_comparison, time_window=time_window)
     if time_window is not None:
         raise ArgumentError(f"time_window needs time_attr, the name of the times, got None and {time_window!r}")
+    if time_comparison != "<=":
+        raise ArgumentError(f"time_comparison={time_comparison!r} needs time_attr, the name of the times, got None")
+    if temporal_strategy != "uniform":
+        say_unused({"temporal_strategy": temporal_strategy}, "there are no times: time_attr is None")
 
 
 class NodeSampler:

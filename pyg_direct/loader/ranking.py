@@ -38,6 +38,8 @@ def check_ranking(hotness: str, presample: float | None) -> None:
         return
     if isinstance(presample, bool) or not isinstance(presample, (int, float)) or not 0 < presample <= 1000:
         raise ArgumentError(f"presample must be a number of epochs above 0 and at most 1000, got {presample!r}")
+    if hotness != "frequency":
+        raise ArgumentError(f"presample={presample!r} needs hotness='frequency', which counts reads, got {hotness!r}")
 
 
 def rank_rows(loader: Any, placed: PlacedTopology, plan: Any) -> Listing:

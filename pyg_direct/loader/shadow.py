@@ -62,6 +62,9 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
         self._made_sampler = True
         sampler = NeighborSampler(data, [num_neighbors] * depth, "induced", self.replace, disjoint=True,
                                   device=device, placement=self.topology_placement, seed=self.seed)  # fmt: skip
+        if "filter_per_worker" in kwargs:
+            raise ArgumentTypeError(f"{type(self).__name__} has no option filter_per_worker: its collate_fn makes "
+                                    "batches, as PyG's")  # fmt: skip
         # PyG's `collate_fn` makes batches.
         kwargs["filter_per_worker"] = True
         self._open_general(data, sampler, node_idx, None, None, None, None, None, store_dtype, kwargs)

@@ -32,7 +32,8 @@ class SubGraphLoader(NeighborLoader):
         if "subgraph_type" in kwargs:
             raise ArgumentError(f"subgraph_type must be 'induced', which it is, got {kwargs['subgraph_type']!r}")
         super().__init__(data, [] if num_neighbors is None else num_neighbors, input_nodes,
-                         neighbor_sampler=neighbor_sampler, subgraph_type="induced", **kwargs)  # fmt: skip
+                         neighbor_sampler=neighbor_sampler,
+                         subgraph_type="induced" if neighbor_sampler is None else "directional", **kwargs)  # fmt: skip
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
         super()._place_inputs(batch, out)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_direct.errors import ArgumentError, warn
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn
 from pyg_direct.nn.norms import find_norm_over_nodes
 from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
 from pyg_direct.nn.padded_types import PaddedTypes, TypedSizes, read_typed_sizes
@@ -56,7 +56,7 @@ class GraphedStep:
         reason: Why steps are not replayed, None where they may be.
 
     Raises:
-        ArgumentError: named argument, rule and value.
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
 
     Example:
         >>> from torch_geometric.nn import GraphSAGE
@@ -72,6 +72,12 @@ class GraphedStep:
     def __init__(self, model: torch.nn.Module, compute: Callable[[Any], Tensor], optimizer: torch.optim.Optimizer, *,
                  names: Sequence[str] | None = None, warm_up: int = 8, margin: float = 0.02,
                  spared: int | None = None) -> None:  # fmt: skip
+        if not callable(compute):
+            raise ArgumentTypeError(f"compute must be callable, got {compute!r}")
+        if not callable(getattr(optimizer, "step", None)):
+            raise ArgumentTypeError(f"optimizer must have step, as torch's, got {type(optimizer).__name__}")
+        if names is not None and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
+            raise ArgumentTypeError(f"names must be a list of names of attributes, or None, got {names!r}")
         if warm_up < 1:
             raise ArgumentError(f"warm_up must be at least 1, got {warm_up}")
         if not 0 <= margin <= 1:

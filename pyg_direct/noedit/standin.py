@@ -130,6 +130,9 @@ def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kw
     options = {name: value for name, value in stand_in.options.items() if name in taken and value is not None}
     if options.get("device") == "data":
         options["device"] = _find_device(next(iter(arguments.values())))
+    if isinstance(next(iter(arguments.values()), None), tuple):
+        # Stores keep their rows themselves.
+        options.pop("feature_cache", None)
     if "transform" in taken:
         arguments["transform"] = partial(show_batch, arguments.get("transform"))
     return {**options, **arguments}

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, IdError, RankError
 from pyg_direct.runtime.connections import Connections
-from pyg_direct.runtime.loopback import gloo_on_loopback
+from pyg_direct.runtime.formation import Formation, failures_told, name_ranks
 from pyg_direct.runtime.pulse import Pulse
 
 _MOST_WORDS = 1 << 12
@@ -47,13 +48,18 @@ class Communicator:
     and that process may come later because of just this.
 
     Args:
-        group: Ranks of this group take part; None for all. Every process must make its communicator.
+        group: Ranks of this group take part, and each of them makes its communicator; None for all. With NCCL all other
+            processes must make one at the same time.
         device: Of the tensors that are exchanged.
         backend: Of the bytes, `nccl` or `gloo`; by default NCCL for tensors on GPUs, else Gloo, which moves them over
             the host. Gloo listens on the loopback where all processes are on one host, unless `GLOO_SOCKET_IFNAME` is
             set.
-        timeout: Seconds that an exchange waits for the slowest process.
+        timeout: Seconds that an exchange waits for the slowest process, and that all have to come at first.
         silence: Seconds that it waits for one that gives no sign of life, over Gloo.
+
+    Raises:
+        ArgumentError: there is no process group, or a wrong argument; the others hear of the latter.
+        RankError: another process failed before the group was formed, is gone, or does not come.
 
     Partners are the other ranks, ascending, then this one: what is for others lies in one piece.
 
@@ -69,23 +75,23 @@ class Communicator:
             raise ArgumentError("a process group must be there before graphs are opened in parts; call "
                                 "torch.distributed.init_process_group first")  # fmt: skip
         backend = ("nccl" if device.type == "cuda" else "gloo") if backend is None else backend
-        if backend not in ("gloo", "nccl") or (backend == "nccl" and device.type != "cuda"):
-            raise ArgumentError(f"backend must be gloo, or nccl with tensors on GPUs, got {backend!r} on {device}")
-        if not silence > 0:
-            raise ArgumentError(f"silence must be above 0 seconds, got {silence}")
+        # Not kept by this.
+        self._find_world: Callable[[], Any] = weakref.ref(dist.group.WORLD)  # type: ignore[arg-type]
         ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+        if dist.get_rank() not in ranks:
+            raise ArgumentError(f"group must have this process, rank {dist.get_rank()}, as a member, got ranks {ranks}")
+        with failures_told(group):
+            _check(device, backend, silence)
         self.device, self._wire = device, device if backend == "nccl" else _HOST
         self._connections = Connections()
-        limit = timedelta(seconds=timeout)
-        with gloo_on_loopback(ranks, timeout), self._connections.opened():
-            self._word_group: Any = dist.new_group(ranks, timeout=limit, backend="gloo")
-        self._own_group: Any = self._word_group
-        if backend == "nccl":
-            self._own_group = dist.new_group(ranks, timeout=limit, backend=backend)
-        self._is_open = True
-        self.rank, self.size = dist.get_rank(self._own_group), len(ranks)
         self._ranks, self._silence = ranks, silence
-        self._pulse = Pulse(self._own_group.group_name, self.rank, self.size, silence) if self.size > 1 else None
+        self._pulse: Pulse | None = None
+        self.rank, self.size = ranks.index(dist.get_rank()), len(ranks)
+        self._word_group: Any = None
+        self._own_group: Any = None
+        if self.size > 1:
+            self._join(backend, timeout)
+        self._is_open = True
         self.width = _LEAST_WIDTH
         self.sent: Counter[str] = Counter()
         self._memory: dict[str, Tensor] = {}
@@ -99,10 +105,26 @@ class Communicator:
         self._worker.start()
         atexit.register(self.close)
 
+    def _join(self, backend: str, timeout: float) -> None:
+        """Form the groups, of which a process that fails or dies meanwhile is named."""
+        formation = Formation(self._ranks, timeout, self._silence)
+        try:
+            with self._connections.opened():
+                self._word_group = self._own_group = formation.join()
+            if backend == "nccl":
+                self._own_group = formation.watch(
+                    partial(dist.new_group, self._ranks, timeout=timedelta(seconds=timeout), backend=backend)
+                )
+        except BaseException:
+            self._connections.give_up()
+            formation.abandon()
+            raise
+        self._pulse = formation.pulse
+
     @property
     def is_open(self) -> bool:
         """Whether it was neither closed nor lost its group with that of the program."""
-        return self._is_open and dist.is_initialized() and self._own_group in dist.distributed_c10d._world.pg_map
+        return self._is_open and dist.is_initialized() and dist.group.WORLD is self._find_world()
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         """Have something done in its turn; every process must ask for the same in the same order."""
@@ -278,9 +300,11 @@ class Communicator:
         by_rank, back_by_rank = ([*given[: self.rank], 0, *given[self.rank :]] for given in (sizes, sizes_back))
         try:
             waits = self._pulse is not None and wire.type == "cpu"
-            work = dist.all_to_all_single(out, sent, back_by_rank, by_rank, group, async_op=waits)
             if waits:
-                self._wait(work)
+                # Not one that torch knows by a name, which would take all processes of the default group to make.
+                self._wait(group.alltoall_base(out, sent, back_by_rank, by_rank, dist.AllToAllOptions()))
+            else:
+                dist.all_to_all_single(out, sent, back_by_rank, by_rank, group)
         except RankError as error:
             self._broken = str(error)
             self._connections.give_up()
@@ -319,15 +343,11 @@ class Communicator:
         gone = self._pulse.tell_gone(missing)
         if self.rank in gone:
             return f"rank {self._ranks[self.rank]}, this process, was silent for so long that the others gave it up"
-        return f"{self._name(gone)} is gone: {reason}"
+        return f"{name_ranks(self._ranks, gone)} is gone: {reason}"
 
     def _stop_pulse(self) -> None:
         if self._pulse is not None:
             self._pulse.stop()
-
-    def _name(self, ranks: list[int]) -> str:
-        names = f"rank {', '.join(str(self._ranks[rank]) for rank in ranks)}"
-        return names + (", or what keeps the group together," if 0 in ranks else "")
 
     def close(self) -> None:
         """Do what was asked for, then end the thread and the group; all processes call it.
@@ -352,6 +372,14 @@ class Communicator:
         self._worker.join()
         self._memory.clear()
         self._stop_pulse()
-        if dist.is_initialized():
-            for group in dict.fromkeys((self._own_group, self._word_group)):
-                dist.destroy_process_group(group)
+        own, words = self._own_group, self._word_group
+        self._own_group = self._word_group = None
+        if own is not words and dist.is_initialized():
+            dist.destroy_process_group(own)
+
+
+def _check(device: torch.device, backend: str, silence: float) -> None:
+    if backend not in ("gloo", "nccl") or (backend == "nccl" and device.type != "cuda"):
+        raise ArgumentError(f"backend must be gloo, or nccl with tensors on GPUs, got {backend!r} on {device}")
+    if not silence > 0:
+        raise ArgumentError(f"silence must be above 0 seconds, got {silence}")

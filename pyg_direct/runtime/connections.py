@@ -25,8 +25,10 @@ class Connections:
     def opened(self) -> Iterator[None]:
         """Note the sockets that are opened meanwhile."""
         before = _list_sockets()
-        yield
-        self._sockets |= {fd: inode for fd, inode in _list_sockets().items() if before.get(fd) != inode}
+        try:
+            yield
+        finally:
+            self._sockets |= {fd: inode for fd, inode in _list_sockets().items() if before.get(fd) != inode}
 
     def give_up(self) -> None:
         """Shut down those that are still open."""

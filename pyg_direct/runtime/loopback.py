@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from itertools import count
 from pathlib import Path
 
 import psutil
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_direct.runtime.group import identify_host
 
 # Which interface Gloo and NCCL listen on; without it, that of the host's name.
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _ADDRESS = "127.0.0.1"
-_NUMBERS = count()
 
 
 def find_loopback() -> str | None:
@@ -41,26 +37,24 @@ def stay_on_host() -> None:
         os.environ.setdefault(name, loopback)
 
 
+def describe_network() -> str:
+    """Equal words of processes whose groups can listen on the loopback, a word of its own of each that cannot.
+
+    They cannot where they see different ones, or `GLOO_SOCKET_IFNAME` says otherwise.
+    """
+    loopback = None if os.environ.get(GLOO) else find_loopback()
+    return f"{loopback} {_identify_network()}" if loopback is not None else f"rank {dist.get_rank()}"
+
+
 @contextmanager
-def gloo_on_loopback(ranks: Sequence[int], timeout: float) -> Iterator[None]:
-    """Groups that are made inside listen on the loopback where all their processes see the same one, unless
-    `GLOO_SOCKET_IFNAME` says otherwise. Called by all processes of the default group, in one order.
+def on_loopback(is_wanted: bool) -> Iterator[None]:
+    """Have groups of Gloo that are made inside listen on the loopback.
 
     Args:
-        ranks: Who is in the groups, by rank in the default group.
-        timeout: Seconds to wait for what the others say.
+        is_wanted: Whether to: all their processes have the same `describe_network`.
     """
-    store = PrefixStore(f"pyg_direct/network/{next(_NUMBERS)}", dist.distributed_c10d._get_default_store())
-    loopback = None if os.environ.get(GLOO) else find_loopback()
-    # Equal words of those that can do the same, a word of its own of each that cannot.
-    word = f"{loopback} {_identify_network()}" if loopback is not None else f"rank {dist.get_rank()}"
-    store.set(str(dist.get_rank()), word)
-    if dist.get_rank() not in ranks:
-        yield
-        return
-    keys = [str(rank) for rank in ranks]
-    store.wait(keys, timedelta(seconds=timeout))
-    if loopback is None or any(store.get(key).decode() != word for key in keys):
+    loopback = find_loopback() if is_wanted else None
+    if loopback is None or os.environ.get(GLOO):
         yield
         return
     os.environ[GLOO] = loopback

@@ -35,7 +35,7 @@ class Pulse:
     """
 
     def __init__(self, name: str, rank: int, size: int, silence: float) -> None:
-        self._store: Any = PrefixStore(f"pyg_direct/{name}", _open_store(silence))
+        self._store: Any = PrefixStore(f"pyg_direct/{name}", open_store(silence))
         self._rank, self._size, self._silence = rank, size, silence
         self._beat = min(_BEAT, silence / (2 * _MISSED))
         # Counts of the others and when they were seen to change; when the store answered last.
@@ -45,7 +45,7 @@ class Pulse:
         self._broken: Exception | None = None
         self.gone: list[int] = []
         self._to_tell: list[int] = []
-        self._looks, self._stopped = threading.Event(), threading.Event()
+        self._looks, self._stopped, self._began = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="pyg_direct_pulse", daemon=True)
         self._thread.start()
 
@@ -59,8 +59,14 @@ class Pulse:
                     self._look()
                 self._hear_or_tell()
                 self._answered = time.monotonic()
+                self._began.set()
         except (RuntimeError, dist.DistError) as error:
             self._broken = error
+            self._began.set()
+
+    def wait_for_beat(self) -> None:
+        """Wait for the first sign of life of this process: from then on the others can miss it."""
+        self._began.wait(self._silence)
 
     def _look(self) -> None:
         for rank in range(self._size):
@@ -106,12 +112,12 @@ class Pulse:
     def find_silent(self, within: float | None = None) -> list[int]:
         """Ranks without a sign of life for so many seconds, `silence` by default, since `watch`.
 
-        Rank 0 alone where the store, which it keeps, does not answer.
+        Rank 0 alone where the store, which it keeps, does not answer. Those that have not come yet are not among them.
         """
         within, now = self._silence if within is None else within, time.monotonic()
         if self._broken is not None or now - self._answered > max(within, 2 * self._beat):
             return [0]
-        return [rank for rank, changed in self._changed.items() if now - changed > within]
+        return [rank for rank, changed in self._changed.items() if rank in self._counts and now - changed > within]
 
     def call_roll(self) -> list[int]:
         """Ranks that are gone, after an exchange has failed; waits for as long as those alive take to beat again."""
@@ -130,8 +136,8 @@ class Pulse:
         self._thread.join(1.0)
 
 
-def _open_store(timeout: float) -> Any:
-    """The store of the default group; over a connection of its own, which nobody else holds up, where it has some."""
+def open_store(timeout: float) -> Any:
+    """Open the store of the default group, over a connection of its own where it has some: nobody else holds it up."""
     store = dist.distributed_c10d._get_default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store

@@ -85,6 +85,8 @@ class GraphSageSampler:
         self.sizes = check_fanouts("sizes", sizes)
         check_hops(self.sizes, MAX_HOPS, "sizes")
         if mode == "CPU":
+            if device is not None and (isinstance(device, int) or torch.device(device).type != "cpu"):
+                raise ArgumentError(f"device must be 'cpu' or None with mode='CPU', got {device!r}")
             self.device = torch.device("cpu")
         else:
             self.device = resolve_device("cuda" if device is None and mode in ("GPU", "UVA") else device)

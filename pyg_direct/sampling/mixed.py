@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.topology import CSRTopo
 from pyg_direct.kernels.jit import set_cpu_threads
+from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.pool import Pool
 from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
 from pyg_direct.sampling.key import EpochKey, check_seed, draw_seed
@@ -84,6 +85,8 @@ class MixedGraphSageSampler:
             mode = "CPU_ONLY"
         if mode == "CPU_ONLY" and num_workers == 0:
             raise ArgumentError("num_workers must be at least 1 where only the CPU samples, got 0")
+        if mode == "CPU_ONLY" and device is not None and resolve_device(device).type != "cpu":
+            raise ArgumentError(f"device must be 'cpu' or None where only the CPU samples, got {device!r}")
         self.job, self.mode = sample_job, mode
         self.num_workers = 0 if mode.endswith("ONLY") and mode != "CPU_ONLY" else num_workers
         self.seed, self._epoch = check_seed(seed), 0

@@ -45,6 +45,8 @@ class RandomNegativeSampler:
         if mode is not None and device is None:
             device = "cpu" if mode == "CPU" else "cuda"
         self.device = resolve_device(device)
+        if mode is not None and (mode == "CPU") != (self.device.type == "cpu"):
+            raise ArgumentError(f"device must be one that mode={mode!r} draws on, or None, got {str(self.device)!r}")
         self.seed, self._num_calls = check_seed(seed), 0
         sources, targets, known = _read_pairs(graph, edge_dir)
         if num_nodes is None:

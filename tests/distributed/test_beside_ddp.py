@@ -11,7 +11,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
-from pyg_direct.distributed import DistLinkNeighborLoader, DistNeighborLoader
+from pyg_direct.distributed import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
 from tests.distributed.ranks import make_data, open_graph, write_data
 from tests.processes import run_ranks
 
@@ -104,3 +104,41 @@ def test_batches_made_ahead_and_ddp_in_any_order(tmp_path, place):
         assert [got[i % 2][i // 2] for i in range(len(expected))] == expected
         assert len(expected) % 2 == 1
         assert [len(own) for own in got] == [len(expected) // 2 + 1, len(expected) // 2 + (uneven == "pad")]
+
+
+def train_as_the_readme_does(rank, folder):
+    """Gradients of all steps of DDP in two epochs of each loader; each has 1 where its own step is."""
+    faulthandler.dump_traceback_later(240, exit=True)
+    found = {}
+    for whole in (False, True):
+        with open_graph(folder, share_graph=whole) as graph:
+            own, common = torch.arange(30 + 25 * rank), {"batch_size": 10, "shuffle": True, "seed": 0}
+            loaders = {"nodes": DistNeighborLoader(graph, [3, 2], SEEDS, **common),
+                       "induced": DistSubGraphLoader(graph, [3, 2], SEEDS[:42], **common),
+                       "links": DistLinkNeighborLoader(graph, [2], LINKS[:, :25], **common),
+                       "own": DistNeighborLoader(graph, [2], own, ranks="own", **common)}  # fmt: skip
+            for name, loader in loaders.items():
+                model, steps = DistributedDataParallel(torch.nn.Linear(16, 1, bias=False)), []
+                for epoch in range(2):
+                    for number, _ in enumerate(loader):
+                        model.zero_grad()
+                        model(torch.eye(16)[8 * epoch + number]).backward()
+                        steps.append((8 * epoch + number, model.module.weight.grad.view(-1).tolist()))
+                found[whole, name] = steps
+            dist.barrier()
+    faulthandler.cancel_dump_traceback_later()
+    return found
+
+
+def test_ranks_of_ddp_are_at_one_batch_by_default(tmp_path):
+    write_data(tmp_path / "p", make_data(), 2)
+
+    ranks = run_ranks(train_as_the_readme_does, 2, tmp_path / "p")
+
+    for name, count in {"nodes": 3, "induced": 3, "links": 2, "own": 6}.items():
+        # Numbers of batches that two do not divide.
+        steps = [8 * epoch + number for epoch in range(2) for number in range(count)]
+        for found in ranks:
+            for whole in (False, True):
+                assert [step for step, _ in found[whole, name]] == steps
+                assert all(gradient == torch.eye(16)[step].tolist() for step, gradient in found[whole, name])

@@ -18,6 +18,7 @@ from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLo
 from pyg_direct.distributed.serving import PartServer
 from pyg_direct.errors import ArgumentError, PartitionError
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, write_data
+from tests.processes import run_ranks
 from tests.runtime.test_loopback import list_listened
 
 SEEDS = torch.arange(0, 300, 3)
@@ -191,11 +192,29 @@ def test_clients_that_share_batches_need_a_seed(folder):
         assert len(list(make(shared, [2], seeds, batch_size=50, ranks="own"))) == 2
 
 
-def test_clients_with_seeds_of_their_own_cannot_even_them_out(folder):
+def test_clients_without_a_group_cannot_leave_out_what_others_lack(folder):
     graph = ClientGraph(ServersHere(folder), device="cpu", client=(1, 2))
 
     with pytest.raises(ArgumentError, match=r"uneven must be 'keep' with ranks='own' for clients .*, got 'drop'"):
         DistNeighborLoader(graph, [2], SEEDS, ranks="own", uneven="drop")
+
+
+def load_in_a_group(rank, folder):
+    """Batches of clients that train together: with seeds of their own, and with those of all."""
+    graph, seeds = ClientGraph(ServersHere(folder), device="cpu", client=(rank, 2)), SEEDS[: 30 + 50 * rank]
+    found = {uneven: len(list(DistNeighborLoader(graph, [2], seeds, batch_size=20, ranks="own", uneven=uneven)))
+             for uneven in ("pad", "drop", "keep")}  # fmt: skip
+    shared = [len(list(make(graph, [2], given, batch_size=20, seed=1)))
+              for make, given in ((DistNeighborLoader, SEEDS), (DistLinkNeighborLoader, LINKS))]  # fmt: skip
+    return found, shared
+
+
+def test_clients_in_a_process_group_have_equally_many_batches(folder):
+    (first, shared), (second, others) = run_ranks(load_in_a_group, 2, folder)
+
+    assert first == {"pad": 4, "drop": 2, "keep": 2}
+    assert second == {"pad": 4, "drop": 2, "keep": 4}
+    assert shared == others
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_batches_are_those_of_one_machine(ranks):
         alone = make_loader(name, data, NeighborLoader, LinkNeighborLoader)
         for epoch in range(2):
             own = [found[name][epoch] for found in ranks]
-            assert sum(map(len, own)) == len(alone)
+            assert set(map(len, own)) == {-(-len(alone) // len(own))}
             assert_in_turn(own, alone)
 
 
@@ -199,15 +199,15 @@ def run_uneven(rank, folder):
     graph = open_graph(folder)
     # Different numbers of batches, none at all, and one who stops early.
     seeds = torch.arange(rank * 30)
-    own = DistNeighborLoader(graph, [3, 2], seeds, batch_size=10, ranks="own", seed=1)
+    own = DistNeighborLoader(graph, [3, 2], seeds, batch_size=10, ranks="own", uneven="keep", seed=1)
     counts = [len(list(own)), len(list(own))]
-    every = DistNeighborLoader(graph, [3], batch_size=10, seed=1)
+    every = DistNeighborLoader(graph, [3], batch_size=10, uneven="keep", seed=1)
     for number, _ in enumerate(every):
         if number == 2 and rank == 1:
             break
     counts.append(number)
     # What comes after is in step again.
-    last = DistSubGraphLoader(graph, [2], torch.arange(20), batch_size=20, seed=2)
+    last = DistSubGraphLoader(graph, [2], torch.arange(20), batch_size=20, uneven="keep", seed=2)
     counts.append([as_dict(batch) for batch in last])
     graph.close()
     return counts
@@ -237,10 +237,14 @@ def run_own(rank, folder):
                            DistLinkNeighborLoader(graph, [3, 2], seeds.repeat(2, 1), **options)]  # fmt: skip
                 found[whole, uneven] = [[len(loader), *(batch.input_id.tolist() for _ in range(2) for batch in loader)]
                                         for loader in loaders]  # fmt: skip
-            order = {"batch_size": 10, "sampler": [1, 0]}
-            for nodes, more in ((seeds[: 10 * rank], {}), (seeds, order)):
+            # A sampler of the program's is begun anew, by default.
+            ordered = {"batch_size": 10, "ranks": "own", "seed": 1, "sampler": list(range(len(seeds)))[::-1]}
+            for key, more in (("ordered", {}), ("cut", {"uneven": "drop"})):
+                loader = DistNeighborLoader(graph, [3, 2], seeds, **ordered, **more)
+                found[whole, key] = [len(loader), *(batch.input_id.tolist() for _ in range(2) for batch in loader)]
+            for nodes, more in ((seeds[: 10 * rank], {}), (seeds, {"sampler": iter([0, 1])})):
                 with pytest.raises(ArgumentError) as error:
-                    DistNeighborLoader(graph, [3], nodes, ranks="own", uneven="pad", seed=1, **more)
+                    DistNeighborLoader(graph, [3], nodes, ranks="own", seed=1, **more)
                 refused.append(str(error.value))
     return found, refused
 
@@ -256,11 +260,16 @@ def test_ranks_with_seeds_of_their_own_have_equally_many_batches(tmp_path):
             own = [{uneven: found[whole, uneven][place] for uneven in ("pad", "drop", "keep")} for found, _ in ranks]
             assert own[0] == {"pad": [4, *cut[:1] * 8], "drop": [1, *cut[:1] * 2], "keep": [1, *cut[:1] * 2]}
             assert own[1] == {"pad": [4, *cut, *cut], "drop": [1, *cut[:1] * 2], "keep": [4, *cut, *cut]}
+        for rank, (found, _) in enumerate(ranks):
+            order = list(range(10 + 25 * rank))[::-1]
+            parts = [order[start : start + 10] for start in range(0, len(order), 10)]
+            assert found[whole, "ordered"] == [4, *parts * (2 if rank else 8)]
+            assert found[whole, "cut"] == [1, *parts[:1] * 2]
     for _, refused in ranks:
-        none, order = refused[:2]
-        assert none == ("input_nodes, or links, must give each process a batch with ranks='own' and uneven='pad', got "
-                        "none on rank 0")  # fmt: skip
-        assert order == "uneven must be 'keep' with ranks='own' and a sampler, batch_sampler or generator, got 'pad'"
+        for none, length in zip(refused[::2], refused[1::2], strict=True):
+            assert none.startswith("input_nodes, or links, must give each process a batch with ranks='own' and "
+                                   "uneven='pad', got none on rank 0: ")  # fmt: skip
+            assert length.startswith("sampler and batch_sampler must have a length with ranks='own', got one without")
 
 
 def sample_amid(rank, folder):

@@ -43,7 +43,10 @@ def sampling_options() -> dict[str, tuple[str, ...]]:
 
 # What PyG and we refuse, and what would say the same twice.
 SAMPLING_RULES = (
-    (("time", "window"), lambda time, window: time != "none" or window == NO_WINDOW),
+    *(
+        (("time", name), lambda time, value, without=without: time != "none" or value == without)
+        for name, without in (("window", NO_WINDOW), ("compare", "<="), ("strategy", "uniform"))
+    ),
     (("graph", "fanout_by"), lambda graph, by: graph == "hetero" or by == "hop"),
     (("graph", "reverses"), lambda graph, reverses: graph == "hetero" or reverses == "yes"),
     (("time", "sorted"), lambda time, ordered: time != "none" or ordered == "no"),

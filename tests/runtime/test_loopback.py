@@ -43,8 +43,8 @@ def open_group(rank, folder, told, is_apart):
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     if is_apart:
         loopback._identify_network = lambda: f"network {rank}"
-    make, seen = dist.new_group, []
-    dist.new_group = lambda *args, **options: seen.append(os.environ.get(loopback.GLOO)) or make(*args, **options)
+    make, seen = dist.ProcessGroupGloo, []
+    dist.ProcessGroupGloo = lambda *args: seen.append(os.environ.get(loopback.GLOO)) or make(*args)
     before = list_listened()
     with_others = Communicator(device=torch.device("cpu"))
     new = {address for _, address, _ in list_listened() - before}

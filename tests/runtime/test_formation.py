@@ -1,0 +1,141 @@
+"""What processes hear while they form a group, of one that fails, dies, is frozen, or never comes."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from pyg_direct.distributed import DistFeature, DistGraph, PartitionInfo
+from pyg_direct.errors import ArgumentError, RankError
+from pyg_direct.runtime.communicator import Communicator
+from tests.distributed.ranks import make_data, write_data
+from tests.processes import free_port, run_ranks, start_method
+
+CPU = torch.device("cpu")
+# Seconds beyond the silence in which all must have heard of it.
+BESIDE = 15
+
+
+@contextlib.contextmanager
+def lost_connections(count):
+    """The next groups of Gloo lose a connection, so often, after the others have theirs."""
+    real, left = dist.ProcessGroupGloo, [count]
+
+    def make(*args):
+        group = real(*args)
+        if left[0] > 0:
+            left[0] -= 1
+            raise RuntimeError("connectFullMesh failed: connection closed by peer")
+        return group
+
+    dist.ProcessGroupGloo = make
+    try:
+        yield
+    finally:
+        dist.ProcessGroupGloo = real
+
+
+def hear(make, *args, **options):
+    """What a process is told, and how soon."""
+    begin = time.monotonic()
+    try:
+        make(*args, **options)
+    except (ArgumentError, RankError) as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - begin
+    return "nothing", time.monotonic() - begin
+
+
+def agree(**options):
+    communicator = Communicator(device=CPU, **options)
+    found = communicator.run(communicator.agree, communicator.rank)
+    communicator.close()
+    assert found == list(range(communicator.size))
+
+
+def fail_in_many_ways(rank, folder):
+    """Rank 2 fails; all go on with the next group."""
+    heard, is_last, owners = {}, rank == 2, torch.arange(6) % 3
+    heard["device"] = hear(DistGraph, folder, device="cpu", share_rows=True) if not is_last else hear(
+        DistGraph, folder, device="meta")  # fmt: skip
+    heard["silence"] = hear(agree, silence=-1 if is_last else 30)
+    heard["rows"] = hear(DistFeature, torch.zeros(3 if is_last else 2, 4), PartitionInfo(CPU, rank, 3, owners))
+    heard["placement"] = hear(DistGraph, folder, device="cpu", placement="gpu" if is_last else "unified")
+    heard["way"] = hear(DistGraph, folder, device="cpu", share_graph=False if is_last else "auto")
+    with lost_connections(2 if is_last else 0):
+        heard["lost twice"] = hear(agree)
+    with lost_connections(9 if is_last else 0):
+        heard["always lost"] = hear(agree)
+    if is_last:
+        # It comes when it is given up.
+        dist.barrier()
+    heard["absent"] = hear(agree, timeout=1)
+    if not is_last:
+        dist.barrier()
+    heard["after"] = hear(agree)
+    group = dist.new_group([0, 1])
+    if not is_last:
+        heard["two"] = hear(agree, group=group)
+    return heard, threading.active_count()
+
+
+def test_one_that_fails_is_named_at_once_and_lost_connections_are_made_anew(tmp_path):
+    write_data(tmp_path / "p", make_data(60, 200), 3)
+
+    *others, (own, _) = run_ranks(fail_in_many_ways, 3, tmp_path / "p")
+
+    for heard, num_threads in others:
+        said = {name: words for name, (words, _) in heard.items()}
+        for name in ("device", "silence", "rows", "placement"):
+            assert own[name][0].startswith("ArgumentError: ")
+            assert said[name] == f"RankError: rank 2 failed: {own[name][0]}"
+        assert said["way"] == own["way"][0]
+        assert "share_graph=False and share_rows must be equal in all processes, got others on rank 2" in said["way"]
+        assert said["lost twice"] == own["lost twice"][0] == "nothing"
+        assert said["always lost"] == own["always lost"][0]
+        assert said["always lost"].endswith("rank 2: connectFullMesh failed: connection closed by peer")
+        assert said["absent"] == "RankError: rank 2 did not come within 1 seconds to form a group with the others"
+        assert own["absent"][0] == said["absent"]
+        assert said["after"] == own["after"][0] == said["two"] == "nothing"
+        assert all(seconds < BESIDE for _, seconds in heard.values())
+        # Nothing of groups that failed goes on.
+        assert num_threads <= 2
+
+
+def die_while_forming(rank, folder, port, victim, number):
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
+    agree()
+    if rank == victim:
+        dist.ProcessGroupGloo = lambda *args: os.kill(os.getpid(), number)
+    torch.save(hear(agree, silence=3), folder / str(rank))
+    # As where a program ends with its error: without a farewell.
+    os._exit(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "number"), [(2, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGKILL),
+                                                (0, signal.SIGSTOP)])  # fmt: skip
+def test_one_that_dies_or_freezes_while_it_connects_is_named_in_time(tmp_path, victim, number):
+    own = (tmp_path, free_port(), victim, number)
+    ranks = mp.start_processes(die_while_forming, own, 3, join=False, start_method=start_method()).processes
+
+    others = [rank for rank in range(3) if rank != victim]
+    try:
+        for rank in others:
+            ranks[rank].join(120)
+    finally:
+        for process in ranks:
+            process.kill()
+
+    for rank in others:
+        words, seconds = torch.load(tmp_path / str(rank))
+        named = "rank 0, or what keeps the group together," if victim == 0 else f"rank {victim}"
+        assert words.startswith(f"RankError: {named} is gone: ")
+        assert seconds < 3 + BESIDE
