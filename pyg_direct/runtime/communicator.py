@@ -109,8 +109,7 @@ class Communicator:
         """Form the groups, of which a process that fails or dies meanwhile is named."""
         formation = Formation(self._ranks, timeout, self._silence)
         try:
-            with self._connections.opened():
-                self._word_group = self._own_group = formation.join()
+            self._word_group = self._own_group = formation.join(self._connections)
             if backend == "nccl":
                 self._own_group = formation.watch(
                     partial(dist.new_group, self._ranks, timeout=timedelta(seconds=timeout), backend=backend)

@@ -20,18 +20,25 @@ class Connections:
 
     def __init__(self) -> None:
         self._sockets: dict[int, int] = {}
+        self._before: dict[int, int] | None = None
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Note the sockets that are opened meanwhile."""
-        before = _list_sockets()
+        self._before = _list_sockets()
         try:
             yield
         finally:
+            self._note()
+            self._before = None
+
+    def _note(self) -> None:
+        if (before := self._before) is not None:
             self._sockets |= {fd: inode for fd, inode in _list_sockets().items() if before.get(fd) != inode}
 
     def give_up(self) -> None:
-        """Shut down those that are still open."""
+        """Shut down those that are still open, also while some are being opened."""
+        self._note()
         now = _list_sockets()
         for fd, inode in self._sockets.items():
             # The number may have gone to something else.

@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_direct.errors import RankError
+from pyg_direct.runtime.connections import Connections
 from pyg_direct.runtime.loopback import describe_network, on_loopback
 from pyg_direct.runtime.pulse import Pulse, open_store
 
@@ -81,8 +83,11 @@ class Formation:
         self._thread: threading.Thread | None = None
         self.pulse: Pulse | None = None
 
-    def join(self) -> Any:
+    def join(self, connections: Connections) -> Any:
         """A process group of Gloo that has all members.
+
+        Args:
+            connections: Notes those of the group.
 
         Raises:
             RankError: one of them failed, is gone, or does not come; named where it is known.
@@ -93,7 +98,7 @@ class Formation:
         except (RuntimeError, dist.DistError) as error:
             raise RankError(f"{name_ranks(self._ranks, [0])} is gone: {error}") from error
         try:
-            return self.watch(self._join)
+            return self.watch(partial(self._join, connections))
         except RankError:
             raise
         except (RuntimeError, dist.DistError) as error:
@@ -138,7 +143,7 @@ class Formation:
         if self._thread is not None:
             self._thread.join(_END)
 
-    def _join(self) -> Any:
+    def _join(self, connections: Connections) -> Any:
         limit = min(self._timeout, max(self._silence, _LEAST))
         # Not the connection of the pulse, which must beat while Gloo waits for words of others.
         store = self._store = _open_board(self._name, limit)
@@ -149,7 +154,8 @@ class Formation:
         for attempt in range(_ATTEMPTS):
             again = f"again/{attempt}"
             try:
-                with on_loopback(all(other == word for other in words or [])):
+                # Only those of Gloo: the store of all may be kept by this process.
+                with on_loopback(all(other == word for other in words or [])), connections.opened():
                     group = dist.ProcessGroupGloo(PrefixStore(f"gloo/{attempt}", store), self._rank, len(self._ranks),
                                                   timedelta(seconds=limit))  # fmt: skip
             except RuntimeError as error:

@@ -134,6 +134,7 @@ def test_one_that_dies_or_freezes_while_it_connects_is_named_in_time(tmp_path, v
         for process in ranks:
             process.kill()
 
+    assert [ranks[rank].exitcode for rank in others] == [0, 0]
     for rank in others:
         words, seconds = torch.load(tmp_path / str(rank))
         named = "rank 0, or what keeps the group together," if victim == 0 else f"rank {victim}"
