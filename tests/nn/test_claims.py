@@ -10,6 +10,9 @@ from pyg_direct import accelerate
 from pyg_direct.nn.sorted import register_sorted
 from tests.nn.convolutions import EDGES, NODES, OUT, WIDTH, Batch, assert_near
 
+# PyG's own code, which results are compared with, on a GPU without torch_scatter.
+pytestmark = pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
+
 
 def make_network(width=WIDTH):
     return torch.nn.Linear(width, OUT)
