@@ -31,8 +31,7 @@ def run(
     accelerate: Annotated[bool, typer.Option(help="Let PyG's convolutions aggregate through our operators.")] = True,
     verbose: Annotated[bool, typer.Option(help="Say which loaders are made.")] = False,
 ) -> None:  # fmt: skip
-    """Run a program written for PyG, unedited, with PyG's loaders replaced and its models accelerated, also in Python
-    processes that it starts.
+    """Run a program for PyG, unedited, with loaders replaced and models accelerated, in processes that it starts too.
 
     As `python train.py --epochs 10` or `python -m package.train --epochs 10`:
 

@@ -49,8 +49,9 @@ def replace(original: type, stand_in: StandIn) -> None:
     both are told once.
     """
     if original not in _STAND_INS and "__new__" not in vars(original):
-        # It stays: Python does not forget that a class had one, and refuses arguments when it is gone.
-        original.__new__ = staticmethod(functools.partial(_make, original))  # type: ignore[assignment]
+        # It stays: Python does not forget that a class had one, and refuses arguments when it is gone. Signatures of a
+        # class are read from its `__init__` only where its `__new__` is no function: PyG's data modules read them.
+        original.__new__ = staticmethod(functools.partial(_make, original).__call__)  # type: ignore[assignment]
     _STAND_INS[original] = stand_in
     if not issubclass(stand_in.ours, original):
         # Of an abstract class, by which programs may ask for their samplers.

@@ -183,7 +183,9 @@ def check(row: Row, layer: torch.nn.Module, call: Callable[..., list[Tensor]], g
           times: int = 1) -> None:  # fmt: skip
     """An accelerated copy gives what the layer gives in float64, and the same gradients."""
     exact, fast = layer.double(), copy.deepcopy(layer).to(getattr(torch, row["dtype"]))
-    assert accelerate(fast).convolutions
+    accelerate(fast)
+    # Also of layers whose rows are too narrow for a CPU, which are not claimed.
+    assert any(name in module.__dict__ for module in fast.modules() for name in ("forward", "propagate"))
     with deterministic():
         expected, wanted = differentiate(row, exact, call, given, torch.float64)
     for _ in range(times):

@@ -237,7 +237,7 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
         if row["via"] == "NodeLoader":
             sampler = NeighborSampler(held, num_neighbors, sample_direction=row["direction"], device=device,
                                       placement=row["placement"] if row["topology"] == "same" else row["topology"],
-                                      **arguments)  # fmt: skip
+                                      seed=options["seed"], **arguments)  # fmt: skip
             return NodeLoader(held, sampler, input_nodes, input_time, **options)
         if row["via"] == "SubGraphLoader":
             rest = {name: value for name, value in arguments.items() if name != "subgraph_type"}
@@ -266,7 +266,6 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
     if row["leave"] == "call" and row["ranks"] == "none" and ids:
         loader = make()
         positions = [random.randrange(len(ids)) for _ in range(random.randint(1, 4))]
-        seed = loader.seed if row["via"] != "NodeLoader" else loader._sampler.seed
-        check(loader(positions), positions, call_key(seed, 0))
+        check(loader(positions), positions, call_key(options["seed"], 0))
         checked += 1
     return checked

@@ -259,7 +259,8 @@ LINK_SAMPLING = {**{name: SAMPLING[name] for name in ("num_neighbors", "replace"
                  "is_sorted": Refused(True, "is_sorted", **LINK_TIMED),
                  "edge_label_time": Seen(look, torch.full((20,), 9), torch.full((20,), 25), time_attr="time"),
                  "strict_negatives": Differs(True, neg_sampling={"mode": "binary", "amount": 40}),
-                 "exclude_target_edges": Differs(True, edge_label_index=DATA.edge_index[:, :20])}  # fmt: skip
+                 "exclude_target_edges": Differs(True, edge_label_index=DATA.edge_index[:, :20]),
+                 "rev_edge_type": Refused(("a", "to", "b"), "rev_edge_type must be None")}  # fmt: skip
 NEIGHBOR = {**INPUTS, **SAMPLING, **OF_PYG, **PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH,
             "neighbor_sampler": Differs(sampler_of(replace=True)),
             "topology_cache": Refused("lots", "topology_cache must look like"), "sampling": Differs("labor"),

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import logging
 import pickle
 import types
@@ -73,6 +74,19 @@ def test_every_name_of_the_table_makes_ours():
 
     assert rooms == {"pyg_direct"}
     assert all(next(iter(thing)) is not None for thing in made)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_signatures_are_those_of_pyg_where_a_program_reads_them():
+    # As PyG's Lightning data modules do, to share out their options.
+    class Mine(torch_geometric.loader.NeighborLoader):
+        def __init__(self, data, *, mine=1):
+            super().__init__(data, [2])
+
+    read = {path: [*inspect.signature(original).parameters] for path, original in PYG.items()}
+
+    assert read == {path: [*inspect.signature(kind.__init__).parameters][1:] for path, kind in PYG.items()}
+    assert [*inspect.signature(Mine).parameters] == ["data", "mine"]
 
 
 @pytest.mark.usefixtures("_installed")
