@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # What the package logs is seen where a program sets logging up.
 logging.getLogger("pyg_direct").addHandler(logging.NullHandler())
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Adj",
