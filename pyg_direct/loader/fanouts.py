@@ -29,12 +29,18 @@ class Fanouts(NumNeighbors):  # type: ignore[misc]
         super().__init__(values, default)
         named = values if isinstance(values, dict) else {}
         # As PyG keeps its own: the class is frozen.
-        self.__dict__["by_relation"] = {EdgeTypeStr(key).to_tuple(): own for key, own in named.items()}
+        self.__dict__["by_relation"] = {_read_relation(key): own for key, own in named.items()}
 
     @property
     def relations(self) -> dict[EdgeType, Any]:
         """Fanouts of the relations that are named."""
         return self.__dict__["by_relation"]  # type: ignore[no-any-return]
+
+
+def _read_relation(key: Any) -> EdgeType:
+    # Before 2.7 PyG's strings do not know the names that they are joined of.
+    is_whole = isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)
+    return key if is_whole else EdgeTypeStr(key).to_tuple()
 
 
 def keep_fanouts(num_neighbors: Any) -> Fanouts:

@@ -49,9 +49,11 @@ def replace(original: type, stand_in: StandIn) -> None:
     both are told once.
     """
     if original not in _STAND_INS and "__new__" not in vars(original):
-        # It stays: Python does not forget that a class had one, and refuses arguments when it is gone. Signatures of a
-        # class are read from its `__init__` only where its `__new__` is no function: PyG's data modules read them.
-        original.__new__ = staticmethod(functools.partial(_make, original).__call__)  # type: ignore[assignment]
+        # It stays: Python does not forget that a class had one, and refuses arguments when it is gone.
+        new = functools.partial(_make, original)
+        # Of the class it is read before that of `__init__`, as by PyG's data modules.
+        new.__signature__ = inspect.signature(original.__init__)  # type: ignore[attr-defined,misc]
+        original.__new__ = staticmethod(new)  # type: ignore[assignment]
     _STAND_INS[original] = stand_in
     if not issubclass(stand_in.ours, original):
         # Of an abstract class, by which programs may ask for their samplers.

@@ -83,7 +83,7 @@ def test_without_a_path_our_own_tests_run_and_are_counted(capsys):
     code = suite.main_own(("loader/test_arguments.py", "loader/test_hgt.py", "sampling/test_hgt.py"))
 
     told = capsys.readouterr().out
-    assert code == 0
+    assert code == 0, told
     assert "failed" not in told.splitlines()[-1]
     counts = {
         row[0]: [int(cell) for cell in row[1:]] for row in re.findall(r"\| (\S+) \| (\d+) \| (\d+) \| (\d+) \|", told)

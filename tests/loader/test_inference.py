@@ -113,15 +113,15 @@ def test_batches_do_not_matter_whatever_a_layer_looks_at(device, name):
 
 
 @pytest.mark.parametrize("name", ["gcn", "out degree", "gcn without loops"])
-def test_accelerated_models_give_the_same(device, name):
+def test_accelerated_models_give_the_same(real_device, name):
     cls, options = WHOLE[name]
     data = make_looped_data()
-    model = make_model(data, device, cls, **options)
+    model = make_model(data, real_device, cls, **options)
     with torch.no_grad():
-        expected = model(data.x.to(device), data.edge_index.to(device))
+        expected = model(data.x.to(real_device), data.edge_index.to(real_device))
     accelerate(model)
 
-    got = infer(model, NeighborLoader(data, [-1], batch_size=11, device=device))
+    got = infer(model, NeighborLoader(data, [-1], batch_size=11, device=real_device))
 
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
