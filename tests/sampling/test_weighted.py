@@ -115,6 +115,7 @@ def test_picks_follow_weights_that_float32_does_not_hold(device, name, replace):
     assert chi_square(picks[:, 0], [share / sum(shares) for share in shares]) == FAIR
 
 
+@pytest.mark.slow
 def test_the_smallest_weights_come_after_the_largest_and_before_none(device):
     weights = torch.tensor([0.0, 5e-324, 1.7e308, 0.0, 1e-300, 1.7e308], dtype=torch.float64)
 
