@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero import HeteroTopo, PlacedHetero
-from pyg_direct.kernels import budget as kernels
+from pyg_direct.kernels import hgt_budget as kernels
 from pyg_direct.kernels.state import BUDGET_DRAW
 from pyg_direct.ops.check import check_fanouts, check_key
 from pyg_direct.ops.draw import derive_key, draw_bits
@@ -99,7 +99,7 @@ class _Budget:
 
 
 class _TableBudget:
-    """Nodes that may be sampled and their budgets, in a hash table (`kernels/budget.py`); for a CPU."""
+    """Nodes that may be sampled and their budgets, in a hash table (`kernels/hgt_budget.py`); for a CPU."""
 
     def __init__(self, seeds: Tensor, starts: Tensor) -> None:
         self._starts = starts.numpy()
