@@ -66,13 +66,13 @@ def note_hops(batch: Any, num_sampled_nodes: list[int], num_sampled_edges: list[
 
 
 def to_edge_index(batch: Any) -> Any:
-    """A batch of our loaders with PyG's `EdgeIndex` for each `edge_index`, sorted by target; for `transform=`.
+    """Give a batch PyG's `EdgeIndex` for each `edge_index`, sorted by target where it is known to be; for `transform=`.
 
     `EdgeIndex` lets PyG pick kernels for sorted edges, at a price on the host for each convolution. Accelerated models
     do not need it, and leave such edges to PyG.
 
     Args:
-        batch: `Data` or `HeteroData`, changed in place. Edges that are not known to be sorted stay as they are.
+        batch: `Data` or `HeteroData`, changed in place. Edges that are not known to be sorted get no `sort_order`.
 
     Raises:
         ArgumentTypeError: `batch` is neither.
@@ -82,7 +82,8 @@ def to_edge_index(batch: Any) -> Any:
     sizes = None if isinstance(batch, Data) else {kind: batch[kind].num_nodes for kind in batch.node_types}
     for store in batch.edge_stores:
         edge_index = store._mapping.get("edge_index")
-        if type(edge_index) is Tensor and find_batch(edge_index) is not None:
+        if type(edge_index) is Tensor:
             size = (batch.num_nodes,) * 2 if sizes is None else (sizes[store._key[0]], sizes[store._key[-1]])
-            store.edge_index = EdgeIndex(edge_index, sparse_size=size, sort_order="col")
+            order = None if find_batch(edge_index) is None else "col"
+            store.edge_index = EdgeIndex(edge_index, sparse_size=size, sort_order=order)
     return batch
