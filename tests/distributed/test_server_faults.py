@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 # Seconds; far less than a server is waited for.
-SOON = 110
+SOON = 60
 
 
 @pytest.fixture(scope="module")
