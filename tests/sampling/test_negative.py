@@ -144,6 +144,8 @@ def test_edges_in_pieces_and_parts_weigh_what_all_do(device, monkeypatch):
     assert [balance.is_even for balance in whole] == [True, False]
     assert (weigh(both), weigh(edges)) == whole
     assert weigh(both[:, is_low], both[:, ~is_low]) == whole[0]
+    parts = [EdgeSet(*both[:, chosen], 40, 40).parts[0] for chosen in (is_low, ~is_low)]
+    assert EdgeSet(*both, 40, 40).with_parts(parts).weigh() == whole[0]
     assert not weigh(both[:, is_low]).is_even
 
 
