@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+from ast import literal_eval
 from pathlib import Path
 
 import pytest
@@ -120,18 +121,52 @@ warnings.simplefilter("error")
 """)
 
 
-def test_import_is_quick_beside_torch_and_pyg():
-    program = """
-import time
+def test_import_enters_few_rooms():
+    alone, with_loader, others = map(literal_eval, run_python("""
+import sys
 import torch_geometric
-start, computed = time.perf_counter(), time.process_time()
+before = set(sys.modules)
+import pyg_direct
+print(sorted(set(sys.modules) - before))
 from pyg_direct import NeighborLoader
-print(time.process_time() - computed, time.perf_counter() - start)
+new = sorted(set(sys.modules) - before)
+print([name for name in new if name.startswith("pyg_direct")])
+print([name for name in new if not name.startswith("pyg_direct")])
+""").splitlines())  # fmt: skip
+
+    assert (alone, others) == (["pyg_direct"], [])
+    assert len(with_loader) <= 200
+    # Of other rooms, of programs of several processes, and of convolutions.
+    for room in ("bench", "cli", "datasets", "distributed", "dynamic", "nn.accelerate", "nn.propagate", "noedit",
+                 "ops.aggregate", "ops.loops", "runtime.communicator"):  # fmt: skip
+        assert f"pyg_direct.{room}" not in with_loader
+
+
+def test_import_is_quick_beside_torch(tmp_path):
+    program = """
+import sys, time
+
+def read_clocks():
+    return time.process_time(), time.perf_counter()
+
+def shares(before, between, start, end):
+    return [(end[clock] - start[clock]) / (between[clock] - before[clock]) for clock in (0, 1)]
+
+clocks = [read_clocks()]
+import torch
+clocks.append(read_clocks())
+import torch_geometric
+# As installed: compiled, by the first try.
+sys.pycache_prefix, sys.dont_write_bytecode = sys.argv[1], False
+clocks.append(read_clocks())
+from pyg_direct import NeighborLoader
+clocks.append(read_clocks())
+print(*shares(*clocks))
 """
 
-    # Other programs may have taken the caches of the processor meanwhile, or the cores.
-    tries = (map(float, run_python(program).split()) for _ in range(3))
-    assert any(computed < 0.3 and elapsed < 1 for computed, elapsed in tries)
+    # A machine that is slow or shared is so for both. Five hundredths are taken; the first try compiles.
+    tries = (map(float, run_python(program, str(tmp_path)).split()) for _ in range(4))
+    assert any(computed < 0.08 and elapsed < 0.25 for computed, elapsed in tries)
 
 
 @pytest.mark.gpu

@@ -215,6 +215,9 @@ class _ClientPairs(PairExchange):
         super().__init__(part, communicator)
         self._servers = servers
 
+    def _collect_balances(self, edge_type: EdgeType) -> list[tuple[int, int]]:
+        return list(self._servers.ask("weigh", dict.fromkeys(range(self._servers.size), (edge_type,))).values())
+
     def _swap(self, edge_type: EdgeType, messages: list[Tensor]) -> list[Tensor]:
         questions = {part: (edge_type, message.cpu().numpy()) for part, message in enumerate(messages)
                      if message.numel()}  # fmt: skip

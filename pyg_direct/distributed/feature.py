@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ class PartitionInfo:
     """Which host keeps the rows of each node, after Quiver's class of that name.
 
     Attributes:
-        device: Index of the GPU that results are on, or a device.
+        device: Index of the GPU that results are on, or a device; None is that of a `Feature` that is given, else the
+            current GPU if there is one, else the CPU.
         host: This host, from 0.
         hosts: Their number.
         global2host: Host of each node, integers `[N]`.
@@ -45,6 +47,14 @@ class PartitionInfo:
     replicate: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name in ("host", "hosts"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, Integral):
+                raise ArgumentTypeError(f"{name} must be an integer, got {number!r}")
+        for name in ("global2host", "replicate"):
+            nodes = getattr(self, name)
+            if not isinstance(nodes, Tensor) and (name == "global2host" or nodes is not None):
+                raise ArgumentTypeError(f"{name} must be a tensor, got {type(nodes).__name__}")
         if not 0 <= self.host < self.hosts:
             raise ArgumentError(f"host must lie in [0, {self.hosts}), got {self.host}")
         self.book = Book.by_table(self.global2host.cpu(), self.hosts)
@@ -88,6 +98,8 @@ class DistFeature:
         with failures_told() if comm is None else nullcontext():
             if not isinstance(feature, (Tensor, Feature)):
                 raise ArgumentTypeError(f"feature must be a tensor or a Feature, got {type(feature).__name__}")
+            if not isinstance(info, PartitionInfo):
+                raise ArgumentTypeError(f"info must be a PartitionInfo, got {type(info).__name__}")
             self._table: Tensor | None = None
             if isinstance(feature, Tensor):
                 # In one piece on the device, so that rows can be written.
@@ -97,7 +109,11 @@ class DistFeature:
                 raise ArgumentError(f"feature must have a row for each of the {info.own.numel()} nodes of host "
                                     f"{info.host}, got {feature.shape[0]}")  # fmt: skip
             device = feature.device
+            if info.device is not None and resolve_device(info.device) != device:
+                raise ArgumentError(f"info must name the device of the feature, {device}, got {info.device!r}")
         comm = Communicator(device=device) if comm is None else getattr(comm, "communicator", comm)
+        if not isinstance(comm, Communicator):
+            raise ArgumentTypeError(f"comm must be a Communicator or a DistGraph, got {type(comm).__name__}")
         if (comm.rank, comm.size) != (info.host, info.hosts):
             raise ArgumentError(f"info must be of host {comm.rank} of {comm.size}, got {info.host} of {info.hosts}")
         self.info, self._feature, self._comm = info, feature, comm

@@ -11,7 +11,7 @@ from pyg_direct.distributed.message import Unpacker, pack
 from pyg_direct.distributed.part import GraphPart
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.runtime.communicator import Communicator
-from pyg_direct.sampling.negative import Draw, EdgeSet, Pairs
+from pyg_direct.sampling.negative import Balance, Draw, EdgeSet, Pairs
 
 
 class PairExchange:
@@ -27,6 +27,7 @@ class PairExchange:
         # An edge is held by the owner of the node that is expanded.
         self._held_by_target = part.manifest.direction == "in"
         self._sets: dict[EdgeType, EdgeSet] = {}
+        self._balances: dict[EdgeType, Balance] = {}
 
     def contains(self, edge_type: EdgeType, sources: Tensor, targets: Tensor) -> Tensor:
         """Whether each pair is an edge of a relation, bool `[n]`; two exchanges.
@@ -44,6 +45,27 @@ class PairExchange:
             found[at] = Unpacker(answer).take(torch.bool, at.numel())
         return found
 
+    def weigh(self, edge_type: EdgeType) -> Balance:
+        """Weigh the edges of a relation between nodes of one type; an exchange, the first time.
+
+        Args:
+            edge_type: The relation.
+        """
+        if edge_type not in self._balances:
+            self._balances[edge_type] = Balance.add(self._collect_balances(edge_type))
+        return self._balances[edge_type]
+
+    def weigh_own(self, edge_type: EdgeType) -> Balance:
+        """Weigh those of this part."""
+        return self._open_set(edge_type).weigh()
+
+    def _collect_balances(self, edge_type: EdgeType) -> list[tuple[int, int]]:
+        """Those of all parts."""
+        assert self._communicator is not None
+        message = pack([torch.tensor(self.weigh_own(edge_type), device=self._part.device)])
+        found = self._communicator.exchange([message] * self._part.num_parts, "balances")
+        return [tuple(Unpacker(balance).take(torch.int64, 2).tolist()) for balance in found]
+
     def make_set(self, edge_type: EdgeType, sources: Tensor, targets: Tensor) -> EdgeSet:
         """Make a set of pairs of nodes that a relation connects, int64 `[n]`."""
         books = self._part.books
@@ -59,10 +81,13 @@ class PairExchange:
         """Which of another process's pairs are edges of this part, as bytes."""
         if not message.numel():
             return message
+        sources, targets = Unpacker(message).take(torch.int64, 2, message.numel() // 16)
+        return pack([self._open_set(edge_type).contains(sources, targets)])
+
+    def _open_set(self, edge_type: EdgeType) -> EdgeSet:
         if edge_type not in self._sets:
             self._sets[edge_type] = self._part.edge_set(edge_type)
-        sources, targets = Unpacker(message).take(torch.int64, 2, message.numel() // 16)
-        return pack([self._sets[edge_type].contains(sources, targets)])
+        return self._sets[edge_type]
 
 
 class EdgesOfAll:
@@ -78,9 +103,11 @@ class EdgesOfAll:
         # Links that this process knows, beside the edges.
         self._links: EdgeSet | None = None
 
-    def with_links(self, sources: Tensor, targets: Tensor) -> EdgesOfAll:
-        """See `Edges`; asks nobody."""
+    def with_links(self, sources: Tensor, targets: Tensor, *, is_one_type: bool) -> EdgesOfAll:
+        """See `Edges`; collective, whatever the links."""
         other = copy.copy(self)
+        if is_one_type and self._pairs.weigh(self._edge_type).is_even:
+            sources, targets = torch.cat([sources, targets]), torch.cat([targets, sources])
         other._links = self._pairs.make_set(self._edge_type, sources, targets)
         return other
 

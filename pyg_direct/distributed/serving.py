@@ -170,6 +170,12 @@ class PartServer:
         with self._working():
             return self._pairs.answer(edge_type, as_tensor(message).to(self._part.device)).cpu().numpy()
 
+    def weigh(self, edge_type: EdgeType) -> tuple[int, int]:
+        """What tells, with those of the other parts, whether all edges of a relation go both ways; see `Balance`."""
+        with self._working():
+            num_edges, difference = self._pairs.weigh_own(edge_type)
+            return num_edges, difference
+
     @cached_property
     def _part(self) -> GraphPart:
         # With the first question, and with each one until it can be opened: an actor that fails as it is made again

@@ -90,6 +90,8 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
         raise ArgumentTypeError(f"window must be a number, got {window!r}")
     if isinstance(edge_life, bool) or not isinstance(edge_life, Integral):
         raise ArgumentTypeError(f"edge_life must be an integer, got {edge_life!r}")
+    if num_nodes is not None and (isinstance(num_nodes, bool) or not isinstance(num_nodes, Integral)):
+        raise ArgumentTypeError(f"num_nodes must be an integer, got {num_nodes!r}")
     if not window >= 1:
         raise ArgumentError(f"window must be at least 1, got {window}")
     if edge_life < 0:
@@ -149,6 +151,8 @@ def _number_edges(times: Tensor, window: Any, start: Any) -> Tensor:
 
 def _count_nodes(edges: Tensor, x: Tensor | None, num_nodes: int | None) -> int:
     """Nodes of snapshots with these edges and features."""
+    if x is not None and not isinstance(x, Tensor):
+        raise ArgumentTypeError(f"x must be a tensor, got {type(x).__name__}")
     if x is not None and x.dim() not in (2, 3):
         raise ArgumentError(f"x must have the shape [N, F] or [T, N, F], got {tuple(x.shape)}")
     given = num_nodes if x is None else x.shape[-2]

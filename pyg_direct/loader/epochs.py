@@ -25,7 +25,6 @@ from pyg_direct.loader.ranks import Ranks, Share
 from pyg_direct.loader.record import EpochRecord, Stages, finish_sample
 from pyg_direct.loader.report import ReportedLoader
 from pyg_direct.loader.slicer import find_learned, has_learned
-from pyg_direct.loader.steps import Steps
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.loader.written import FreshRows, are_current
 from pyg_direct.ops.check import check_ids
@@ -304,6 +303,8 @@ class EpochLoader(ReportedLoader):
     def _work_in_step(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None,
                       sharded: list[Feature]) -> Iterator[Any]:  # fmt: skip
         """Batches of which every process makes its own at the same time, or takes part without one."""
+        from pyg_direct.loader.steps import Steps  # here, as few programs are several processes
+
         stored: list[Any] = [feature._spilled for feature in sharded]
 
         def take_part() -> None:

@@ -274,7 +274,9 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
             `NeighborLoader`.
         transform, transform_sampler_output, filter_per_worker, neighbor_sampler, directed: See `NeighborLoader`.
         strict_negatives: Negative links are neither edges of the graph nor positive links of the loader; after 32 tries
-            one is kept, with a warning. Where labels are 0 and 1, links with label 0 may be drawn.
+            one is kept, with a warning. Where labels are 0 and 1, links with label 0 may be drawn. In an undirected
+            graph, or relation of a type with itself, whose edges are all there in both directions, they are not
+            positive links turned round either; where it has no edges, give `edge_label_index` both directions.
         exclude_target_edges: True: sample as if the graph had no edges between the ends of the batch's links, so that
             a model cannot look them up and all fanouts are used; `"reverse"`: nor their reverse edges. These are, on a
             graph without types, the links turned round; else those of the relation `rev_...`, or of relations with

@@ -140,12 +140,14 @@ class LinkedSampler(OwnSampler):
         if given is None:
             # From another loader, of which no more is known. As for drawn ones, a label of 0 says negative.
             is_positive = None if index.label is None or index.label.dim() != 1 else index.label != 0
-            return PositiveLinks(index.row, index.col, is_positive).join(source.edges, self.device)
+            positives = PositiveLinks(index.row, index.col, is_positive)
+            return positives.join(source.edges, self.device, is_one_type=source.is_one_type)
         positives = given.positives
         key = "avoided", id(positives), id(source)
         if key not in self._opened.plans:
             # Kept with what it is found by, whose ids stay their own then.
-            self._opened.plans[key] = positives, source, positives.join(source.edges, self.device)
+            joined = positives.join(source.edges, self.device, is_one_type=source.is_one_type)
+            self._opened.plans[key] = positives, source, joined
         return self._opened.plans[key][-1]  # type: ignore[no-any-return]
 
     # What the rest of a `NeighborSampler` does.

@@ -58,9 +58,10 @@ class PositiveLinks:
             sources, targets = sources[is_positive], targets[is_positive]
         self._sources, self._targets = sources, targets
 
-    def join(self, edges: Edges, device: torch.device) -> Edges:
-        """Add the links to the edges that negatives must not be, on the device of these."""
-        return edges.with_links(self._sources.to(device).long(), self._targets.to(device).long())
+    def join(self, edges: Edges, device: torch.device, *, is_one_type: bool) -> Edges:
+        """Add the links to the edges that negatives must not be, on the device of these; see `Edges.with_links`."""
+        ends = (end.to(device).long() for end in (self._sources, self._targets))
+        return edges.with_links(*ends, is_one_type=is_one_type)
 
 
 class LoaderLinks(EdgeSamplerInput):  # type: ignore[misc]
@@ -109,6 +110,9 @@ class NegativeSource:
         weights: Chances of sources and of targets; None for equal ones.
         strict: Whether edges, and positive links, are avoided.
         device: Where to draw.
+
+    Attributes:
+        is_one_type: Whether links connect nodes of one type.
     """
 
     def __init__(self, parts: Parts, edge_type: EdgeType | None, weights: tuple[Tensor | None, Tensor | None],
@@ -117,6 +121,7 @@ class NegativeSource:
         times = [parts.node_time, parts.node_time]
         if isinstance(parts.node_time, dict):
             times = [parts.node_time.get(ends.source), parts.node_time.get(ends.target)]
+        self.is_one_type = ends.source == ends.target
         self.has_times = any(time is not None for time in times)
         self.sources = Nodes(ends.num_sources, weights[0], times[0], device)
         self.targets = Nodes(ends.num_targets, weights[1], times[1], device)

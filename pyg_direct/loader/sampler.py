@@ -66,8 +66,8 @@ class NeighborSampler(LinkedSampler):
         seed: Seed of all draws; with None each call draws one number from torch's generator, and follows from it.
         time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
-        strict_negatives: Negative links are neither edges nor positive links of the loader; after 32 tries one is kept,
-            with a warning.
+        strict_negatives: Negative links are neither edges nor positive links of the loader (in an undirected graph, nor
+            these turned round); after 32 tries one is kept, with a warning. See `LinkNeighborLoader`.
         exclude_target_edges: True: sample as if the graph had no edges between the ends of the links that are sampled
             around; `"reverse"`: nor their reverse edges. See `LinkNeighborLoader`.
         rev_edge_type: The relation of the reverse edges, where it is not known; see `LinkNeighborLoader`.

@@ -32,6 +32,7 @@ from pyg_direct.nn.replayed import Replay, check, forget_replay, watch_passes
 from pyg_direct.nn.transformed import forget_graph, watch_graph
 from pyg_direct.nn.trimmed import forget_trimming, watch_trimming
 from pyg_direct.nn.whole import UnknownEdges
+from pyg_direct.ops.check import check_flag
 from pyg_direct.ops.launch import runs_on_gpu
 
 _FORWARDS: dict[type, Callable[..., Any]] = {
@@ -123,7 +124,7 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
         What was accelerated, with `undo()`.
 
     Raises:
-        ArgumentTypeError: `model` is no module.
+        ArgumentTypeError: `model` is no module, or `replay` no switch.
         ArgumentError: with `replay`, a norm of the model looks at all nodes, the model is itself a convolution, or what
             holds it for several GPUs.
 
@@ -137,6 +138,7 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    replay = check_flag("replay", replay)
     if replay:
         check(model)
     for module in model.modules():

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.aggregate import Transposed
 from pyg_direct.ops.check import INDEX_DTYPES
-from pyg_direct.ops.loops import Looped, add_loops
 from pyg_direct.ops.offsets import compress, mark_edges, read_hops
 from pyg_direct.runtime.mode import ordinary_tensors
+
+if TYPE_CHECKING:
+    # Entered by convolutions that ask: a loader only tells.
+    from pyg_direct.ops.aggregate import Transposed
+    from pyg_direct.ops.loops import Looped
 
 
 class SortedEdges(NamedTuple):
@@ -142,8 +145,13 @@ class SortedBatch:
 
     def transpose(self, edges: SortedEdges, num_rows: int) -> Transposed:
         """The same edges by source; they are those of a view of this batch, or made of these and remembered."""
-        made: Transposed = self.remember(("by source", edges.row.data_ptr(), edges.row.numel(), num_rows),
-                                         lambda: Transposed.of(edges.row, edges.target, num_rows))  # fmt: skip
+
+        def make() -> Transposed:
+            from pyg_direct.ops.aggregate import Transposed
+
+            return Transposed.of(edges.row, edges.target, num_rows)
+
+        made: Transposed = self.remember(("by source", edges.row.data_ptr(), edges.row.numel(), num_rows), make)
         return made
 
     def add_loops(self, edge_index: Tensor, num_targets: int, dtype: torch.dtype | None = None
@@ -153,8 +161,14 @@ class SortedBatch:
         Made once for the layers that share them; the loops that were there stay.
         """
         edges = self.view(edge_index)
+
+        def make() -> Looped:
+            from pyg_direct.ops.loops import add_loops
+
+            return add_loops(*edges[:3], num_targets, dtype)
+
         key = "looped", edges.row.numel(), num_targets, dtype
-        made: Looped = self.remember(key, lambda: add_loops(*edges[:3], num_targets, dtype))
+        made: Looped = self.remember(key, make)
         degree = None if self.max_degree is None else self.max_degree + 1
         least = max(edges.least_sources, num_targets)
         return SortedEdges(*made[:3], least, num_targets, degree), made.weight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -20,6 +20,8 @@ TRIES = 32
 # Products of a draw's words with more nodes would not fit 63 bits.
 MAX_NODES = 2**31
 _LOW = 0xFFFFFFFF
+# Key of the bits that edges are weighed with, and how many are at once.
+_BALANCE, _PIECE = 0x5851F42D4C957F2D, 1 << 24
 # Of the largest chance: so many nodes have a sum below 2**1024.
 _EXPONENT = 990
 
@@ -164,8 +166,38 @@ class Edges(Protocol):
     def avoid(self, draw: Draw, pairs: Pairs, tries: int) -> int:
         """Draw pairs that are edges anew, until the try `tries` - 1, in place; how many still are."""
 
-    def with_links(self, sources: Tensor, targets: Tensor) -> Edges:
-        """Return the edges and these pairs of ids, int64 `[n]`, on the device of the edges."""
+    def with_links(self, sources: Tensor, targets: Tensor, *, is_one_type: bool) -> Edges:
+        """Return the edges and these pairs of ids, on the device of the edges; where all edges go both ways, these
+        pairs turned round too.
+
+        Args:
+            sources, targets: int64 `[n]`.
+            is_one_type: Whether both ends are nodes of one type, so that a pair can be turned round.
+        """
+
+
+class Balance(NamedTuple):
+    """What tells whether edges go both ways; that of parts of a graph, with a node's edges in one, is their sum.
+
+    Attributes:
+        num_edges: Number of distinct edges between two nodes.
+        difference: Sum of 64 random bits of each, less those of each turned round, as a signed number of 64 bits. It is
+            0 where all go both ways, and else once in 2**64 times.
+    """
+
+    num_edges: int
+    difference: int
+
+    @classmethod
+    def add(cls, parts: Iterable[tuple[int, int]]) -> Balance:
+        """Add up those of parts."""
+        numbers, differences = zip(*parts, strict=True)
+        return cls(sum(numbers), (sum(differences) + 2**63) % 2**64 - 2**63)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether there are edges, and each is there in both directions."""
+        return self.num_edges > 0 and self.difference == 0
 
 
 class EdgeSet:
@@ -191,12 +223,26 @@ class EdgeSet:
         other.parts = list(parts)
         return other
 
-    def with_links(self, sources: Tensor, targets: Tensor) -> EdgeSet:
+    def with_links(self, sources: Tensor, targets: Tensor, *, is_one_type: bool) -> EdgeSet:
         """See `Edges`."""
-        keys = self.join(sources, targets)
-        # Links of most loaders are edges, and take no memory.
-        keys = keys[~self.holds(keys)]
-        return self.with_parts([*self.parts, keys.sort().values]) if keys.numel() else self
+        # Links of most loaders are edges, and take no memory; turned round they are edges too if all go both ways.
+        is_new = ~self.contains(sources, targets)
+        if not bool(is_new.any()):
+            return self
+        sources, targets = sources[is_new], targets[is_new]
+        keys = [self.join(sources, targets)]
+        if is_one_type and self.weigh().is_even:
+            keys.append(self.join(targets, sources))
+        return self.with_parts([*self.parts, torch.cat(keys).sort().values])
+
+    def weigh(self) -> Balance:
+        """Weigh edges between nodes of one type against these turned round."""
+        return Balance.add(self._weigh_few(few) for part in self.parts for few in _split(part))
+
+    def _weigh_few(self, keys: Tensor) -> Balance:
+        sources, targets = keys // self._num_targets, keys % self._num_targets
+        bits = draw_bits(keys, key=_BALANCE) - draw_bits(self.join(targets, sources), key=_BALANCE)
+        return Balance(int((sources != targets).sum()), int(bits.sum()))
 
     def join(self, sources: Tensor, targets: Tensor) -> Tensor:
         """Pairs as one number each, int64 `[n]`."""
@@ -223,6 +269,17 @@ class EdgeSet:
             pairs.replace(wrong, draw(wrong, slot))
             wrong = wrong[self.contains(pairs.sources[wrong], pairs.targets[wrong])]
         return wrong.numel()
+
+
+def _split(keys: Tensor) -> Iterator[Tensor]:
+    """Distinct ones of sorted keys, in pieces that take little memory; one at least."""
+    for start in range(0, max(keys.numel(), 1), _PIECE):
+        piece = keys[start : start + _PIECE]
+        is_first = torch.ones_like(piece, dtype=torch.bool)
+        is_first[1:] = piece[1:] != piece[:-1]
+        if start:
+            is_first[:1] = piece[:1] != keys[start - 1]
+        yield piece[is_first]
 
 
 def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Tensor, until: Tensor | None,

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch_geometric.data import Data
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.distributed.client import ClientGraph
 from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
+from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.distributed.serving import PartServer
 from pyg_direct.errors import ArgumentError, PartitionError
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, write_data
@@ -79,6 +81,21 @@ def test_clients_share_the_batches_of_links(folder, data, options):
     got = [[as_dict(batch) for batch in DistLinkNeighborLoader(graph, [4, 3], LINKS, **options)] for graph in graphs]
 
     assert_in_turn(got, LinkNeighborLoader(data, [4, 3], LINKS, device="cpu", **options))
+
+
+def test_links_of_an_undirected_graph_are_no_strict_negatives_turned_round(tmp_path):
+    edges = torch.combinations(torch.arange(7)).t()
+    data = Data(edge_index=torch.cat([edges[:, :9], edges[:, :9].flip(0)], 1), num_nodes=7)
+    partition_graph(tmp_path / "p", data.edge_index, 2, num_nodes=7)
+    graph = ClientGraph(ServersHere(tmp_path / "p"), device="cpu")
+    options = {"neg_sampling": {"mode": "binary", "amount": 5}, "strict_negatives": True, "batch_size": 4, "seed": 1}
+
+    got = list(DistLinkNeighborLoader(graph, [2], edges[:, 9:17], **options))
+
+    for batch, other in zip(got, LinkNeighborLoader(data, [2], edges[:, 9:17], device="cpu", **options), strict=True):
+        assert_equal(as_dict(batch), as_dict(other))
+        pairs = batch.n_id[batch.edge_label_index[:, 4:]].sort(0).values.t().tolist()
+        assert set(map(tuple, pairs)).isdisjoint(map(tuple, edges[:, :17].t().tolist()))
 
 
 def test_a_slow_client_asks_for_no_more_than_it_has_room_for(folder):

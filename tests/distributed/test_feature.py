@@ -9,6 +9,7 @@ from pyg_direct.distributed.feature import DistFeature, PartitionInfo
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.runtime.communicator import Communicator
 from tests.distributed.threads import run_threads
+from tests.options import Refused, Seen, check_options
 from tests.processes import run_ranks
 
 CPU = torch.device("cpu")
@@ -113,6 +114,77 @@ def test_the_highest_host_writes_last():
         return feature[torch.tensor([8])]
 
     assert torch.equal(run_threads(run, 3)[0], torch.full((1, 3), 2.0))
+
+
+def read_all(feature):
+    return feature[torch.arange(N)].tolist()
+
+
+def test_each_option_of_a_table_acts_or_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    def run(comm):
+        info = PartitionInfo("cpu", comm.rank, 2, HOSTS % 2)
+        rows, elsewhere = ROWS[info.own], PartitionInfo("cuda:0", comm.rank, 2, HOSTS % 2)
+        fixed = Feature(device="cpu").from_cpu_tensor(rows)
+        check_options(
+            DistFeature,
+            lambda **options: DistFeature(**{"feature": rows, "info": info, "comm": comm, **options}),
+            {
+                "feature": (
+                    Seen(read_all, rows, rows + 1),
+                    Refused(rows.tolist(), "feature must be a tensor or a Feature"),
+                ),
+                "info": (
+                    Seen(lambda feature: feature.info.own.tolist(), info, open_feature(comm, (HOSTS % 2).roll(1)).info),
+                    Refused(5, "info must be a PartitionInfo, got int"),
+                    Refused(PartitionInfo("cpu", 0, 1, HOSTS * 0), "info must be of host", feature=ROWS),
+                    Refused(elsewhere, "info must name the device of the feature, cpu, got 'cuda:0'", feature=fixed),
+                ),
+                "comm": (
+                    Refused(None, "a process group must be there"),
+                    Refused(5, "comm must be a Communicator or a DistGraph, got int"),
+                ),
+            },
+        )
+
+    run_threads(run, 2)
+
+
+def test_each_option_of_the_hosts_acts_or_is_refused():
+    def run(comm):
+        def make(**options):
+            info = PartitionInfo(
+                **{"device": "cpu", "host": comm.rank, "hosts": 2, "global2host": HOSTS % 2, **options}
+            )
+            return DistFeature(ROWS[info.own], info, comm)
+
+        def count_sent(feature):
+            before = comm.sent["rows"]
+            read_all(feature)
+            return comm.sent["rows"] - before
+
+        check_options(
+            PartitionInfo,
+            make,
+            {
+                "device": Refused("tpu", "device must name"),
+                "host": (Refused(2, r"host must lie in \[0, 2\)"), Refused("0", "host must be an integer, got '0'")),
+                "hosts": (Refused(3, "info must be of host"), Refused(2.0, "hosts must be an integer, got 2.0")),
+                "global2host": (
+                    Seen(lambda feature: feature.info.own.tolist(), HOSTS % 2, 1 - HOSTS % 2),
+                    Refused(HOSTS.tolist(), "global2host must be a tensor, got list"),
+                ),
+                "replicate": (
+                    Seen(count_sent, None, torch.arange(N)),
+                    Refused(torch.tensor([N]), "replicate must lie"),
+                    Refused([1], "replicate must be a tensor, got list"),
+                ),
+            },
+        )
+
+    run_threads(run, 2)
 
 
 def test_errors_name_the_argument():

@@ -12,6 +12,7 @@ from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.sampling.negative import EdgeSet, Nodes, draw_negatives
 from tests.distributed.threads import run_threads
+from tests.reference.negative import list_avoided
 
 CPU = torch.device("cpu")
 RELATION = ("user", "rates", "movie")
@@ -51,7 +52,7 @@ def test_negatives_are_those_of_one_machine(edges, direction, num_parts, timed, 
     def avoid(edges, rank):
         # Each has links of its own, the last one none.
         links = torch.arange(2 * (num_parts - 1 - rank)).view(2, -1)
-        return edges.with_links(links[0], links[1] % SIZES[1])
+        return edges.with_links(links[0], links[1] % SIZES[1], is_one_type=False)
 
     got = run_threads(lambda comm: draw(avoid(EdgesOfAll(PairExchange(parts[comm.rank], comm), RELATION), comm.rank),
                                         comm.rank), num_parts)  # fmt: skip
@@ -59,6 +60,29 @@ def test_negatives_are_those_of_one_machine(edges, direction, num_parts, timed, 
     for rank, drawn in enumerate(got):
         expected = draw(avoid(EdgeSet(*ends, *SIZES), rank), rank)
         assert [torch.as_tensor(v).tolist() for v in drawn] == [torch.as_tensor(v).tolist() for v in expected]
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+@pytest.mark.parametrize("both", [True, False])
+def test_links_are_no_negatives_turned_round_where_edges_of_all_parts_go_both_ways(tmp_path, direction, both):
+    edges = torch.tensor([[0, 1, 2, 2, 4], [1, 2, 3, 3, 4]])
+    edges = torch.cat([edges, edges.flip(0)], 1) if both else edges
+    partition_graph(tmp_path / "p", edges, 2, num_nodes=6, direction=direction)
+    parts = [GraphPart(tmp_path / "p", part, device=CPU) for part in range(2)]
+    every = torch.cartesian_prod(torch.arange(6), torch.arange(6)).t()
+
+    def ask(comm):
+        # The other process has no links that are held out.
+        links = torch.tensor([[5, 0], [0, 2]]) if comm.rank else torch.tensor([[0], [1]])
+        avoided = EdgesOfAll(PairExchange(parts[comm.rank], comm), parts[0].manifest.edges[0].name)
+        for _ in range(2):
+            joined = avoided.with_links(*links, is_one_type=True)
+        return links, comm.num_exchanges, joined._contains(*every)
+
+    for links, num_exchanges, is_avoided in run_threads(ask, 2):
+        pairs, held_out = ([tuple(pair) for pair in ends.t().tolist()] for ends in (edges, links))
+        assert set(map(tuple, every[:, is_avoided].t().tolist())) == list_avoided(pairs, held_out, True)
+        assert num_exchanges == 1
 
 
 @pytest.mark.parametrize("direction", ["in", "out"])

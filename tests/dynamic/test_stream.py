@@ -12,6 +12,7 @@ from pyg_direct.dynamic.nn import TGCN, GConvGRU
 from pyg_direct.dynamic.plan import SnapshotPlan
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, MemoryLimitError
 from pyg_direct.ops import snapshots as ops
+from tests.options import Refused, Seen, check_options
 from tests.snapshots import make_snapshots
 
 NODES, CHANNELS = 12, 3
@@ -342,6 +343,34 @@ class TestDiscretize:
     def test_arguments_of_other_types_are_refused(self, options, message):
         with pytest.raises(ArgumentTypeError, match=message):
             discretize(**{"data": self.data, **options})
+
+    def test_each_option_acts_or_is_refused(self):
+        def make(**options):
+            return discretize(**{"data": self.data, "window": 10, **options})
+
+        def look(snapshots):
+            return [(s.num_nodes, s.edge_index.tolist(), None if s.x is None else s.x.tolist()) for s in snapshots]
+
+        check_options(
+            discretize,
+            make,
+            {
+                "data": (Seen(look, self.data, self.data[1:]), Refused([1], "data must be TemporalData or Data")),
+                "window": (Seen(look, 10, 7), Refused("10", "window must be a number")),
+                "edge_life": (Seen(look, 1, 2), Refused(1.5, "edge_life must be an integer")),
+                "x": (
+                    Seen(look, None, torch.rand(6, 2)),
+                    Seen(look, torch.rand(6, 2), torch.rand(4, 6, 2)),
+                    Refused([[1.0]] * 6, "x must be a tensor, got list"),
+                ),
+                "num_nodes": (
+                    Seen(look, None, 9),
+                    Refused(9.5, "num_nodes must be an integer, got 9.5"),
+                    Refused(True, "num_nodes must be an integer, got True"),
+                ),
+                "start": (Seen(look, None, 3), Refused("0", "start must be a number")),
+            },
+        )
 
     def test_times_may_be_floats_below_zero(self):
         data = TemporalData(src=torch.arange(3), dst=torch.arange(3), t=torch.tensor([-0.5, 0.25, 1.0]))

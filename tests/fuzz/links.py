@@ -28,7 +28,7 @@ from tests.fuzz.space import Row, Space
 from tests.fuzz.ways import RANKS, loading_options, read_loading, read_topology, run_epochs, same, topology_options
 from tests.reference.bidirectional import find_reverse
 from tests.reference.general import Output, Parts
-from tests.reference.negative import draw_negatives
+from tests.reference.negative import draw_negatives, list_avoided
 
 AMOUNTS = {"one": 1, "half": 0.5, "three": 3}
 
@@ -228,7 +228,7 @@ def expect(row: Row, graph: Parts, relation: tuple, links: list[tuple[int, int]]
         sources=[sources[owner] for owner in owners] if mode == "triplet" else None,
         time=(graph.node_time.get(source), graph.node_time.get(target)) if has_times else None,
         until=[times[owner] for owner in owners] if has_times and times is not None else None, weight=tuple(weights),
-        edges={*graph.edges[relation], *positives} if row["strict"] == "yes" else None,
+        edges=list_avoided(graph.edges[relation], positives, source == target) if row["strict"] == "yes" else None,
     )  # fmt: skip
     own = list(range(count))
     targets, target_owners = targets + [t for _, t in drawn], own + owners

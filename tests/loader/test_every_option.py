@@ -46,6 +46,7 @@ from tests.batches import make_data
 from tests.distributed.ranks import write_data
 from tests.distributed.test_client import ServersHere
 from tests.hetero_data import make_hetero
+from tests.options import Refused, Seen
 from tests.processes import run_ranks
 
 SEEDS, LINKS = torch.arange(0, 60, 2), torch.arange(40).view(2, 20)
@@ -148,15 +149,10 @@ class Differs:
         assert look(loader) != look_plain(make, self.base)
 
 
-class Refused:
-    """An option that a loader has not, that needs another, or whose value is checked as its place is not here."""
+class RefusedByTorch(Refused):
+    """An option that torch's DataLoader refuses."""
 
-    def __init__(self, value, words, **base):
-        self.value, self.words, self.base = value, words, base
-
-    def check(self, make, name):
-        with pytest.raises((PygDirectError, ValueError, TypeError), match=self.words):
-            make(**self.base, **{name: self.value})
+    errors = (ValueError,)
 
 
 class Said:
@@ -181,17 +177,6 @@ class Told:
     def check(self, make, name):
         with pytest.warns(LoaderWarning, match=name):
             make(**{name: self.said.value})
-
-
-class Seen:
-    """What a function sees of two loaders with different values differs."""
-
-    def __init__(self, see, *values, **base):
-        self.see, self.values, self.base = see, values, base
-
-    def check(self, make, name):
-        first, second = (self.see(make(**self.base, **{name: value})) for value in self.values)
-        assert first != second
 
 
 class Called:
@@ -223,7 +208,7 @@ def collate(loader):
 
 # Options of torch's DataLoader.
 ORDER = {"batch_size": Differs(5), "shuffle": Differs(True), "sampler": Differs([3, 0, 1]), "drop_last": Differs(True),
-         "batch_sampler": Refused([[0, 1]], "mutually exclusive"),
+         "batch_sampler": RefusedByTorch([[0, 1]], "mutually exclusive"),
          "generator": Refused(5, "generator must be a torch.Generator")}  # fmt: skip
 WORKERS = {"num_workers": Said(2), "persistent_workers": Said(True), "prefetch_factor": Said(3),
            "pin_memory": Said(True), "pin_memory_device": Said("cuda"), "worker_init_fn": Said(print),

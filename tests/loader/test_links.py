@@ -7,6 +7,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkLoader as PygLinkLoader, LinkNeighborLoader as PygLinkNeighborLoader
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
+from torch_geometric.transforms import RandomLinkSplit
 
 from pyg_direct import LinkLoader, LinkNeighborLoader, NeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
@@ -195,6 +196,52 @@ def test_strict_negatives_are_no_links_that_are_held_out(real_device, edge_type,
     pairs = [pair for batch in batches for pair in name_negatives(batch, edge_type, mode)]
     # A source has one target left; within 32 draws of twelve it is met fifteen times of sixteen.
     assert sum(pair in free for pair in pairs) > 0.8 * len(pairs)
+
+
+def split_undirected(edge_type):
+    """(a graph with half of the edges of an undirected one, the others as pairs, each once, all of them)."""
+    pairs = torch.combinations(torch.arange(12)).t()
+    pairs = pairs[:, torch.randperm(66, generator=torch.Generator().manual_seed(4))[:40]]
+    data = Data(edge_index=torch.cat([pairs, pairs.flip(0)], 1), num_nodes=12)
+    if edge_type is not None:
+        data = HeteroData({"paper": {"num_nodes": 12}, edge_type: {"edge_index": data.edge_index}})
+    split = RandomLinkSplit(num_val=0.5, num_test=0.0, is_undirected=True, add_negative_train_samples=False,
+                            neg_sampling_ratio=0.0, edge_types=edge_type)  # fmt: skip
+    train, held_out, _ = split(data)
+    return train, (held_out if edge_type is None else held_out[edge_type]).edge_label_index, pairs
+
+
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+@pytest.mark.parametrize("edge_type", [None, CITES])
+def test_a_link_of_an_undirected_graph_is_no_strict_negative_turned_round(real_device, edge_type, mode):
+    data, links, pairs = split_undirected(edge_type)
+    every = {*map(tuple, pairs.t().tolist()), *map(tuple, pairs.flip(0).t().tolist())}
+    given = links if edge_type is None else (edge_type, links)
+    sampling = {"mode": mode, "amount": 9}
+
+    batches = list(LinkNeighborLoader(data, [2], given, neg_sampling=sampling, strict_negatives=True, seed=2,
+                                      batch_size=10, device=real_device))  # fmt: skip
+
+    assert links.shape == (2, 20)
+    for number, batch in enumerate(batches):
+        found = name_negatives(batch, edge_type, mode)
+        assert every.isdisjoint(found)
+        if mode == "binary":
+            assert found == draw_negatives(90, batch_key(2, 0, number), 12, 12, edges=every)
+
+
+@pytest.mark.parametrize("edges", [[], [(10, 11), (11, 10), (11, 9), (9, 9)]], ids=["no edges", "one goes one way"])
+def test_a_link_of_a_directed_graph_may_be_a_strict_negative_turned_round(real_device, edges):
+    links = torch.combinations(torch.arange(10)).t()
+    data = Data(edge_index=torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous(), num_nodes=12)
+
+    (batch,) = LinkNeighborLoader(data, [2], links, neg_sampling="binary", strict_negatives=True, batch_size=45, seed=2,
+                                  device=real_device)  # fmt: skip
+
+    avoided = {*edges, *map(tuple, links.t().tolist())}
+    found = name_negatives(batch, None, "binary")
+    assert found == draw_negatives(45, batch_key(2, 0, 0), 12, 12, edges=avoided)
+    assert set(map(tuple, links.flip(0).t().tolist())) & set(found)
 
 
 def test_links_of_a_relation_that_the_graph_lacks_are_no_strict_negatives(real_device):

@@ -20,6 +20,7 @@ from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.ops.launch import runs_on_gpu
 from tests.nn.convolutions import CONVOLUTIONS, EDGES, NODES, OUT, WIDTH, Batch, assert_near, run
+from tests.options import Refused, Seen, check_options
 
 
 def width_of(conv):
@@ -307,6 +308,26 @@ def test_messages_that_a_class_is_given_are_sent_as_long_as_it_has_them(name, of
     assert torch.equal(got, expected)
     assert_near([accelerated(x, batch.edge_index, **extras)], [conv(x, batch.edge_index, **extras)])
     assert len(calls) > 0
+
+
+def test_each_option_acts_or_is_refused():
+    def make(**options):
+        return accelerate(**{"model": GraphSAGE(64, 64, 2), **options})
+
+    check_options(
+        accelerate,
+        make,
+        {
+            "model": (
+                Seen(str, GraphSAGE(64, 64, 2), GraphSAGE(64, 64, 3)),
+                Refused([SAGEConv(64, 64)], "model must be a torch.nn.Module, got list"),
+            ),
+            "replay": (
+                Seen(lambda made: made.replay is None, False, True),
+                Refused("no", "replay must be True or False, got 'no'"),
+            ),
+        },
+    )
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)

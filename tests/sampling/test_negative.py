@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from hypothesis import example, given, strategies as st
 
 from pyg_direct.errors import ArgumentError
+from pyg_direct.sampling import negative
 from pyg_direct.sampling.negative import EdgeSet, Nodes, check_weight, draw_negatives
 from tests.reference import negative as reference
 
@@ -108,6 +110,43 @@ def test_a_set_of_edges_knows_its_pairs(device):
     asked = edges.contains(torch.tensor([3, 1, 0, 5], device=device), torch.tensor([1, 3, 7, 7], device=device))
 
     assert asked.tolist() == [True, False, True, False]
+
+
+PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
+
+
+@given(PAIRS, PAIRS, st.booleans(), st.booleans())
+@example([(1, 2), (2, 1), (2, 1), (4, 4)], [(3, 0), (3, 3)], False, True)
+@example([(4, 4)], [(3, 0)], False, True)
+@example([(1, 2), (2, 1), (0, 5)], [(3, 0)], False, True)
+def test_links_are_there_turned_round_where_all_edges_go_both_ways(pairs, links, both, is_one_type):
+    pairs = [*pairs, *((t, s) for s, t in pairs)] if both else pairs
+    edges, ends = (torch.tensor(own, dtype=torch.int64).view(-1, 2).t() for own in (pairs, links))
+    every = torch.cartesian_prod(torch.arange(6), torch.arange(6))
+
+    avoided = EdgeSet(*edges, 6, 6).with_links(*ends, is_one_type=is_one_type)
+
+    found = set(map(tuple, every[avoided.contains(*every.t())].tolist()))
+    assert found == reference.list_avoided(pairs, links, is_one_type)
+
+
+def test_edges_in_pieces_and_parts_weigh_what_all_do(device, monkeypatch):
+    edges = torch.randint(0, 40, (2, 300), generator=torch.Generator().manual_seed(0)).to(device)
+    both = torch.cat([edges, edges.flip(0)], 1)
+    is_low = both[1] < 17
+
+    def weigh(*parts):
+        return negative.Balance.add(EdgeSet(*part, 40, 40).weigh() for part in parts)
+
+    whole = weigh(both), weigh(edges)
+    monkeypatch.setattr(negative, "_PIECE", 7)
+
+    assert [balance.is_even for balance in whole] == [True, False]
+    assert (weigh(both), weigh(edges)) == whole
+    assert weigh(both[:, is_low], both[:, ~is_low]) == whole[0]
+    parts = [EdgeSet(*both[:, chosen], 40, 40).parts[0] for chosen in (is_low, ~is_low)]
+    assert EdgeSet(*both, 40, 40).with_parts(parts).weigh() == whole[0]
+    assert not weigh(both[:, is_low]).is_even
 
 
 @pytest.mark.parametrize(

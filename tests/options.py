@@ -1,0 +1,39 @@
+"""Options in tests: each acts, or is refused with an error of ours; one that has no entry fails."""
+
+import inspect
+
+import pytest
+
+from pyg_direct.errors import PygDirectError
+
+
+class Refused:
+    """An option that is not there, that needs another, or whose value is checked as its place is not here."""
+
+    errors: tuple[type[Exception], ...] = (PygDirectError,)
+
+    def __init__(self, value, words, **base):
+        self.value, self.words, self.base = value, words, base
+
+    def check(self, make, name):
+        with pytest.raises(self.errors, match=self.words):
+            make(**self.base, **{name: self.value})
+
+
+class Seen:
+    """What a function sees of two that are made with different values differs."""
+
+    def __init__(self, see, *values, **base):
+        self.see, self.values, self.base = see, values, base
+
+    def check(self, make, name):
+        first, second = (self.see(make(**self.base, **{name: value})) for value in self.values)
+        assert first != second
+
+
+def check_options(kind, make, known):
+    """Check what is known of each parameter of a function or class, one case or several, by `make(**options)`."""
+    assert set(inspect.signature(kind).parameters) == set(known)
+    for name, cases in known.items():
+        for case in cases if isinstance(cases, tuple) else (cases,):
+            case.check(make, name)
