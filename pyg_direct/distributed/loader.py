@@ -38,6 +38,12 @@ class _DistLoader(GeneralLoader):
 
     graph: DistGraph
     _evens_out_alone = True
+    _keeps_rows = True
+    _kept_words = (
+        "rows of the graph in parts (own_rows) were written: batches have the rows that it was partitioned with, or not "
+        "all of those that were written; keep rows that change in a DistFeature, written by put and indexed by "
+        "batch.n_id"
+    )
     # What the batch that is being built was sampled from, if in both directions.
     _sampled: Any = None
 
