@@ -40,15 +40,9 @@ class Marks:
         self._held: list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]] = []
         if is_tables:
             mappings = data
-        elif isinstance(data, Data):
-            mappings = [data._store._mapping]
-        elif isinstance(data, HeteroData):
-            mappings = [store._mapping for store in data.stores]
-        elif isinstance(getattr(data, "_features", None), dict) and hasattr(data, "find"):
-            mappings = [data._features]
         else:
-            mappings = []
-            if isinstance(data, PygFeatureStore):
+            mappings = _list_mappings(data)
+            if not mappings and isinstance(data, PygFeatureStore):
                 self._held = _list_held(data)
         self._sizes = [(mapping, len(mapping)) for mapping in mappings]
         self._parts = [(mapping, key, value, _count_writes(value)) for mapping in mappings
@@ -96,6 +90,39 @@ def _count_writes(value: Any) -> int:
     if isinstance(value, Tensor):
         return 0 if value.is_inference() else value._version
     return value.num_writes if isinstance(value, Feature) else 0
+
+
+class Values:
+    """Which values a graph has, whatever these hold.
+
+    Args:
+        data: A `Data`, a `HeteroData`, or a pair of stores, of which those of others tell nothing.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._known = [(mapping, dict(mapping)) for mapping in _list_mappings(data)]
+
+    def are_those_of(self, data: Any) -> bool:
+        """Report whether this is the same graph, and nothing in it has been assigned, added or taken away.
+
+        Args:
+            data: As of the constructor.
+        """
+        if data is not self._data or len(_list_mappings(data)) != len(self._known):
+            return False
+        return all(mapping.keys() == known.keys() and all(mapping[key] is value for key, value in known.items())
+                   for mapping, known in self._known)  # fmt: skip
+
+
+def _list_mappings(data: Any) -> list[Any]:
+    """Where a graph has its values; nothing of stores that are not known."""
+    if isinstance(data, (tuple, list)):
+        return [mapping for part in data for mapping in _list_mappings(part)]
+    if isinstance(data, (Data, HeteroData)):
+        return [store._mapping for store in data.stores]
+    tables = getattr(data, "_features", None)
+    return [tables] if isinstance(tables, dict) and hasattr(data, "find") else []
 
 
 class FreshRows:
