@@ -24,6 +24,8 @@ from pyg_direct import (
     SubGraphLoader,
 )
 from pyg_direct.errors import IdError, LoaderWarning
+from pyg_direct.sampling.open import open_plan
+from pyg_direct.sampling.sample import Recipe
 from tests.graphs import make_random_graph
 from tests.processes import quick_starts, run_ranks
 
@@ -193,6 +195,28 @@ class TestFewerNodes:
 
         with pytest.raises(ValueError, match="indptr must not decrease"):
             sampler.sample([0])
+
+    @pytest.mark.parametrize("method", ["bitmap", "sort"])
+    @pytest.mark.parametrize(("row", "value"), [(1, 10**9), (2, -3), (4, 1)])
+    def test_offsets_that_are_written_unseen_are_refused(self, method, row, value):
+        indptr = torch.arange(6)
+        topology = CSRTopo(indptr=indptr, indices=torch.arange(5, dtype=torch.int32))
+        plan = open_plan(topology.place("cpu", "cpu"), Recipe((2,)), method=method)
+
+        indptr.numpy()[row] = value
+
+        with pytest.raises(ValueError, match="indptr must not decrease from 0 to the number of edges 5, got"):
+            plan.sample(torch.arange(5), 1)
+
+    def test_neighbors_that_are_written_unseen_are_refused_where_nodes_are_sorted(self):
+        indices = torch.arange(5, dtype=torch.int32)
+        topology = CSRTopo(indptr=torch.arange(6), indices=indices)
+        plan = open_plan(topology.place("cpu", "cpu"), Recipe((2,)), method="sort")
+
+        indices.numpy()[3] = 10**6
+
+        with pytest.raises(IdError, match="neighbors of the topology must lie in .0, 5., got 1000000"):
+            plan.sample(torch.arange(5), 1)
 
 
 def add_to_rows(batch, data):
@@ -440,7 +464,9 @@ class TestHiddenWrites:
     @hidden
     def test_wrong_weights_of_negatives_are_refused(self, open_up):
         weight, data = torch.ones(NUM_NODES), make_data()
-        loader = LinkNeighborLoader(data, [2], neg_sampling=NegativeSampling("triplet", dst_weight=weight), device="cpu")
+        loader = LinkNeighborLoader(
+            data, [2], neg_sampling=NegativeSampling("triplet", dst_weight=weight), device="cpu"
+        )
         next(iter(loader))
 
         open_up(weight)[3] = -1
