@@ -40,8 +40,8 @@ class _DistLoader(GeneralLoader):
     _evens_out_alone = True
     _keeps_rows = True
     _kept_words = (
-        "rows of the graph in parts (own_rows) were written: batches have the rows that it was partitioned with, or not "
-        "all of those that were written; keep rows that change in a DistFeature, written by put and indexed by "
+        "rows of the graph in parts (own_rows) were written: batches have the rows that it was partitioned with, or "
+        "not all of those that were written; keep rows that change in a DistFeature, written by put and indexed by "
         "batch.n_id"
     )
     # What the batch that is being built was sampled from, if in both directions.
@@ -195,6 +195,10 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
     rows are fetched from them, while the batch before is used. Where the graph lies in one memory (`share_graph` of
     `DistGraph`), each process samples and reads for itself. Batches are dealt out in turn, as `NeighborLoader` does
     with `ranks="auto"`, so that all processes together get the batches of one machine.
+
+    A graph in parts is not edited: its edges, times and weights are those that were partitioned. Rows that are written
+    (`DistGraph.own_rows`) are not in batches, or not in all; one warning tells writes of this process, and nothing
+    tells those of others. Rows that change go into a `DistFeature`.
 
     Args:
         graph: The graph.

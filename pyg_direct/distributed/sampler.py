@@ -198,8 +198,8 @@ class DistNeighborSampler(NeighborSampler):
                 raise ArgumentError(
                     f"seed_time must be given for seeds without times of their own, got None for {kind!r}"
                 )
-        return {kind: self.graph.times_of(kind, check_ids(f"seeds of {kind!r}", ids, sizes[kind]).to(self.device).long())
-                for kind, ids in seed.items()}  # fmt: skip
+        checked = {kind: check_ids(f"seeds of {kind!r}", ids, sizes[kind]) for kind, ids in seed.items()}
+        return {kind: self.graph.times_of(kind, ids.to(self.device).long()) for kind, ids in checked.items()}
 
     def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
         parts = self._opened.parts

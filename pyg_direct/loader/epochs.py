@@ -62,8 +62,8 @@ class EpochLoader(ReportedLoader):
     # Whether it was told that rows were written which several processes read, and how it is.
     _has_told_kept = False
     _kept_words = (
-        "rows of data that processes share (cache_policy) were written: batches that are made ahead, and copies on GPUs "
-        "and in other processes, do not have them; assign others in every process before an epoch, keep rows that "
+        "rows of data that processes share (cache_policy) were written: batches that are made ahead, and copies on "
+        "GPUs and in other processes, do not have them; assign others in every process before an epoch, keep rows that "
         "change in a loader without cache_policy, or keep them apart and index them by batch.n_id"
     )
     # How processes of a group keep node attributes together; see `NeighborLoader`.

@@ -69,9 +69,10 @@ class Producers(ReportedLoader):
     Iterating again asks the same processes for the next epoch; they end with this object, with this process, or by
     `close()`. One that is killed is named within seconds, by an error. `record` and `report` tell how long batches
     were waited for and used here. A sampler of the program's is asked here for a whole epoch, as that begins. Rows that
-    are written while an epoch runs are not in its batches, or not at once; a warning says so. Edits before an epoch take
-    effect in it: where an attribute was assigned anew, the processes are started anew, which takes seconds; writes in
-    place are found there, as those through NumPy are (see "Edits" of `NeighborLoader`).
+    are written while an epoch runs are not in its batches, or not at once; a warning says so. Edits before an epoch
+    take effect in it: where an attribute was assigned anew, the processes are started anew, which takes seconds; writes
+    in place are found there, as those through NumPy are (see "Edits" of `NeighborLoader`), but for tensors on a GPU
+    whose copies they have, and for stores that are not ours.
 
     Args:
         loader: One of this package's loaders; also one with `ranks`.

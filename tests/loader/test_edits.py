@@ -215,7 +215,7 @@ class TestFewerNodes:
 
         indices.numpy()[3] = 10**6
 
-        with pytest.raises(IdError, match="neighbors of the topology must lie in .0, 5., got 1000000"):
+        with pytest.raises(IdError, match=r"neighbors of the topology must lie in .0, 5., got 1000000"):
             plan.sample(torch.arange(5), 1)
 
 
@@ -337,6 +337,8 @@ class TestRowsWrittenBack:
 
         with pytest.warns(LoaderWarning, match="rows of data were written") as told:
             train(loader, step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LoaderWarning)
             train(loader, step)
 
         assert len([one for one in told if one.category is LoaderWarning]) == 1
