@@ -165,7 +165,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     a run of 1/2048 of its bytes is found for certain and a single number hardly ever. Assign such a tensor anew
     (`data.edge_index = data.edge_index.clone()`) to be sure. `loader(index)` compares samples from 64 KiB on. Within an
     epoch such a write is seen only where rows are no copies, and not by batches made ahead. If there are fewer nodes
-    than the loader has seeds for, an `IdError` says so. So for weights of negative links.
+    than the loader has seeds for, an `IdError` says so.
+    Weights of negative links are compared so too.
 
     Not all edits take effect. A `GraphStore` is asked for its edges and times once, when the loader is made; what is
     written later to the tensors that it handed out is found when an epoch begins, as in a `Data`, but not what is put
