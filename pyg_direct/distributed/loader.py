@@ -19,6 +19,7 @@ from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, make_batch
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.link import LinkLoader, check_strict, tell_several
+from pyg_direct.loader.linked import LinkedSampler
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.order import note_hops
 from pyg_direct.loader.pipeline import hold_for, note_memory
@@ -90,6 +91,9 @@ class _DistLoader(GeneralLoader):
 
     def _prepare(self) -> Any:
         self._check_seeds(self._sampler.num_nodes)
+        # A graph in parts does not change, but weights of negatives may.
+        if isinstance(self._sampler, LinkedSampler):
+            self._sampler.forget_written()
         if self._general is None:
             self._general = DistAttributes(self.graph, not self._sampler.disjoint)
         return self._general

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput, SamplerOutput
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader, Producers
 from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
@@ -464,6 +464,12 @@ def write_late(rank, folder, share_graph):
             graph.own_rows("x").add_(1)
         list(loader)
         said += [str(one.message) for one in told]
+    weight = torch.eye(300)[1].clone()
+    links = DistLinkNeighborLoader(graph, [2], torch.arange(64).repeat(2, 1), batch_size=8, seed=1,
+                                   neg_sampling=NegativeSampling("triplet", dst_weight=weight))  # fmt: skip
+    for node in (1, 7):
+        weight.numpy()[:] = torch.eye(300)[node].numpy()
+        said.append({*torch.cat([batch.n_id[batch.dst_neg_index] for batch in links]).tolist()})
     loader.input_data.node.numpy()[:] = 10**7
     try:
         list(loader)
@@ -478,8 +484,9 @@ def test_rows_that_are_written_are_told_once_and_wrong_seeds_are_named(tmp_path,
 
     ranks = run_ranks(write_late, 2, tmp_path / "p", share_graph)
 
-    for num_before, words, error in ranks:
+    for num_before, words, *negatives, error in ranks:
         assert num_before == 0
+        assert negatives == [{1}, {7}]
         assert "own_rows" in words
         assert "DistFeature" in words
         # Each process finds its own, or hears of another's.
