@@ -13,6 +13,7 @@ from torch_geometric.sampler import HeteroSamplerOutput
 from pyg_direct.distributed.graph import DistGraph
 from pyg_direct.distributed.rows import Wanted
 from pyg_direct.graph.relation import LINKS, NODES
+from pyg_direct.loader.written import Marks
 from pyg_direct.sampling.sample import Sample
 from pyg_direct.sampling.subgraph import GeneralSample
 
@@ -27,6 +28,7 @@ class DistAttributes:
 
     def __init__(self, graph: DistGraph, is_distinct: bool = False) -> None:
         self._graph, self._is_distinct = graph, is_distinct
+        self.marks = Marks([table.rows for table in graph.part.tables.values()])
         self._target = 2 if graph.part.manifest.direction == "in" else 0
         self._sampled: GeneralSample | None = None
 

@@ -227,6 +227,9 @@ class DistGraph:
     def own_rows(self, name: str, kind: str | None = None) -> Tensor:
         """Rows of the nodes of this process's part, `[n, ...]` in the dtype they were partitioned with, in their order.
 
+        They are to be read: what is written to them is not in batches, or not in all, as copies may be elsewhere. Rows
+        that change go into a `DistFeature`.
+
         Args:
             name: Name of the attribute.
             kind: Node type; None is the first, which is the only one of a graph without types.

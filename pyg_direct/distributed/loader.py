@@ -19,6 +19,7 @@ from pyg_direct.loader.batches import Seeds
 from pyg_direct.loader.epochs import ALONE, make_batch
 from pyg_direct.loader.general import GeneralLoader
 from pyg_direct.loader.link import LinkLoader, check_strict, tell_several
+from pyg_direct.loader.linked import LinkedSampler
 from pyg_direct.loader.node import NodeLoader
 from pyg_direct.loader.order import note_hops
 from pyg_direct.loader.pipeline import hold_for, note_memory
@@ -38,6 +39,12 @@ class _DistLoader(GeneralLoader):
 
     graph: DistGraph
     _evens_out_alone = True
+    _keeps_rows = True
+    _kept_words = (
+        "rows of the graph in parts (own_rows) were written: batches have the rows that it was partitioned with, or "
+        "not all of those that were written; keep rows that change in a DistFeature, written by put and indexed by "
+        "batch.n_id"
+    )
     # What the batch that is being built was sampled from, if in both directions.
     _sampled: Any = None
 
@@ -84,6 +91,9 @@ class _DistLoader(GeneralLoader):
 
     def _prepare(self) -> Any:
         self._check_seeds(self._sampler.num_nodes)
+        # A graph in parts does not change, but weights of negatives may.
+        if isinstance(self._sampler, LinkedSampler):
+            self._sampler.forget_written()
         if self._general is None:
             self._general = DistAttributes(self.graph, not self._sampler.disjoint)
         return self._general
@@ -189,6 +199,10 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
     rows are fetched from them, while the batch before is used. Where the graph lies in one memory (`share_graph` of
     `DistGraph`), each process samples and reads for itself. Batches are dealt out in turn, as `NeighborLoader` does
     with `ranks="auto"`, so that all processes together get the batches of one machine.
+
+    A graph in parts is not edited: its edges, times and weights are those that were partitioned. Rows that are written
+    (`DistGraph.own_rows`) are not in batches, or not in all; one warning tells writes of this process, and nothing
+    tells those of others. Rows that change go into a `DistFeature`.
 
     Args:
         graph: The graph.

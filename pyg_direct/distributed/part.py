@@ -129,6 +129,13 @@ class PlacedPart:
     def check_process(self) -> None:
         """Any process may use it that has it."""
 
+    def check_neighbors(self, ids: Tensor) -> None:
+        """Nothing but this package writes to them.
+
+        Args:
+            ids: As of `PlacedHetero.check_neighbors`.
+        """
+
     def with_running_weights(self) -> Rows:
         """The rows with `weight_before`."""
         if self.rows.edge_weight.numel() and not self.rows.weight_before.numel():

@@ -29,6 +29,7 @@ from pyg_direct.loader.opened import Opened
 from pyg_direct.loader.plain import check_choices
 from pyg_direct.loader.sampler import NeighborSampler
 from pyg_direct.loader.targets import check_exclusion
+from pyg_direct.ops.check import check_ids
 from pyg_direct.runtime.stream import current_stream
 from pyg_direct.sampling.excluded import Excluded
 from pyg_direct.sampling.key import check_seed
@@ -188,14 +189,17 @@ class DistNeighborSampler(NeighborSampler):
         if not timed:
             # Edges have times; the plan says what is missing.
             return None
+        sizes = {entry.name: entry.num_nodes for entry in self.graph.part.manifest.nodes}
         if isinstance(seed, Tensor):
-            return self.graph.times_of(self.graph.node_types[0], seed.to(self.device).long())
+            kind = self.graph.node_types[0]
+            return self.graph.times_of(kind, check_ids("seeds", seed, sizes[kind]).to(self.device).long())
         for kind in seed:
             if kind not in timed:
                 raise ArgumentError(
                     f"seed_time must be given for seeds without times of their own, got None for {kind!r}"
                 )
-        return {kind: self.graph.times_of(kind, ids.to(self.device).long()) for kind, ids in seed.items()}
+        checked = {kind: check_ids(f"seeds of {kind!r}", ids, sizes[kind]) for kind, ids in seed.items()}
+        return {kind: self.graph.times_of(kind, ids.to(self.device).long()) for kind, ids in checked.items()}
 
     def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
         parts = self._opened.parts

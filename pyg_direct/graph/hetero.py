@@ -21,7 +21,7 @@ from pyg_direct.graph.placed import (
     sendable_state,
 )
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType, Relation, name_part, read_relation
-from pyg_direct.ops.check import check_integers
+from pyg_direct.ops.check import check_below, check_integers
 from pyg_direct.ops.general import Rows, sum_weights
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.memory import Block
@@ -51,6 +51,18 @@ class PlacedHetero:
         """Refuse use in a forked child of the process that placed the arrays."""
         for block in self.blocks:
             block.check_process()
+
+    def check_neighbors(self, ids: Tensor) -> None:
+        """Check neighbors that are read where the program has them, and may have written others since.
+
+        Args:
+            ids: The edges that were picked, int64 `[n]`; not read on a GPU.
+
+        Raises:
+            IdError: one leads to no node.
+        """
+        if self.topo.bound is not None and not ids.is_cuda:
+            check_below("neighbors of the graph", self.rows.indices.numpy()[ids.numpy()], self.topo.bound)
 
     def with_running_weights(self) -> Rows:
         """The rows with `weight_before`, which sampling with replacement by weight needs; made when first asked for."""
@@ -160,6 +172,14 @@ class HeteroTopo:
                                    + [torch.tensor([self.edge_starts[-1]], device="cpu")], torch.int64)  # fmt: skip
         self.indices = _concatenate([_move(r.indices, first, id_dtype)
                                      for r, first in zip(relations, firsts, strict=True)], id_dtype)  # fmt: skip
+        given = [(r, self.num_nodes[self.node_types[reached]]) for r, reached in
+                 zip(relations, self.reached.tolist(), strict=True)
+                 if r.is_given and r.indices.numel() and r.indices.data_ptr() == self.indices.data_ptr()]  # fmt: skip
+        # Nodes that the one relation with edges leads to, where its neighbors are read from the program's array.
+        self._bound = given[0][1] if given else None
+        if given and (times or given[0][0].edge_ids is not None):
+            # Their times are looked up, or their places are not known: a copy, which nobody writes to.
+            self.indices, self._bound = self.indices.clone(), None
         all_in_place = all(r.edge_ids is None for r in relations)
         self.edge_ids = _concatenate([] if all_in_place else [r.list_ids().to(edge_dtype) for r in relations],
                                      edge_dtype)  # fmt: skip
@@ -186,6 +206,11 @@ class HeteroTopo:
     def is_temporal(self) -> bool:
         """Whether nodes or edges have times."""
         return bool(self.timed.any()) or bool(self.timed_types)
+
+    @property
+    def bound(self) -> int | None:
+        """What neighbors must lie below where they are read from an array of the program's; None where from a copy."""
+        return self._bound
 
     @property
     def num_edges(self) -> dict[EdgeType, int]:

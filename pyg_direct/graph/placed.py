@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +58,7 @@ class PlacedTopology:
         cached: Copies of hot rows in GPU memory; None without.
         pairs: `indices` and `edge_ids` interleaved in one word an edge, int64 `[E]`, the neighbor in its lower half
             (both are then views of it); `[0]` where they lie apart.
+        is_given: Whether the arrays may be a program's, which may write to them.
     """
 
     indptr: Tensor
@@ -68,6 +70,7 @@ class PlacedTopology:
     starts: Tensor = None  # type: ignore[assignment]
     cached: Tensor | None = None
     pairs: Tensor = None  # type: ignore[assignment]
+    is_given: bool = False
 
     def __post_init__(self) -> None:
         if self.lists is None:
@@ -119,6 +122,26 @@ class PlacedTopology:
         if versions != self._versions:
             check_topology(self.indptr, self.indices)
             self._versions = versions
+
+    def check_rows(self, nodes: np.ndarray) -> None:
+        """Check the offsets of nodes on the way to a loop: what writes to them through NumPy is counted nowhere.
+
+        Args:
+            nodes: int32 or int64 `[n]`, of this graph.
+
+        Raises:
+            ArgumentError: a row does not lie within the edges any more.
+        """
+        if self.is_given and not self.indptr.is_cuda:
+            indptr = self.indptr.numpy()
+            begins, ends = indptr[nodes], indptr[1:][nodes]
+            is_wrong = (begins < 0) | (begins > ends) | (ends > self.num_edges)
+            if is_wrong.any():
+                at = int(is_wrong.argmax())
+                raise ArgumentError(
+                    f"indptr must not decrease from 0 to the number of edges {self.num_edges}, got {int(begins[at])} "
+                    f"before {int(ends[at])} for node {int(nodes[at])}: do not write to it while batches are sampled"
+                )
 
 
 def choose_placement(num_bytes: int, device: torch.device) -> str:

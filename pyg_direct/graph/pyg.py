@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,9 +101,14 @@ def derive(name: str, make: Callable[..., Any], *sources: Any) -> Any:
         return made
     with ordinary_tensors():
         made = make(*sources)
-    refs = [weakref.ref(source, lambda _: _DERIVED.pop(key, None)) for source in sources]
+    refs = [weakref.ref(source, partial(_forget, _DERIVED, key)) for source in sources]
     _DERIVED[key] = refs, versions, made
     return made
+
+
+def _forget(table: dict[Any, Any], key: Any, _: Any) -> None:
+    # The table is given: as the interpreter ends, names of this module are gone before tensors are.
+    table.pop(key, None)
 
 
 def find_edges(store: Any) -> Any:

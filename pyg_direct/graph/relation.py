@@ -43,6 +43,7 @@ class Relation:
         edge_ids: `[E]`, or None where the position of an edge is its id.
         weight, time: By position, float32 or float64, and int64 `[E]`; or None.
         is_timed: Whether its rows are sorted by time: that of the edges, or of the neighbors.
+        is_given: Whether its neighbors are an array of the program's, which may write to it.
     """
 
     edge_type: EdgeType
@@ -52,6 +53,7 @@ class Relation:
     weight: Tensor | None = None
     time: Tensor | None = None
     is_timed: bool = False
+    is_given: bool = False
 
     def attach(self, weight: Tensor | None, edge_time: Tensor | None, source_time: Tensor | None,
                is_sorted: bool) -> None:  # fmt: skip
@@ -105,7 +107,7 @@ class Relation:
         # Stable twice: by row, then by time, then in the order given.
         order = times.sort(stable=True).indices
         order = order[rows[order].sort(stable=True).indices]
-        self.indices = self.indices[order]
+        self.indices, self.is_given = self.indices[order], False
         self.edge_ids = order if self.edge_ids is None else self.edge_ids[order]
         self.time = None if self.time is None else self.time[order]
 
@@ -145,6 +147,7 @@ def read_relation(edge_type: EdgeType, edges: Any, num_rows: int, num_columns: i
         _check_range(name, columns, num_columns, edge_type[source])
         indptr, indices, edge_ids = compress(rows.contiguous(), columns.contiguous(), max(num_rows, num_columns))
         return Relation(edge_type, indptr[: num_rows + 1], indices, edge_ids)
+    is_given = not isinstance(edges, CSRTopo) or edges.is_given
     if isinstance(edges, CSRTopo):
         edges = (edges.indptr, edges.indices, edges.eid)
     if not isinstance(edges, tuple) or len(edges) != 3:
@@ -156,7 +159,7 @@ def read_relation(edge_type: EdgeType, edges: Any, num_rows: int, num_columns: i
     if bool((indptr.diff() < 0).any()):
         raise ArgumentError(f"{name} must have an indptr that does not decrease")
     _check_range(name, indices, num_columns, edge_type[0 if direction == "in" else 2])
-    return Relation(edge_type, indptr.long(), indices, edge_ids)
+    return Relation(edge_type, indptr.long(), indices, edge_ids, is_given=is_given)
 
 
 def _check_range(name: str, ids: Tensor, size: int, kind: str) -> None:

@@ -65,6 +65,8 @@ class CSRTopo:
     _has_room = True
     # Whose neighbors a row lists, where what it was made of told: `in` for those of a target, `out` for a source's.
     _listed: str | None = None
+    # Whether its arrays are those that it was given, which a program may write to.
+    _is_given = False
 
     def __init__(
         self,
@@ -106,6 +108,7 @@ class CSRTopo:
             raise ArgumentError(
                 f"eid must be int32 or int64 of shape {tuple(indices.shape)}, got {eid.dtype} of {tuple(eid.shape)}"
             )
+        self._is_given = True
         self._indptr = indptr.contiguous()
         self._indices = self._narrow(indices).contiguous()
         self._eid = None if eid is None else eid.contiguous()
@@ -126,6 +129,11 @@ class CSRTopo:
     def listed(self) -> str | None:
         """`in` where a row lists the sources of a target's edges, `out` the other way; None for offsets as given."""
         return self._listed
+
+    @property
+    def is_given(self) -> bool:
+        """Whether its arrays may be those that it was made of, which a program may write to."""
+        return self._is_given
 
     @property
     def indptr(self) -> Tensor:
@@ -295,7 +303,7 @@ class CSRTopo:
         if obtained == "cpu" and device.type == "cuda":
             # Neither unified nor page-locked memory could be had: no kernel can read host memory here.
             raise ArgumentError("placement='unified' fell back to 'cpu', which a GPU cannot sample; use device='cpu'")
-        return PlacedTopology(indptr, indices, edge_ids, obtained, blocks)
+        return PlacedTopology(indptr, indices, edge_ids, obtained, blocks, is_given=self._is_given)
 
     def _place_on_peers(self, indptr: Tensor, device: torch.device) -> PlacedTopology:
         lists = [a for a in (self._indices, self._eid) if a is not None and a.numel() > 0]

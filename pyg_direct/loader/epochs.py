@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, IdError
+from pyg_direct.errors import ArgumentError, IdError, LoaderWarning, warn
 from pyg_direct.features.feature import Feature
 from pyg_direct.loader.background import Background
 from pyg_direct.loader.batches import Seeds, can_share, describe_batches, is_shuffled, iterate_batches, open_positions
@@ -26,7 +26,7 @@ from pyg_direct.loader.record import EpochRecord, Stages, finish_sample
 from pyg_direct.loader.report import ReportedLoader
 from pyg_direct.loader.slicer import find_learned, has_learned
 from pyg_direct.loader.superbatch import SharedFetch, SharedRows, SuperBatch
-from pyg_direct.loader.written import FreshRows, are_current
+from pyg_direct.loader.written import FreshRows, are_current, were_written
 from pyg_direct.ops.check import check_ids
 from pyg_direct.runtime.device import resolve_device
 from pyg_direct.runtime.mode import ordinary_tensors, version_of
@@ -58,6 +58,13 @@ class EpochLoader(ReportedLoader):
     num_workers: int
     # Whether rows were written while an epoch ran: then they are read when a batch is asked for.
     _reads_late = False
+    # Whether it was told that rows were written which several processes read, and how it is.
+    _has_told_kept = False
+    _kept_words = (
+        "rows of data that processes share (cache_policy) were written: batches that are made ahead, and copies on "
+        "GPUs and in other processes, do not have them; assign others in every process before an epoch, keep rows that "
+        "change in a loader without cache_policy, or keep them apart and index them by batch.n_id"
+    )
     # How processes of a group keep node attributes together; see `NeighborLoader`.
     sharing: Mapping[str, str] = MappingProxyType({})
     # Whether processes whose seeds are their own, without `ranks`, still agree on the number of batches.
@@ -124,12 +131,36 @@ class EpochLoader(ReportedLoader):
         """Place the attributes as the graph holds them now; what is sampled from stays."""
         raise NotImplementedError
 
+    def _follow_rows(self) -> None:
+        """Have the rows as they are, within an epoch."""
+        self._renew_rows()
+
     def _current_rows(self) -> Any:
-        """Attributes, placed anew if they were written since."""
-        if not are_current(self._rows()):
+        """Attributes, placed anew if they were written since, unless other processes read them too."""
+        if not self._keeps_rows and not are_current(self._rows()):
             with ordinary_tensors():
-                self._renew_rows()
+                self._follow_rows()
         return self._rows()
+
+    @property
+    def _keeps_rows(self) -> bool:
+        """Whether rows that were written are not placed anew within an epoch, which takes all processes."""
+        return bool(self.sharing)
+
+    def _tell_kept(self) -> None:
+        """Warn, once for a loader, that rows were written which several processes read."""
+        if not self._has_told_kept:
+            self._has_told_kept = True
+            warn(self._kept_words, LoaderWarning)
+
+    def _watch_kept(self, batches: Iterator[Any]) -> Iterator[Any]:
+        rows = self._rows()
+        if getattr(rows, "is_behind", False):
+            self._tell_kept()
+        for batch in batches:
+            if not self._has_told_kept and not are_current(rows):
+                self._tell_kept()
+            yield batch
 
     def _check_inputs(self, **parts: tuple[Tensor | None, int | None]) -> None:
         """Check that the nodes of the graph as it is now include those that batches are made around.
@@ -190,8 +221,11 @@ class EpochLoader(ReportedLoader):
         # One may have been given since.
         check_hooks(self)
         share = self._share()
+        rows = self._rows() if self._keeps_rows else None
         with ordinary_tensors():
             self._prepare()
+        if were_written(rows):
+            self._tell_kept()
         # Before a number is drawn, as in torch: some samplers draw as they are asked for an iterator.
         positions = open_positions(self)  # type: ignore[arg-type]
         epoch, first, key = self._begin_epoch(share)
@@ -204,6 +238,8 @@ class EpochLoader(ReportedLoader):
             made = self._work_with_workers(key, batches)
         else:
             made = self._work_here(key, batches if record is None else record.follow(batches), record)
+        if self._keeps_rows:
+            made = self._watch_kept(made)
         handed = self._iterate(epoch, first, made, None if self.seed is not None else key.seed)
         return handed if record is None else record.hand_out(handed)
 

@@ -73,6 +73,13 @@ class GeneralLoader(EpochLoader):
     def _rows(self) -> Any:
         return self._general
 
+    def _follow_rows(self) -> None:
+        if isinstance(self._general, StoreAttributes):
+            # Rows are asked for anew in any case.
+            self._general = self._general.renew()
+        else:
+            self._renew_rows()
+
     def _renew_rows(self) -> None:
         topology: Any = self._sampled_topology
         by_adjacency = isinstance(self._sampler, (OwnSampler, NeighborSampler, HGTSampler))

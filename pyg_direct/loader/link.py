@@ -198,6 +198,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
 
     def _prepare(self) -> Any:
         general = super()._prepare()
+        if isinstance(self._sampler, LinkedSampler):
+            self._sampler.forget_written()
         self._planned = None
         # A sampler of a class of its own may draw in another way than ours.
         if is_own(self._sampler, NeighborSampler) and isinstance(general, Attributes):

@@ -132,6 +132,14 @@ class LinkedSampler(OwnSampler):
             self._opened.plans[key] = made
         return made.drawn_by(neg_sampling) if draws_itself(neg_sampling) else made  # type: ignore[no-any-return]
 
+    def forget_written(self) -> None:
+        """Draw by the weights of negatives as they are now, however they were written."""
+        plans = self._opened.plans
+        gone = {id(made) for made in plans.values() if isinstance(made, NegativeSource) and not made.is_current()}
+        for key, made in list(plans.items()) if gone else ():
+            if id(made) in gone or (key[0] == "avoided" and id(made[1]) in gone):
+                del plans[key]
+
     def _avoided(self, source: NegativeSource, index: EdgeSamplerInput) -> Edges | None:
         """Edges and positive links that negatives must not be, made once for a loader; None unless strict."""
         if source.edges is None:

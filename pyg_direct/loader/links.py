@@ -17,7 +17,9 @@ from pyg_direct.loader.graph import Parts
 from pyg_direct.loader.output import to_output
 from pyg_direct.loader.targets import Ways
 from pyg_direct.ops.check import check_ids
+from pyg_direct.ops.content import has_content, read_content
 from pyg_direct.ops.upload import upload
+from pyg_direct.runtime.mode import version_of
 from pyg_direct.runtime.threads import one_thread
 from pyg_direct.sampling.excluded import Excluded
 from pyg_direct.sampling.negative import TRIES, AskedNodes, Edges, EdgeSet, Nodes, draw_negatives
@@ -129,11 +131,17 @@ class NegativeSource:
         self._ends, self._times, self._device = ends, times, device
         # A weight kept alive keeps the id that this object is found by.
         self.weights = weights
+        self._contents = [(version_of(weight), read_content(weight)) for weight in weights]
         if strict and (edge_type is None or edge_type in parts.edges):
             self.edges = parts.edge_set(edge_type, ends.num_sources, ends.num_targets, device)
         elif strict:
             none = torch.empty(0, dtype=torch.int64, device=device)
             self.edges = EdgeSet(none, none, ends.num_sources, ends.num_targets)
+
+    def is_current(self) -> bool:
+        """Report whether the weights hold what they held, as far as `has_content` looks."""
+        return all(version_of(weight) == version and has_content(weight, known)
+                   for weight, (version, known) in zip(self.weights, self._contents, strict=True))  # fmt: skip
 
     def drawn_by(self, neg_sampling: NegativeSampling) -> NegativeSource:
         """The same, but for nodes that a program's own kind of `NegativeSampling` draws."""

@@ -58,10 +58,11 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     one captured CUDA graph; the other options take several launches a hop.
 
     Args:
-        data: A `Data` or `HeteroData` with `edge_index` or `adj_t`, or (`FeatureStore`, `GraphStore`). Edits before
-            an epoch take effect in it, rows that are written while it runs in its next batch; see "Edits" below.
-            Attributes of edges in a store go by edge id. Where there are both, `adj_t` is sampled and edge ids are
-            places in it, as in PyG; attributes of edges go by `edge_index`, whose edges may stand in another order.
+        data: A `Data` or `HeteroData` with `edge_index` or `adj_t`, or (`FeatureStore`, `GraphStore`). Edits before an
+            epoch take effect in it, rows that are written while it runs in its next batch; see "Edits" below, also for
+            stores and processes, where not all of them do. Attributes of edges in a store go by edge id. Where there
+            are both, `adj_t` is sampled and edge ids are places in it, as in PyG; attributes of edges go by
+            `edge_index`, whose edges may stand in another order.
         num_neighbors: Fanout of each hop, -1 for all neighbors; or these for each relation (dict, `NumNeighbors`).
         input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes; with types, a type or
             (type, seeds).
@@ -135,7 +136,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             `device_replicate`: each GPU has hot rows of its own; `p2p_clique_replicate`: GPUs that NVLink joins read
             theirs from each other, so that `feature_cache`, which is for each GPU, caches as many times more. Neighbor
             lists of a `Data` that is sampled uniformly are once in host memory too. None: every process has its own.
-            See `Feature`.
+            See `Feature`; what is written to the attributes later is told, not followed (see "Edits" below).
         cold_policy: With `cache_policy`, where GPUs read the other rows, and with `topology_placement="auto"` neighbor
             lists that do not fit their memory: `unified`, a copy for each; `pinned`, one for all; or `auto`, the first
             where the host has room; and for rows `shard`; see `Feature`. With `shard`, batches are made in step with
@@ -165,6 +166,17 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     (`data.edge_index = data.edge_index.clone()`) to be sure. `loader(index)` compares samples from 64 KiB on. Within an
     epoch such a write is seen only where rows are no copies, and not by batches made ahead. If there are fewer nodes
     than the loader has seeds for, an `IdError` says so.
+    Weights of negative links are compared so too.
+
+    Not all edits take effect. A `GraphStore` is asked for its edges and times once, when the loader is made; what is
+    written later to the tensors that it handed out is found when an epoch begins, as in a `Data`, but not what is put
+    anew, nor anything in a store that hands out copies. A `FeatureStore` is asked for rows batch by batch. Writes to
+    tables of ours, and to tensors that another store keeps in its attributes or in dicts there, are followed as those
+    to a `Data` are; of a store that keeps its rows elsewhere batches made ahead have older ones, and nothing tells:
+    `prefetch=0` asks when a batch is wanted. On a GPU tables of ours are copies: write by `Feature.update_`. Rows that
+    processes share (`cache_policy`) are read-only: one warning tells writes to them, if this process makes them, and
+    they are placed anew only where every process assigns the attribute anew between epochs; writes of other processes
+    are not seen. `Producers` and graphs in parts (`DistNeighborLoader`) tell what is not in their batches.
 
     Estimates. With `labor` a node's k picks among its d > k neighbors are those with the smallest of d independent
     uniform draws, each belonging to a neighbor. So any k of them are equally likely, each is picked with chance k / d,

@@ -68,6 +68,10 @@ class PlacedRows:
         self._sharing = dict(sharing)
         # Whether attributes, by id, hold what their copies do.
         self._compared: dict[int, bool] = {}
+        # Attributes, by id, that processes share: to place them anew takes all of these.
+        self._shared: set[int] = set()
+        # Whether one of them was found to hold other rows than those that are shared.
+        self.is_behind = False
         # By key; with types, by (type or relation, key).
         self._node: dict[Any, Feature] = {}
         self._edge: dict[Any, Feature] = {}
@@ -108,6 +112,7 @@ class PlacedRows:
 
     def _place_all(self, values: dict[Any, Any], kinds: dict[Any, str], rankings: Mapping[Any, Listing | None]) -> None:
         """Place attributes; `kinds` says `node` or `edge` for each, `rankings` what ranks the rows of some."""
+        self._shared = {id(value) for key, value in values.items() if self._is_shared(value, kinds[key])}
         is_one = not self._sharing and any(kinds[key] == "edge" and isinstance(ranking, Ranked)
                                            for key, ranking in rankings.items())  # fmt: skip
         choices = self._choose(values, kinds, is_one)
@@ -174,7 +179,9 @@ class PlacedRows:
 
     def _key(self, value: Any, placement: str) -> tuple[Any, ...]:
         tensor = as_tensor(value)
-        return (id(value), tensor.data_ptr(), version_of(tensor), tensor.shape, self._device, placement, self._cache,
+        # One process alone that has written cannot place them.
+        version = 0 if id(value) in self._shared else version_of(tensor)
+        return (id(value), tensor.data_ptr(), version, tensor.shape, self._device, placement, self._cache,
                 self._store_dtype, *self._sharing.values())  # fmt: skip
 
     def _find(self, value: Any, placement: str) -> Feature | None:
@@ -187,7 +194,9 @@ class PlacedRows:
             if id(value) not in self._compared:
                 self._compared[id(value)] = has_content(value, content)
             if not self._compared[id(value)]:
-                return None
+                if id(value) not in self._shared:
+                    return None
+                self.is_behind = True
         return feature()
 
     def _name_all(self) -> dict[Any, str]:

@@ -32,7 +32,7 @@ from pyg_direct.loader.epochs import EpochLoader
 from pyg_direct.loader.ranks import Share
 from pyg_direct.loader.report import ReportedLoader
 from pyg_direct.loader.slicer import find_learned, has_learned
-from pyg_direct.loader.written import Marks
+from pyg_direct.loader.written import Marks, Values
 from pyg_direct.runtime.device import resolve_device
 
 # How soon the end of a process is noticed by those that wait for it.
@@ -69,7 +69,10 @@ class Producers(ReportedLoader):
     Iterating again asks the same processes for the next epoch; they end with this object, with this process, or by
     `close()`. One that is killed is named within seconds, by an error. `record` and `report` tell how long batches
     were waited for and used here. A sampler of the program's is asked here for a whole epoch, as that begins. Rows that
-    are written while an epoch runs are not in its batches, or not at once; a warning says so.
+    are written while an epoch runs are not in its batches, or not at once; a warning says so. Edits before an epoch
+    take effect in it: where an attribute was assigned anew, the processes are started anew, which takes seconds; writes
+    in place are found there, as those through NumPy are (see "Edits" of `NeighborLoader`), but for tensors on a GPU
+    whose copies they have, and for stores that are not ours.
 
     Args:
         loader: One of this package's loaders; also one with `ranks`.
@@ -110,6 +113,8 @@ class Producers(ReportedLoader):
         # An epoch that was left early has batches under way: each carries the number of its epoch here.
         self._turn = 0
         self._has_told = False
+        # What the processes were sent.
+        self._sent: Values | None = None
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -130,12 +135,16 @@ class Producers(ReportedLoader):
             self._orders.append(orders)
             self._channels.append(channel)
         self._stop = weakref.finalize(self, _end, self._processes, self._channels)
+        self._sent = Values(getattr(self.loader, "data", None))
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of one that was resumed."""
+        loader = self.loader
+        if self._processes and self._sent is not None and not self._sent.are_those_of(getattr(loader, "data", None)):
+            # Of another graph by now, they would go on with the one that they were sent.
+            self.close()
         if not self._processes:
             self._start()
-        loader = self.loader
         share = loader._share()
         # A sampler of the program's is asked here, once, with the generators of this process.
         positions = open_positions(loader)  # type: ignore[arg-type]

@@ -175,20 +175,20 @@ class NeighborSampler(LinkedSampler):
         return self._opened.parts.node_time
 
     def refresh(self) -> None:
-        """Read the graph anew, so that edits of a `Data` or `HeteroData` take effect.
+        """Read the graph anew, so that edits of a `Data` or `HeteroData` take effect, and writes to tensors of a store.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: edges, times or weights of the graph are none.
         """
-        if isinstance(self.data, tuple):
-            return
-        parts = read_parts(self.data, self.time_attr, self.weight_attr)
+        is_stored = isinstance(self.data, (tuple, list))
+        # A store is asked once; what it has handed out may be its own.
+        parts = self._opened.parts if is_stored else read_parts(self.data, self.time_attr, self.weight_attr)
         if self._is_plain():
             topology: Any = read_topology(self.data, self.device)
         else:
             topology = parts.open("in" if self.sample_direction == "forward" else "out", self.is_sorted)
         if not any(topology is kept for kept in self._opened.kept):
-            self._opened = Opened(parts)
+            self._opened = Opened(parts, kept=[topology])
 
     def change_data(self, data: Any) -> None:
         """Sample from another graph.

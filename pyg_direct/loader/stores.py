@@ -84,6 +84,13 @@ def list_links(graph: GraphStore | None, edge_type: Any) -> Tensor:
 def _read_layout(graph: GraphStore, attr: Any) -> Any:
     first, second = graph.get_edge_index(attr)
     if attr.layout == EdgeLayout.COO:
+        whole = first._base
+        is_list = whole is not None and whole is second._base and type(whole) is Tensor and whole.dim() == 2
+        if is_list and all(part.data_ptr() == row.data_ptr() and part.shape == row.shape and part.dtype == row.dtype
+                           and part.stride() == row.stride()
+                           for part, row in zip((first, second), whole, strict=False)) and len(whole) == 2:  # fmt: skip
+            # What the store has, of which writes are seen.
+            return whole
         return torch.stack([first, second])
     if attr.layout == EdgeLayout.CSC:
         return {"indptr": second, "indices": first, "direction": "in"}
@@ -179,12 +186,24 @@ class StoreAttributes:
         if topology is not None:
             _check_counts(features, topology)
         self._features, self._graph, self._device, self._class = features, graph, device, custom_cls
-        self.marks = Marks(features)
+        self._topology, self.marks = topology, Marks(features)
         self._edge_types = None if graph is None else list_relations(graph)
         self._num_edges = self._num_nodes = 0
         if graph is not None and self._edge_types == [None]:
             self._num_nodes, edges, *_ = read_stores(features, graph, None)
             self._num_edges = count_edges(edges)
+
+    def renew(self) -> StoreAttributes:
+        """The same of rows as the store has them now.
+
+        Raises:
+            ArgumentError: as of the constructor.
+        """
+        if self._topology is not None:
+            _check_counts(self._features, self._topology)
+        made = copy.copy(self)
+        made.marks = Marks(self._features)
+        return made
 
     def describe(self) -> dict[str, Any]:
         """The attributes by name."""

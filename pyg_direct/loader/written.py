@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, FeatureStore as PygFeatureStore, HeteroData
 
 from pyg_direct.errors import LoaderWarning, warn
 from pyg_direct.features.feature import Feature
@@ -18,6 +18,8 @@ from pyg_direct.runtime.stream import current_stream
 _SAMPLED = ("adj_t", "batch", "edge_index", "num_nodes")
 # Stands for a batch whose rows are read when it is handed out.
 LATER = object()
+# Of a store of others: how deep dicts within its attributes are looked into, and tables that are looked at.
+_DEPTH, _MOST_HELD = 3, 1 << 12
 
 
 class Marks:
@@ -25,35 +27,102 @@ class Marks:
 
     Torch counts writes to a tensor, but none through NumPy or `.data`.
 
+    Of a store that is not ours, the tensors that it keeps in its attributes, or in dicts there, are looked at. One that
+    hands out copies, or keeps rows elsewhere, tells nothing.
+
     Args:
-        data: A `Data`, a `HeteroData`, a feature store, or a pair whose first that is.
+        data: A `Data`, a `HeteroData`, a feature store, or a pair whose first that is; or dicts of tables, in a list.
     """
 
     def __init__(self, data: Any) -> None:
-        data = data[0] if isinstance(data, (tuple, list)) else data
-        if isinstance(data, Data):
-            mappings = [data._store._mapping]
-        elif isinstance(data, HeteroData):
-            mappings = [store._mapping for store in data.stores]
+        is_tables = isinstance(data, list) and all(type(part) is dict for part in data)
+        data = data[0] if isinstance(data, (tuple, list)) and not is_tables else data
+        self._held: list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]] = []
+        if is_tables:
+            mappings = data
         else:
-            # One of ours; what other stores do is not known.
-            mappings = [part for part in (getattr(data, "_features", None),) if isinstance(part, dict)]
+            mappings = _list_mappings(data)
+            if not mappings and isinstance(data, PygFeatureStore):
+                self._held = _list_held(data)
         self._sizes = [(mapping, len(mapping)) for mapping in mappings]
         self._parts = [(mapping, key, value, _count_writes(value)) for mapping in mappings
                        for key, value in mapping.items() if key not in _SAMPLED]  # fmt: skip
+
+    def were_written(self) -> bool:
+        """Report whether values that are still there have been written since."""
+        return any(mapping.get(key) is value and _count_writes(value) != writes
+                   for mapping, key, value, writes in self._parts)  # fmt: skip
 
     def are_current(self) -> bool:
         """Report whether nothing has been written, replaced or added since."""
         for mapping, key, value, writes in self._parts:
             if mapping.get(key) is not value or _count_writes(value) != writes:
                 return False
+        for mapping, key, value, versions in self._held:
+            if any(_count_writes(tensor) != writes for tensor, writes in versions):
+                return False
+            # Under names of its own a store may keep what it likes, such as the rows that it read last.
+            if mapping is not None and mapping.get(key, value) is not value:
+                return False
         return all(len(mapping) == size for mapping, size in self._sizes)
+
+
+def _list_held(store: PygFeatureStore) -> list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]]:
+    """What a store of others holds: (where a table stands, its key, the value, its tensors with their writes)."""
+    names = {attr.attr_name for attr in store.get_all_tensor_attrs()}
+    held: list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]] = []
+    waiting = [(vars(store), 0)]
+    while waiting and len(held) < _MOST_HELD:
+        mapping, depth = waiting.pop()
+        for key, value in list(mapping.items()):
+            if isinstance(value, dict):
+                waiting += [(value, depth + 1)] if depth < _DEPTH else []
+                continue
+            parts = value if isinstance(value, (tuple, list)) else [value]
+            versions = [(part, _count_writes(part)) for part in parts[:_MOST_HELD] if isinstance(part, Tensor)]
+            if versions:
+                is_table = key in names or (isinstance(key, tuple) and not names.isdisjoint(key))
+                held.append((mapping if is_table else None, key, value, versions))
+    return held
 
 
 def _count_writes(value: Any) -> int:
     if isinstance(value, Tensor):
         return 0 if value.is_inference() else value._version
     return value.num_writes if isinstance(value, Feature) else 0
+
+
+class Values:
+    """Which values a graph has, whatever these hold.
+
+    Args:
+        data: A `Data`, a `HeteroData`, or a pair of stores, of which those of others tell nothing.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._known = [(mapping, dict(mapping)) for mapping in _list_mappings(data)]
+
+    def are_those_of(self, data: Any) -> bool:
+        """Report whether this is the same graph, and nothing in it has been assigned, added or taken away.
+
+        Args:
+            data: As of the constructor.
+        """
+        if data is not self._data or len(_list_mappings(data)) != len(self._known):
+            return False
+        return all(mapping.keys() == known.keys() and all(mapping[key] is value for key, value in known.items())
+                   for mapping, known in self._known)  # fmt: skip
+
+
+def _list_mappings(data: Any) -> list[Any]:
+    """Where a graph has its values; nothing of stores that are not known."""
+    if isinstance(data, (tuple, list)):
+        return [mapping for part in data for mapping in _list_mappings(part)]
+    if isinstance(data, (Data, HeteroData)):
+        return [store._mapping for store in data.stores]
+    tables = getattr(data, "_features", None)
+    return [tables] if isinstance(tables, dict) and hasattr(data, "find") else []
 
 
 class FreshRows:
@@ -105,7 +174,7 @@ class FreshRows:
 
     def _renew(self, batch: Any, sample: Any, number: int, seeds: Any, rows: Any) -> Any:
         loader, is_later = self._loader, batch is LATER
-        if not is_later and are_current(rows):
+        if not is_later and (loader._keeps_rows or are_current(rows)):
             return batch
         if not is_later and self._is_ahead:
             tell_written(loader)
@@ -130,6 +199,12 @@ def are_current(rows: Any) -> bool:
     """Report whether the graph still holds the rows that were placed; True where that is not known."""
     marks: Marks | None = getattr(rows, "marks", None)
     return marks is None or marks.are_current()
+
+
+def were_written(rows: Any) -> bool:
+    """Report whether rows that were placed were written where they lie, not whether others took their place."""
+    marks: Marks | None = getattr(rows, "marks", None)
+    return marks is not None and marks.were_written()
 
 
 def tell_written(loader: Any) -> None:

@@ -248,8 +248,10 @@ class GeneralPlan:
         frontier = Frontier(front.rows, front.trees, front.times, start.tree_shift)
         if self._most_neighbors is None and runs_on_gpu(front.rows):
             self._most_neighbors = _find_most_neighbors(self.topology.topo, self.rows)
-        return pick_edges(self.rows, listed.work, frontier, self.rules, hop=hop, entries=listed.entries,
-                          most_neighbors=self._most_neighbors, excluded=start.excluded)  # fmt: skip
+        picked = pick_edges(self.rows, listed.work, frontier, self.rules, hop=hop, entries=listed.entries,
+                            most_neighbors=self._most_neighbors, excluded=start.excluded)  # fmt: skip
+        self.topology.check_neighbors(picked.ids)
+        return picked
 
     def _by_relation(self, relations: np.ndarray, counts: np.ndarray, num_batches: int = 1) -> np.ndarray:
         by_relation = np.zeros(num_batches * len(self.topology.topo.edge_types), np.int64)

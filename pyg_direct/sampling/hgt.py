@@ -237,6 +237,7 @@ class HgtPlan:
         if len(relations) == 0:
             return _Edges(none, none, none, none.new_zeros(1), relations)
         picked = pick_edges(self.topology.rows, work, Frontier(rows, none, none, 0), _RULES, hop=hop)
+        self.topology.check_neighbors(picked.ids)
         total = int(picked.ends[-1])
         return _Edges(picked.sources[:total], picked.targets[:total], picked.ids[:total], picked.ends, relations)
 

@@ -97,6 +97,7 @@ class CpuPlan:
         for hop, fanout in enumerate(recipe.fanouts):
             count = node_counts[-1]
             frontier = nodes[begin:count]
+            self.topology.check_rows(frontier)
             offsets = np.empty(len(frontier) + 1, np.int64)
             run_cpu(neighbor.count_picks_cpu, indptr, frontier, fanout, recipe.replace, sums, offsets)
             sources = np.empty(offsets[-1], indices.dtype)

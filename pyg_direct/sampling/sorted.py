@@ -37,10 +37,14 @@ class SortingPlan:
         rows, columns, ids = [], [], []
         begin = 0
         for hop, fanout in enumerate(recipe.fanouts):
+            if not seeds.is_cuda:
+                topology.check_rows(n_id[begin:].numpy())
             picks = sample_neighbors(topology.indptr, topology.indices, n_id[begin:], fanout=fanout, key=key, hop=hop,
                                      replace=recipe.replace, edge_ids=topology.edge_ids,
                                      pairs=topology.pairs, sampling=recipe.sampling,
                                      layer_dependency=recipe.layer_dependency)  # fmt: skip
+            if not seeds.is_cuda:
+                check_below("neighbors of the topology", picks.nodes.numpy(), topology.num_nodes)
             targets = torch.arange(begin, n_id.numel(), device=n_id.device)
             columns.append(targets.repeat_interleave(picks.counts))
             # The nodes so far are the seeds of this numbering: they keep their places, new ones follow.

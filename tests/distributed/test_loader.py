@@ -5,10 +5,11 @@ import gc
 import itertools
 import pickle
 import sys
+import warnings
 
 import pytest
 import torch
-from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput, SamplerOutput
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader, Producers
 from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
@@ -16,7 +17,7 @@ from pyg_direct.distributed.part import GraphPart
 from pyg_direct.distributed.partition import partition_graph
 from pyg_direct.distributed.rows import RowExchange
 from pyg_direct.distributed.sampler import DistNeighborSampler
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, LoaderWarning
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, make_data, open_graph, write_data
 from tests.hetero_data import make_hetero
 from tests.hetero_graphs import make_parts
@@ -449,3 +450,44 @@ def test_types_that_are_equal_once_joined_have_rows_of_their_own(tmp_path):
         assert (part.tables[kind].rows[key] == values[kind][0]).all()
         assert torch.equal(rows.features[kind][key][torch.arange(1)].cpu(), values[kind][:1])
     assert len(rows.describe()) == 6
+
+
+def write_late(rank, folder, share_graph):
+    """How often a loader tells writes to own rows, and what it says of a seed that is written through NumPy."""
+    graph, said = open_graph(folder, share_graph=share_graph), []
+    loader = DistNeighborLoader(graph, [4, 3], torch.arange(64), time_attr="time", batch_size=8, seed=1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", LoaderWarning)
+        list(loader)
+        said.append(len(told))
+        for _ in loader:
+            graph.own_rows("x").add_(1)
+        list(loader)
+        said += [str(one.message) for one in told]
+    weight = torch.eye(300)[1].clone()
+    links = DistLinkNeighborLoader(graph, [2], torch.arange(64).repeat(2, 1), batch_size=8, seed=1,
+                                   neg_sampling=NegativeSampling("triplet", dst_weight=weight))  # fmt: skip
+    for node in (1, 7):
+        weight.numpy()[:] = torch.eye(300)[node].numpy()
+        said.append({*torch.cat([batch.n_id[batch.dst_neg_index] for batch in links]).tolist()})
+    loader.input_data.node.numpy()[:] = 10**7
+    try:
+        list(loader)
+    except Exception as error:
+        said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+@pytest.mark.parametrize("share_graph", [False, "auto"])
+def test_rows_that_are_written_are_told_once_and_wrong_seeds_are_named(tmp_path, share_graph):
+    write_data(tmp_path / "p", make_data(), 2, times=True)
+
+    ranks = run_ranks(write_late, 2, tmp_path / "p", share_graph)
+
+    for num_before, words, *negatives, error in ranks:
+        assert num_before == 0
+        assert negatives == [{1}, {7}]
+        assert "own_rows" in words
+        assert "DistFeature" in words
+        # Each process finds its own, or hears of another's.
+        assert "IdError: seeds must lie in [0, 300), got 10000000" in error

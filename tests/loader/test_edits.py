@@ -7,8 +7,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.sampler import NegativeSampling, NodeSamplerInput
+from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 from pyg_direct import (
     CSRTopo,
@@ -22,7 +24,10 @@ from pyg_direct import (
     SubGraphLoader,
 )
 from pyg_direct.errors import IdError, LoaderWarning
+from pyg_direct.sampling.open import open_plan
+from pyg_direct.sampling.sample import Recipe
 from tests.graphs import make_random_graph
+from tests.processes import quick_starts, run_ranks
 
 NUM_NODES, LEFT = 60, 20
 RELATIONS = [("a", "to", "b"), ("b", "to", "a")]
@@ -90,6 +95,36 @@ class TestFewerNodes:
             list(loader)
         with pytest.raises(IdError):
             loader([len(loader.dataset) - 1])
+
+    @each_loader
+    def test_seeds_that_are_gone_are_refused_where_an_epoch_is_resumed(self, make):
+        loader = make(batch_size=16, device="cpu", seed=1)
+        next(iter(loader))
+        state = loader.state_dict()
+
+        shrink(loader.data)
+        other = make(batch_size=16, device="cpu", seed=1)
+        shrink(other.data)
+
+        for resumed in (loader, other):
+            resumed.load_state_dict(state)
+            with pytest.raises(IdError, match=r"must lie in .0, 20.*fewer nodes than when the loader was made"):
+                list(resumed)
+
+    def test_producers_refuse_seeds_that_are_gone_and_know_other_rows_and_edges(self):
+        loader = LOADERS["trees"](batch_size=16, device="cpu", seed=1)
+        with quick_starts():
+            producers = Producers(loader, ["cpu"], device="cpu")
+            list(producers)
+
+            loader.data.x = torch.full((NUM_NODES, 8), 5.0)
+            assert all(bool((batch.x == 5).all()) for batch in producers)
+            loader.data.edge_index.numpy()[:] = 3
+            assert {*torch.cat([batch.n_id[batch.edge_index[0]] for batch in producers]).tolist()} == {3}
+
+            shrink(loader.data)
+            with pytest.raises(IdError, match=r"must lie in .0, 20"):
+                list(producers)
 
     @each_loader
     def test_another_graph_is_sampled_or_refused(self, real_device, make):
@@ -160,6 +195,28 @@ class TestFewerNodes:
 
         with pytest.raises(ValueError, match="indptr must not decrease"):
             sampler.sample([0])
+
+    @pytest.mark.parametrize("method", ["bitmap", "sort"])
+    @pytest.mark.parametrize(("row", "value"), [(1, 10**9), (2, -3), (4, 1)])
+    def test_offsets_that_are_written_unseen_are_refused(self, method, row, value):
+        indptr = torch.arange(6)
+        topology = CSRTopo(indptr=indptr, indices=torch.arange(5, dtype=torch.int32))
+        plan = open_plan(topology.place("cpu", "cpu"), Recipe((2,)), method=method)
+
+        indptr.numpy()[row] = value
+
+        with pytest.raises(ValueError, match="indptr must not decrease from 0 to the number of edges 5, got"):
+            plan.sample(torch.arange(5), 1)
+
+    def test_neighbors_that_are_written_unseen_are_refused_where_nodes_are_sorted(self):
+        indices = torch.arange(5, dtype=torch.int32)
+        topology = CSRTopo(indptr=torch.arange(6), indices=indices)
+        plan = open_plan(topology.place("cpu", "cpu"), Recipe((2,)), method="sort")
+
+        indices.numpy()[3] = 10**6
+
+        with pytest.raises(IdError, match=r"neighbors of the topology must lie in .0, 5., got 1000000"):
+            plan.sample(torch.arange(5), 1)
 
 
 def add_to_rows(batch, data):
@@ -262,6 +319,74 @@ class TestRowsWrittenBack:
 
         assert len(told) == 1
 
+    @pytest.mark.parametrize("has_types", [False, True])
+    def test_those_of_a_store_of_others_are_seen_where_it_keeps_tensors(self, real_device, has_types):
+        store, graph, kind = MyFeatureStore(), MyGraphStore(), "a" if has_types else None
+        edge_type = ("a", "to", "a") if has_types else None
+        store.put_tensor(torch.zeros(NUM_NODES, 4), group_name=kind, attr_name="x", index=None)
+        graph.put_edge_index(make_random_graph(NUM_NODES, 300).edge_index, edge_type=edge_type, layout="coo",
+                             size=(NUM_NODES, NUM_NODES))  # fmt: skip
+        seeds = torch.arange(40) if kind is None else (kind, torch.arange(40))
+        loader = NeighborLoader((store, graph), [3], seeds, batch_size=8, device=real_device)
+        rows = store.get_tensor(group_name=kind, attr_name="x", index=None)
+
+        def step(batch, _):
+            own = batch if kind is None else batch[kind]
+            assert torch.equal(own.x.cpu(), rows[own.n_id.cpu()])
+            rows[own.n_id.cpu()] += 1
+
+        with pytest.warns(LoaderWarning, match="rows of data were written") as told:
+            train(loader, step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LoaderWarning)
+            train(loader, step)
+
+        assert len([one for one in told if one.category is LoaderWarning]) == 1
+
+    def test_a_store_of_others_may_note_what_it_likes(self):
+        class Noting(MyFeatureStore):
+            def _get_tensor(self, attr):
+                self.calls, self.last = getattr(self, "calls", 0) + 1, super()._get_tensor(attr)
+                return self.last
+
+        store, graph = Noting(), Data(edge_index=make_data().edge_index, num_nodes=NUM_NODES)
+        store.put_tensor(torch.zeros(NUM_NODES, 4), group_name=None, attr_name="x", index=None)
+        loader = NeighborLoader((store, graph), [3], torch.arange(40), batch_size=8, device="cpu")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LoaderWarning)
+            train(loader, lambda batch, _: None)
+
+    @pytest.mark.parametrize("cold", ["unified", "shard"])
+    def test_those_that_processes_share_are_told_once(self, cold):
+        assert run_ranks(write_shared, 2, cold) == [[0, 1, 1], [0, 0, 1]]
+
+
+def write_shared(rank, cold):
+    """How often writes to shared rows have been told: before any, after one by process 0, and by both in an epoch."""
+    data, counts = make_data(), []
+    data.x = torch.zeros(NUM_NODES, 32)
+    loader = NeighborLoader(data, [3, 2], batch_size=8, device="cpu", ranks="auto", cache_policy="device_replicate",
+                            cold_policy=cold, seed=1)  # fmt: skip
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", LoaderWarning)
+        list(loader)
+        counts.append(len(told))
+        if rank == 0:
+            data.x[:] = 3
+        list(loader)
+        counts.append(len(told))
+        for _ in loader:
+            data.x[:] = rank
+        counts.append(len(told))
+    assert all("cache_policy" in str(one.message) for one in told)
+    # All of them may give others.
+    data.x = torch.full_like(data.x, 9)
+    dist.barrier()
+    assert all(bool((batch.x == 9).all()) for batch in loader)
+    dist.barrier()
+    return counts
+
 
 # Torch counts none of these.
 HIDDEN = [lambda tensor: tensor.numpy(), lambda tensor: tensor.data]
@@ -321,6 +446,36 @@ class TestHiddenWrites:
         (batch,) = loader
         assert batch.n_id.tolist() == [0, 2]
 
+    @pytest.mark.parametrize("mode", ["binary", "triplet"])
+    @hidden
+    def test_weights_of_negatives_are_seen(self, real_device, mode, open_up):
+        weights = [torch.eye(NUM_NODES)[node].clone() for node in (1, 2)]
+        negatives = NegativeSampling(mode, 2, src_weight=weights[0], dst_weight=weights[1])
+        data = make_data()
+        loader = LinkNeighborLoader(data, [2], data.edge_index[:, :9], batch_size=5, neg_sampling=negatives,
+                                    device=real_device)  # fmt: skip
+        assert list_negatives(loader, mode) == {(1, 2)}
+
+        for node, weight in zip((7, 8), weights, strict=True):
+            open_up(weight)[:] = torch.eye(NUM_NODES)[node]
+
+        assert list_negatives(loader, mode) == {(7, 8)}
+        assert {type(key[0]) for key in loader.link_sampler._opened.plans if key[0] == "negatives"} == {str}
+        assert len([key for key in loader.link_sampler._opened.plans if key[0] == "negatives"]) == 1
+
+    @hidden
+    def test_wrong_weights_of_negatives_are_refused(self, open_up):
+        weight, data = torch.ones(NUM_NODES), make_data()
+        loader = LinkNeighborLoader(
+            data, [2], neg_sampling=NegativeSampling("triplet", dst_weight=weight), device="cpu"
+        )
+        next(iter(loader))
+
+        open_up(weight)[3] = -1
+
+        with pytest.raises(ValueError, match="neg_sampling must have finite weights of at least 0, got -1"):
+            next(iter(loader))
+
     @pytest.mark.parametrize("store_dtype", [None, torch.bfloat16])
     @pytest.mark.parametrize("make_rows", [lambda: np.zeros((NUM_NODES, 8), "f4"), lambda: torch.zeros(NUM_NODES, 8),
                                            lambda: torch.zeros(8, NUM_NODES).t()],
@@ -343,3 +498,102 @@ class TestHiddenWrites:
         list(loader)
 
         assert (loader._placed, loader._attributes.describe()) == before
+
+
+def list_negatives(loader, mode):
+    """The (source, target) of negative links that batches have; of triplets, whose sources are given, (1 or 7, ..)."""
+    found = set()
+    for batch in loader:
+        if mode == "binary":
+            ends = batch.n_id[batch.edge_label_index[:, batch.edge_label == 0]]
+            found |= set(map(tuple, ends.t().tolist()))
+        else:
+            targets = batch.n_id[batch.dst_neg_index].unique().tolist()
+            found |= {(target - 1, target) for target in targets}
+    return found
+
+
+def make_rows_of_edges(dtype):
+    """Offsets and neighbors of a graph of `NUM_NODES` nodes with five edges each."""
+    neighbors = torch.randint(NUM_NODES, (5 * NUM_NODES,), generator=torch.Generator().manual_seed(0))
+    return torch.arange(0, 5 * NUM_NODES + 1, 5, dtype=dtype), neighbors.to(dtype)
+
+
+def open_rows(form, arrays, **options):
+    """A loader over edges that are kept by row, in arrays that the program has."""
+    indptr, indices = arrays
+    options = {"batch_size": 8, "device": "cpu", **options}
+    if form == "adj_t":
+        adj_t = torch.sparse_csr_tensor(indptr, indices, torch.ones(indices.numel()), (NUM_NODES, NUM_NODES))
+        # Torch may have made others of them.
+        arrays[:] = adj_t.crow_indices(), adj_t.col_indices()
+        return NeighborLoader(Data(adj_t=adj_t, x=torch.zeros(NUM_NODES, 4)), [3, 2], **options)
+    store, graph, kind = FeatureStore(device="cpu"), MyGraphStore(), "a" if form == "types" else None
+    store[kind, "x", None] = torch.zeros(NUM_NODES, 4)
+    graph.put_edge_index((indices, indptr), edge_type=("a", "to", "a") if kind else None, layout="csc",
+                         size=(NUM_NODES, NUM_NODES))  # fmt: skip
+    seeds = torch.arange(NUM_NODES) if kind is None else (kind, torch.arange(NUM_NODES))
+    return NeighborLoader((store, graph), [3, 2], seeds, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"subgraph_type": "induced"}],
+                         ids=["plain", "disjoint", "induced"])  # fmt: skip
+@pytest.mark.parametrize("form", ["adj_t", "store", "types"])
+class TestRowsOfEdges:
+    """Offsets and neighbors that a program has, and writes through NumPy, are seen in the next epoch, or refused."""
+
+    def test_others_are_sampled_in_the_next_epoch(self, form, options, dtype):
+        arrays = [*make_rows_of_edges(dtype)]
+        loader = open_rows(form, arrays, **options)
+        list(loader)
+
+        arrays[1].numpy()[:] = 7
+
+        for batch in loader:
+            own, edge_index = (batch["a"], batch["a", "to", "a"].edge_index) if form == "types" else (
+                batch, batch.adj_t.to_dense().t().nonzero().t() if form == "adj_t" else batch.edge_index)  # fmt: skip
+            assert own.n_id[edge_index[0]].unique().tolist() == [7]
+
+    @pytest.mark.parametrize("which", [0, 1], ids=["offsets", "neighbors"])
+    def test_wrong_ones_are_refused_in_the_next_epoch(self, form, options, dtype, which):
+        arrays = [*make_rows_of_edges(dtype)]
+        loader = open_rows(form, arrays, **options)
+        list(loader)
+
+        arrays[which].numpy()[9:30] = 10**8
+
+        with pytest.raises(ValueError, match=r"indptr.* not decrease|must lie in \[0, 60\).* got 100000000"):
+            list(loader)
+        with pytest.raises(ValueError, match=r"indptr.* not decrease|must lie in \[0, 60\).* got 100000000"):
+            loader([2, 3])
+
+    @pytest.mark.parametrize("which", [0, 1], ids=["offsets", "neighbors"])
+    def test_wrong_ones_within_an_epoch_are_refused_or_not_read(self, form, options, dtype, which):
+        arrays = [*make_rows_of_edges(dtype)]
+        loader, seen = open_rows(form, arrays, **options), []
+
+        def step(batch, _):
+            seen.append(batch)
+            arrays[which].numpy()[9:] = 10**8
+
+        # Refused where they are read in the program's memory.
+        is_read = dtype == torch.int32 if which else form == "adj_t" and not options and dtype == torch.int64
+        if is_read:
+            with pytest.raises(ValueError, match=r"indptr must not decrease|must lie in \[0, 60\).* got 100000000"):
+                train(loader, step)
+        else:
+            train(loader, step)
+            assert len(seen) == len(loader)
+
+
+def test_a_list_of_edges_in_a_store_that_is_written_is_seen():
+    store, graph = FeatureStore(device="cpu"), make_data()
+    store[None, "x", None] = torch.zeros(NUM_NODES, 4)
+    loader = NeighborLoader((store, graph), [3], torch.arange(20), batch_size=8, device="cpu")
+    list(loader)
+
+    graph.edge_index.numpy()[0] = 7
+
+    assert {*torch.cat([batch.n_id[batch.edge_index[0]] for batch in loader]).tolist()} == {7}
