@@ -29,9 +29,12 @@ def engine():
 
     from pyg_direct.distributed import engine
 
-    engine._start(None)
-    yield engine
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        # Names are waited for until they are free.
+        patch.setattr(engine, "_FREE", float(TIMEOUT))
+        engine._start(None)
+        yield engine
+        ray.shutdown()
 
 
 @pytest.mark.parametrize("kind", SAID)
