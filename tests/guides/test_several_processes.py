@@ -14,7 +14,8 @@ import pyg_direct
 from tests.processes import LOST, LostError, begin_until_joined
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-pytestmark = pytest.mark.slow
+# For runs that are begun anew, on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def run(*command):
