@@ -275,7 +275,7 @@ def test_an_answer_that_nobody_heard_is_not_that_to_the_next_question(folder, mo
 
 @pytest.mark.parametrize("is_rested", [True, False])
 def test_a_server_that_comes_to_this_host_is_met_again_after_a_rest(folder, data, monkeypatch, is_rested):
-    monkeypatch.setattr(channel_module, "_REST", 0.2 if is_rested else 60.0)
+    monkeypatch.setattr(channel_module, "_REST", 0.2 if is_rested else 3600.0)
     servers = Servers(folder, sees_hosts=False)
     graph, got, begin = ClientGraph(servers, device="cpu"), [], time.monotonic()
 

@@ -16,6 +16,8 @@ from tests.distributed.hosts import ADDRESSES, Hosts, can_make_hosts, enter_host
 from tests.distributed.lines import HERE, find_here, make_answer, open_line, same
 
 pytestmark = pytest.mark.skipif(not can_open(), reason="needs a torch with Gloo")
+# Seconds that no test has: who waits them out hears nothing.
+LONG = 3600.0
 
 
 def serve_apart(pipe, host=None, address=HERE):
@@ -66,7 +68,9 @@ def test_answers_of_another_process_come_as_they_were_sent(apart):
         assert same(found, make_answer(size, number))
 
 
-def test_a_server_that_ends_is_heard_at_once(apart):
+def test_a_server_that_ends_is_heard_at_once(apart, monkeypatch):
+    # Nobody is given up for being silent.
+    monkeypatch.setattr(line, "_SILENCE", LONG)
     pipe, process = apart
     lines = Lines(lambda part: ask(pipe, "offer"), find_here)
     lines.consider(3, make_answer(LARGE)[1])
@@ -76,12 +80,10 @@ def test_a_server_that_ends_is_heard_at_once(apart):
 
     process.kill()
     process.join()
-    begin = time.monotonic()
     # What it had not sent by then does not come.
-    found = lines.hear(3, (is_open, Sent(sent.number + 1, *sent[1:]), None), 300)
+    found = lines.hear(3, (is_open, Sent(sent.number + 1, *sent[1:]), None), LONG)
 
     assert found == (False, None)
-    assert time.monotonic() - begin < line._SILENCE / 2
     assert lines.find(3) is None
 
 
@@ -94,14 +96,15 @@ def test_who_is_silent_is_given_up(monkeypatch):
     begin = time.monotonic()
 
     # Bytes with this number are never sent.
-    found = lines.hear(0, (is_open, Sent(sent.number + 1, *sent[1:]), None), 300)
+    found = lines.hear(0, (is_open, Sent(sent.number + 1, *sent[1:]), None), LONG)
 
     assert found == (False, None)
-    assert 0.2 <= time.monotonic() - begin < 5
+    assert time.monotonic() - begin >= 0.2
+    monkeypatch.setattr(line, "_SILENCE", LONG)
     # The next answer is worth a new one.
     lines.consider(0, make_answer(LARGE)[1])
     name = lines.find(0)
-    has_answer, answer = lines.hear(0, board.put_through(name, make_answer(LARGE, 5)), 300)
+    has_answer, answer = lines.hear(0, board.put_through(name, make_answer(LARGE, 5)), LONG)
     assert has_answer
     assert same(answer, make_answer(LARGE, 5))
 
@@ -167,7 +170,6 @@ def test_answers_of_several_arrays_come_as_they_were_sent():
 def ask_apart(pipe, host, address):
     """A client on a host: told what its server said, it says what it heard and after how many seconds."""
     enter_host(host)
-    line._SILENCE = 1.0
     lines = Lines(lambda part: offer, lambda: address)
     while (told := pipe.recv()) is not None:
         method, *args = told
@@ -178,7 +180,8 @@ def ask_apart(pipe, host, address):
         elif method == "find":
             found = lines.find(0)
         else:
-            found = lines.hear(0, *args, 300)
+            reply, line._SILENCE = args
+            found = lines.hear(0, reply, LONG)
         pipe.send((found, time.monotonic() - begin))
 
 
@@ -195,43 +198,40 @@ def test_a_line_that_is_cut_is_given_up_and_the_next_one_carries():
             pipes.append(mine)
         client, server = pipes
 
-        def hear(number):
+        def hear(number, silence=LONG):
             name = ask(client, "find")[0]
             reply = ask(server, "answer", name, size, number)
-            return ask(client, "hear", reply)
+            return ask(client, "hear", reply, silence)
 
         ask(client, "consider", ask(server, "offer"))
         before = hear(1)
         # What is sent over it stays in the server's hands.
         hosts.cut()
-        during = hear(2)
+        during = hear(2, 1.0)
         name = ask(client, "find")[0]
         hosts.heal()
         ask(client, "consider", ask(server, "offer"))
         after = hear(3)
         hosts.cut()
         reply = ask(server, "answer", ask(client, "find")[0], size, 4)
-        begin = time.monotonic()
         for pipe, process in zip(pipes, processes, strict=True):
             pipe.send(None)
-            process.join(60)
-        seconds = time.monotonic() - begin
+            process.join()
 
     for (has_answer, answer), number in ((before[0], 1), (after[0], 3)):
         assert has_answer
         assert same(answer, make_answer(size, number))
     # As long as so many bytes might take.
     assert during[0] == (False, None)
-    assert 1 < during[1] < 10
+    assert during[1] > 1
     assert name is None
     # Neither end keeps its program from ending, whatever is on the way.
     assert reply[1] is not None
     assert [process.exitcode for process in processes] == [0, 0]
-    assert seconds < 10
 
 
 FORKS = """
-import os, sys, threading, time
+import os, sys, threading
 from pyg_direct.distributed.switchboard import Switchboard
 from tests.distributed.lines import find_here, make_answer, open_line, same
 
@@ -253,12 +253,7 @@ opened.wait()
 child = os.fork()
 if child == 0:
     sys.exit(0)
-deadline = time.monotonic() + 30
-while os.waitpid(child, os.WNOHANG) == (0, 0):
-    if time.monotonic() > deadline:
-        os.kill(child, 9)
-        os._exit(1)
-    time.sleep(0.05)
+assert os.waitpid(child, 0) == (child, 0)
 print("forked", flush=True)
 done.set()
 thread.join()
@@ -268,6 +263,6 @@ board.close()
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_process_is_forked_while_a_thread_has_a_line():
-    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=False)
 
     assert done.stdout.split("\n")[:2] == ["forked", "used again"], done.stderr[-2000:]

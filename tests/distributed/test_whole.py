@@ -9,8 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
 from pyg_direct.distributed import (
@@ -49,7 +47,7 @@ from tests.distributed.test_loader import (
     write_types,
 )
 from tests.distributed.threads import run_threads
-from tests.processes import run_ranks, start_method
+from tests.processes import ranks_started, run_ranks, wait_for_end
 
 DRAWN = {"weight_attr": "weight", "replace": True}
 
@@ -223,9 +221,6 @@ def fail_to_open(rank, folder):
 
 def run_until_killed(rank, folder):
     """Errors first; then rank 1 is killed in the middle of an epoch, which rank 0 goes on with."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     torch.save(fail_to_open(rank, folder / "damaged"), folder / f"{rank}-errors")
     batches = []
     for number, batch in enumerate(DistNeighborLoader(open_graph(folder / "p", share_graph=True), [3, 2], **COMMON)):
@@ -242,12 +237,12 @@ def test_errors_are_told_and_who_is_killed_leaves_the_others_all_they_read(tmp_p
     for name in ("p", "damaged"):
         write_data(tmp_path / name, data, 2)
 
-    ranks = mp.start_processes(run_until_killed, (tmp_path,), 2, join=False, start_method=start_method()).processes
-    ranks[1].join(120)
-    (tmp_path / "dead").touch()
-    ranks[0].join(120)
+    with ranks_started(run_until_killed, 2, tmp_path) as context:
+        wait_for_end(context, 1)
+        (tmp_path / "dead").touch()
+        wait_for_end(context, 0)
 
-    assert [rank.exitcode for rank in ranks] == [0, -signal.SIGKILL]
+    assert [process.exitcode for process in context.processes] == [0, -signal.SIGKILL]
     for rank in range(2):
         *wrong, placement, size, damaged = torch.load(tmp_path / f"{rank}-errors")
         assert placement == "placement must be 'unified' or 'pinned', got 'gpu'"

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 class Meeting:
     def __init__(self, size):
-        self.size, self.barrier, self.box = size, threading.Barrier(size, timeout=60), {}
+        self.size, self.barrier, self.box = size, threading.Barrier(size), {}
 
 
 class ThreadCommunicator(Communicator):

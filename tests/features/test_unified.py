@@ -20,7 +20,7 @@ from tests.features.contract import DTYPES, bytes_of, make_rows
 
 def run_python(program):
     """Standard output of a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -11,19 +11,26 @@ import pytest
 from torch.distributed.run import parse_args
 
 import pyg_direct
+from tests.processes import LOST, LostError, begin_until_joined
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-pytestmark = pytest.mark.slow
+# For runs that are begun anew, on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def run(*command):
     environment = {k: v for k, v in os.environ.items() if k != "PYG_DIRECT_DATA"}
     environment |= {"PYTHONPATH": str(Path(pyg_direct.__file__).parents[1]), "OMP_NUM_THREADS": "1",
                     "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=280,
-                          check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+
+    def start():
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, check=False)
+        if done.returncode != 0 and LOST[0] in done.stderr:
+            raise LostError(done.stderr)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return begin_until_joined(start)
 
 
 def options(count):

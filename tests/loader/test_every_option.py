@@ -195,7 +195,7 @@ def count_ahead(loader):
     setattr(loader, name, lambda *args: (begun.append(1), real(*args))[1])
     batches = iter(loader)
     next(batches)
-    until = time.monotonic() + (5 if loader.prefetch else 0.05)
+    until = time.monotonic() + (60 if loader.prefetch else 0.05)
     while len(begun) < 2 and time.monotonic() < until:
         time.sleep(0.01)
     batches.close()

@@ -274,11 +274,10 @@ def test_ddp_trains_to_the_end_of_uneven_epochs():
             assert torch.equal(a, b)
 
 
-def die(rank, note):
+def die(rank):
     loader = make_loader(ranks="auto")
     for number, _ in enumerate(loader):
         if rank == 1 and number == 1:
-            note.write_text(str(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)
         wait_for_others()
 
@@ -293,7 +292,8 @@ def wait_for_others():
     try:
         dist.barrier()
     except RuntimeError:
-        time.sleep(60)
+        # Longer than a test may take.
+        time.sleep(3600)
         raise
 
 
@@ -302,11 +302,10 @@ def refuse(batch):
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_the_others_and_is_named(tmp_path):
+def test_a_killed_process_ends_the_others_and_is_named():
     with pytest.raises(mp.ProcessExitedException, match="process 1 terminated with signal SIGKILL"):
-        run_ranks(die, 2, tmp_path / "died")
+        run_ranks(die, 2)
 
-    assert time.monotonic() - float((tmp_path / "died").read_text()) < 60
     assert not mp.active_children()
 
 

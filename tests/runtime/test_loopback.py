@@ -2,6 +2,8 @@
 
 import os
 import socket
+import tempfile
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,7 +14,7 @@ import torch.multiprocessing as mp
 from benchmarks.distributed.exchange import run_processes
 from pyg_direct.runtime import loopback
 from pyg_direct.runtime.communicator import Communicator
-from tests.processes import start_method
+from tests.processes import begin_until_joined, join_group, start_method
 
 NAMES = (loopback.GLOO, loopback.NCCL)
 
@@ -40,7 +42,7 @@ def open_group(rank, folder, told, is_apart):
     if told is not None:
         os.environ[loopback.GLOO] = told
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    join_group(rank, 2, f"file://{folder}/group")
     if is_apart:
         loopback._identify_network = lambda: f"network {rank}"
     make, seen = dist.ProcessGroupGloo, []
@@ -61,10 +63,15 @@ def test_gloo_listens_on_the_loopback_of_one_host(tmp_path, is_told, is_apart):
     # Another one, where there is one.
     told = next((other for other in addresses if other != name), name) if is_told else None
 
-    mp.start_processes(open_group, (tmp_path, told, is_apart), 2, start_method=start_method())
+    def start():
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        mp.start_processes(open_group, (folder, told, is_apart), 2, start_method=start_method())
+        return folder
+
+    folder = begin_until_joined(start)
 
     for rank in range(2):
-        seen, listened, after, agreed = torch.load(tmp_path / str(rank), weights_only=False)
+        seen, listened, after, agreed = torch.load(folder / str(rank), weights_only=False)
         assert seen == [told if is_told else None if is_apart else name]
         assert after == told
         assert agreed == [0, 1]

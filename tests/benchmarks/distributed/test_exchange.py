@@ -14,19 +14,19 @@ from benchmarks.distributed.exchange import run_processes
 def wait(rank, count, device, folder):
     with open(f"{folder}/{rank}", "w") as file:
         file.write(str(os.getpid()))
-    time.sleep(120)
+    # Longer than a test may take.
+    time.sleep(3600)
 
 
 def test_an_interrupted_benchmark_leaves_no_processes(tmp_path):
     program = subprocess.Popen([sys.executable, "-m", __name__, str(tmp_path)], stderr=subprocess.DEVNULL)
     try:
-        begin = time.monotonic()
         while len(names := [name for name in os.listdir(tmp_path) if (tmp_path / name).stat().st_size]) < 2:
-            assert time.monotonic() - begin < 100
+            assert program.poll() is None
             time.sleep(0.1)
         program.send_signal(signal.SIGINT)
 
-        assert program.wait(90) != 0
+        assert program.wait() != 0
     finally:
         program.kill()
         program.wait()
