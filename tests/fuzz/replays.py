@@ -118,8 +118,8 @@ def make_model(row: Row, device: str) -> torch.nn.Module:
 
 
 def make_batches(row: Row, random: Random, device: str) -> Callable[[str], list[Data]]:
-    """What gives the batches that an event is to meet: one for a step, of other fanouts or fewer seeds where it is that,
-    and another one where it does more.
+    """What gives the batches of an event: one for a step, of other fanouts or of fewer seeds where that is the event, and
+    another one where it does more.
     """
     num_nodes, dtype = random.randint(40, 80), getattr(torch, row["dtype"])
     edge_index = torch.randint(num_nodes, (2, random.randint(3, 7) * num_nodes))
