@@ -118,7 +118,7 @@ def make_model(row: Row, device: str) -> torch.nn.Module:
 
 
 def make_batches(row: Row, random: Random, device: str) -> Callable[[str], list[Data]]:
-    """What gives the batches of an event: one for a step, of other fanouts or of fewer seeds where that is the event, and
+    """What gives the batches of an event: one for a step, of other fanouts or fewer seeds where that is the event, and
     another one where it does more.
     """
     num_nodes, dtype = random.randint(40, 80), getattr(torch, row["dtype"])
