@@ -115,6 +115,8 @@ def run(tests: Path, files: dict[str, str] = FILES, timeout: float = 1500,
                        "--rootdir", str(tests.parent), *chosen]  # fmt: skip
             # FULL_TEST: PyG leaves out what takes long without it.
             environment = {**os.environ, "FULL_TEST": "1", "PYTHONPATH": path, "COMPAT_RESULTS": str(written)}
+            # Options for other runs: each process of `-n 2` would write down what came of its tests, once more.
+            environment.pop("PYTEST_ADDOPTS", None)
             done = subprocess.run(command + (["-k", choice] if choice else []), cwd=tests.parent, timeout=timeout,
                                   env=environment, capture_output=True, text=True)  # fmt: skip
             if not written.exists():

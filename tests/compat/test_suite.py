@@ -78,7 +78,12 @@ def test_every_expected_line_has_a_reason():
     assert all(len(line) == 3 and line[2].strip() for line in lines)
 
 
-def test_without_a_path_our_own_tests_run_and_are_counted(capsys):
+def test_without_a_path_our_own_tests_run_and_are_counted(capsys, monkeypatch):
+    found = []
+    monkeypatch.setattr(suite, "run", lambda *args, **options: found.extend(run(*args, **options)) or found)
+    # Meant for who runs this test.
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-n 2")
+
     # Two of one name, in two folders.
     code = suite.main_own(("loader/test_arguments.py", "loader/test_hgt.py", "sampling/test_hgt.py"))
 
@@ -91,6 +96,7 @@ def test_without_a_path_our_own_tests_run_and_are_counted(capsys):
     assert set(counts) == {"loader/test_arguments.py", "loader/test_hgt.py", "sampling/test_hgt.py", "all"}
     assert counts["all"][0] > 50
     assert counts["all"][1] == 0
+    assert len({result.test for result in found}) == len(found), "no test is counted twice"
 
 
 @pytest.mark.parametrize(("outcome", "reason", "code"), [("failed", "", 1), ("skipped", "felt like it", 1),

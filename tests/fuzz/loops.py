@@ -84,17 +84,15 @@ class Loop:
         self.finish()
 
     def do(self, event: str, batches: list[Data], number: int) -> None:
-        """What disturbs; `number` is a random one, of which both loops get the same."""
-        batch, other = batches[:2]
+        """What disturbs, with one batch or two; `number` is a random one, of which both loops get the same."""
+        batch, other = batches[0], batches[-1]
         parameters = list(self.model.parameters())
         one = parameters[number % len(parameters)]
         method = getattr(self, f"_{event}", None)
         if method is not None:
             method(batch, other, one)
-        elif event in ("fanouts", "smaller"):
-            self.step(batches[2 if event == "fanouts" else 3])
         else:
-            assert event == "none"
+            assert event in ("none", "fanouts", "smaller")
             self.step(batch)
 
     def _add(self, batch: Data, other: Data, one: Any) -> None:

@@ -6,7 +6,7 @@ Without a GPU a recording is what torch computed, noted and computed again over 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -117,8 +117,10 @@ def make_model(row: Row, device: str) -> torch.nn.Module:
     return model.to(getattr(torch, row["dtype"]))
 
 
-def make_batches(row: Row, random: Random, device: str) -> Iterator[list[Data]]:
-    """Without end: two batches, one of other fanouts, and one of fewer seeds."""
+def make_batches(row: Row, random: Random, device: str) -> Callable[[str], list[Data]]:
+    """What gives the batches of an event: one for a step, of other fanouts or fewer seeds where that is the event, and
+    another one where it does more.
+    """
     num_nodes, dtype = random.randint(40, 80), getattr(torch, row["dtype"])
     edge_index = torch.randint(num_nodes, (2, random.randint(3, 7) * num_nodes))
     data = Data(x=torch.randn(num_nodes, IN, dtype=dtype), edge_index=edge_index,
@@ -131,15 +133,15 @@ def make_batches(row: Row, random: Random, device: str) -> Iterator[list[Data]]:
         while True:
             yield from loader
 
-    ordinary, other, smaller = (load([3] * layers, seeds), load([2] * layers, seeds), load([3] * layers, seeds - 2))
-    while True:
-        yield [next(ordinary), next(ordinary), next(other), next(smaller)]
+    ordinary = load([3] * layers, seeds)
+    steps = {"none": ordinary, "fanouts": load([2] * layers, seeds), "smaller": load([3] * layers, seeds - 2)}
+    return lambda event: [next(steps[event])] if event in steps else [next(ordinary), next(ordinary)]
 
 
 def run(row: Row, random: Random, device: str) -> int:
     """Check results, gradients and what is kept of some steps; returns the number of batches."""
     model = make_model(row, device).to(device)
-    batches = make_batches(row, random, device)
+    give_batches = make_batches(row, random, device)
 
     def accelerate_only(model: torch.nn.Module) -> None:
         if device != "cpu":
@@ -159,7 +161,7 @@ def run(row: Row, random: Random, device: str) -> int:
         for loop in (ordinary, fast):
             loop.attach(loop.model)
         for number in range(STEPS):
-            chosen, events = next(batches), (row["event"], row["second"])
+            events = row["event"], row["second"]
             event, draw = "none", random.getrandbits(16)
             if number >= CALM and (
                 row["often"] == "always"
@@ -167,6 +169,7 @@ def run(row: Row, random: Random, device: str) -> int:
                 or (row["often"] == "now_and_then" and random.random() < 0.3)
             ):
                 event = events[number % 2]
+            chosen = give_batches(event)
             for loop in (ordinary, fast):
                 loop.do(event, chosen, draw)
             compare(fast, ordinary, row, number, event)

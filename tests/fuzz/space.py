@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 from random import Random
 
 Row = dict[str, str]
@@ -33,9 +33,13 @@ class Space:
                    if all(name in row for name in names))  # fmt: skip
 
     @cached_property
-    def _rules_of(self) -> dict[str, list[Rule]]:
-        """The rules that concern each option."""
-        return {name: [rule for rule in self.rules if name in rule[0]] for name in self.options}
+    def _rules_between(self) -> dict[str, dict[str, list[Rule]]]:
+        """The rules that concern an option and another one."""
+        found: dict[str, dict[str, list[Rule]]] = {name: {} for name in self.options}
+        for rule in self.rules:
+            for name, other in permutations(rule[0], 2):
+                found[name].setdefault(other, []).append(rule)
+        return found
 
     @cached_property
     def bound_first(self) -> list[str]:
@@ -45,16 +49,27 @@ class Space:
 
     def complete(self, row: Row, order: Callable[[str, Row], Iterable[str]]) -> Row | None:
         """A whole row that holds `row`, values tried in their `order`; None where there is none."""
-        return self._extend(row, order) if self.allows(row) else None
+        left = {name: [value for value in self.options[name] if self.allows({**row, name: value})]
+                for name in self.bound_first if name not in row}  # fmt: skip
+        return self._extend(row, left, order) if self.allows(row) and all(left.values()) else None
 
-    def _extend(self, row: Row, order: Callable[[str, Row], Iterable[str]]) -> Row | None:
-        name = next((name for name in self.bound_first if name not in row), None)
-        if name is None:
+    def _extend(self, row: Row, left: Mapping[str, list[str]], order: Callable[[str, Row], Iterable[str]]
+                ) -> Row | None:  # fmt: skip
+        """A whole row; `left` has the values that stand with `row`, of each option that is not set."""
+        if not left:
             return row
-        tried = ({**row, name: value} for value in order(name, row))
-        # Only these rules can speak against what was set last.
-        found = (self._extend(longer, order) for longer in tried if self._keep(longer, self._rules_of[name]))
-        return next((whole for whole in found if whole is not None), None)
+        # The one with the fewest: where none is left for an option, few others were set in vain.
+        name = min(left, key=lambda name: len(left[name]))
+        for value in order(name, row):
+            if value in left[name]:
+                longer, rest = {**row, name: value}, {other: left[other] for other in left if other != name}
+                for other, rules in self._rules_between[name].items():
+                    if other in rest:
+                        rest[other] = [one for one in rest[other] if self._keep({**longer, other: one}, rules)]
+                whole = self._extend(longer, rest, order) if all(rest.values()) else None
+                if whole is not None:
+                    return whole
+        return None
 
     def draw(self, random: Random, row: Row | None = None) -> Row | None:
         """A random row that holds `row`."""
