@@ -157,11 +157,14 @@ def wait_for_end(context: Any, *ranks: int) -> None:
     """
     processes = context.processes
     while any(processes[rank].exitcode is None for rank in ranks):
-        wait([process.sentinel for process in processes if process.exitcode is None])
-        failed = next((rank for rank, process in enumerate(processes) if (process.exitcode or 0) > 0), None)
+        # Looked at once: one that ends meanwhile is still waited for, and found next time.
+        alive = [rank for rank, process in enumerate(processes) if process.exitcode is None]
+        failed = next((rank for rank in range(len(processes)) if rank not in alive and processes[rank].exitcode > 0),
+                      None)  # fmt: skip
         if failed is not None:
             context.sentinels = {processes[failed].sentinel: failed}
             context.join()
+        wait([processes[rank].sentinel for rank in alive])
 
 
 def wait_for(path: Path, context: Any = None) -> None:
